@@ -30,7 +30,7 @@ deps: ## Install what the tests and the demo need (apt), load fuse
 	@tests/deps.sh
 
 build: ## Build the release binary: target/release/ckptfs
-	cargo build --release
+	cargo build --release --features remote
 
 check: ## Format, lints, docs, feature sets, unit tests: what to run before each commit
 	@tests/run.sh fmt clippy doc core unit tidy

@@ -19,6 +19,8 @@ USEFUL+=(dockerd:docker.io podman:podman tini:tini busybox:busybox-static curl:c
 USEFUL+=(docker-registry:docker-registry skopeo:skopeo umoci:umoci)
 # Samba is asked for previous versions; the modules are a package of their own.
 USEFUL+=(smbd:samba smbclient:smbclient "/usr/lib/$(uname -m)-linux-gnu/samba/vfs/shadow_copy2.so:samba-vfs-modules")
+# Repositories are judged by the program whose format they have.
+USEFUL+=(restic:restic)
 # Go makes csi-sanity (tests/tools.sh), unless another one is there; the manifests for Kubernetes are YAML.
 [ -x /usr/local/go/bin/go ] || USEFUL+=(go:golang-go)
 USEFUL+=(/usr/lib/python3/dist-packages/yaml/__init__.py:python3-yaml)
@@ -78,7 +80,7 @@ ready_fuse() {
 
 ready_rust() {
     if ! command -v cargo >/dev/null; then
-        echo "deps: no cargo. Hint: install Rust 1.88 or later from https://rustup.rs" >&2
+        echo "deps: no cargo. Hint: install Rust 1.91 or later from https://rustup.rs" >&2
         return 1
     fi
     if command -v rustup >/dev/null; then

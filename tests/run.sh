@@ -44,7 +44,7 @@ all_stages() {
 is_test() { [ "$1" != common ] && [ -f "tests/it/$1/mod.rs" ]; }
 
 # Prints the names of the tests of module $1.
-tests_of() { cargo test -q --test it -- --list 2>/dev/null | sed -n "s/^\($1::.*\): test\$/\1/p"; }
+tests_of() { cargo test -q "${FEATURES[@]}" --test it -- --list 2>/dev/null | sed -n "s/^\($1::.*\): test\$/\1/p"; }
 
 # Prints the value of BOUND_$2 or THREADS_$2, or of ..._other.
 setting() {
@@ -52,32 +52,35 @@ setting() {
     echo "${!exact:-${!other}}"
 }
 
+# What is tested is what is released.
+FEATURES=(--features remote)
+
 # Sets CMD to the command of stage $1; fails where there is no such stage.
 stage_command() {
     case $1 in
         deps) CMD=(tests/deps.sh) ;;
         tools) CMD=(tests/tools.sh) ;;
         fmt) CMD=(cargo fmt --all --check) ;;
-        clippy) CMD=(cargo clippy --all-targets -- -D warnings) ;;
-        doc) CMD=(sh -c 'RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --lib &&
-            RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" cargo doc --no-deps --lib --document-private-items') ;;
+        clippy) CMD=(cargo clippy "${FEATURES[@]}" --all-targets -- -D warnings) ;;
+        doc) CMD=(sh -c 'RUSTDOCFLAGS="-D warnings" cargo doc "$@" --no-deps --lib &&
+            RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" cargo doc "$@" --no-deps --lib --document-private-items' sh "${FEATURES[@]}") ;;
         core) CMD=(cargo check --lib --no-default-features) ;;
-        build) CMD=(cargo test --no-run --lib --bins --tests) ;;
-        unit) CMD=(sh -c 'cargo test --lib && cargo test --doc') ;;
-        tidy) CMD=(cargo test --test tidy) ;;
+        build) CMD=(cargo test "${FEATURES[@]}" --no-run --lib --bins --tests) ;;
+        unit) CMD=(sh -c 'cargo test "$@" --lib && cargo test "$@" --doc' sh "${FEATURES[@]}") ;;
+        tidy) CMD=(cargo test "${FEATURES[@]}" --test tidy) ;;
         *)
             is_test "$1" || return 1
-            CMD=(cargo test --test it)
+            CMD=(cargo test "${FEATURES[@]}" --test it)
             # An ordinary user builds, root runs: mounting an image needs it.
             if [ "$(id -u)" != 0 ]; then
-                CMD=(cargo test --config "target.'cfg(unix)'.runner=['sudo','-E','timeout','-k','5','$(setting BOUND "$1")']" --test it)
+                CMD=(cargo test "${FEATURES[@]}" --config "target.'cfg(unix)'.runner=['sudo','-E','timeout','-k','5','$(setting BOUND "$1")']" --test it)
             fi
             # By their whole names: a part of one may be a part of another module's too.
             local -a names
             mapfile -t names < <(tests_of "$1")
             # Without a name all would run, and with one that is none nothing would.
             if [ ${#names[@]} = 0 ]; then
-                CMD=(sh -c 'cargo test --no-run --test it && echo "module $1 has no tests" && exit 1' sh "$1")
+                CMD=(sh -c 'cargo test --features remote --no-run --test it && echo "module $1 has no tests" && exit 1' sh "$1")
                 return
             fi
             CMD+=(-- --exact "${names[@]}" "--test-threads=$(setting THREADS "$1")")

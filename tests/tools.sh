@@ -41,8 +41,9 @@ install_csi_sanity() {
     echo "tools: csi-sanity cannot be had from the module proxy (see above); its test is skipped" >&2
 }
 
-# Programs of others that our output is for, in an environment of their own: a client of the Model Context Protocol, and a parser of Prometheus' format.
-PYTHON_PACKAGES=(mcp==2.3.0 mcp-types==2.3.0 jsonschema==4.26.0 prometheus-client==0.26.0)
+# Programs of others that our output is for, in an environment of their own: a client of the Model Context Protocol, a parser of Prometheus' format, and a
+# server that speaks S3.
+PYTHON_PACKAGES=(moto[server]==5.2.5 mcp==2.3.0 mcp-types==2.3.0 jsonschema==4.26.0 prometheus-client==0.26.0)
 
 install_python() {
     local dir=$ROOT/python stamp=$ROOT/python/packages

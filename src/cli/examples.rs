@@ -254,6 +254,39 @@ const EXAMPLES: &[(&str, [Example; 2])] = &[
         ],
     ),
     (
+        "remote",
+        [
+            (
+                "ckptfs remote add disk ~/repository --password-file ~/.password",
+                "A repository that restic reads too",
+            ),
+            ("ckptfs remote log disk", "The checkpoints that it has"),
+        ],
+    ),
+    (
+        "push",
+        [
+            ("ckptfs push disk", "All checkpoints that it has not"),
+            (
+                "ckptfs push disk v1 v2 --dry-run",
+                "What of these it has not",
+            ),
+        ],
+    ),
+    (
+        "pull",
+        [
+            (
+                "ckptfs pull disk v1 --into ~/v1",
+                "The tree as it was, compared with its hashes",
+            ),
+            (
+                "ckptfs pull disk --into ~/again --mount",
+                "The newest checkpoint, mounted when all is there",
+            ),
+        ],
+    ),
+    (
         "fork",
         [
             (

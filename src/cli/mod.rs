@@ -108,8 +108,26 @@ use self::error::{Failure, Outcome};
 use self::logging::log_to_stderr;
 use self::output::{Color, Out};
 
+/// The verbs of remotes in [`HELP`], where they are built.
+#[cfg(feature = "remote")]
+macro_rules! remote_verbs {
+    () => {
+        "  push        Send checkpoints to a remote, or one to a registry as an image
+  pull        Fetch a checkpoint from there into a new directory
+  remote      Name the places that checkpoints are pushed to; list what is there
+"
+    };
+}
+#[cfg(not(feature = "remote"))]
+macro_rules! remote_verbs {
+    () => {
+        ""
+    };
+}
+
 /// What `ckptfs --help` prints: clap has no groups of verbs.
-const HELP: &str = "\
+const HELP: &str = concat!(
+    "\
 {about}
 
 Usage: {usage}
@@ -148,7 +166,9 @@ Agents
 Elsewhere
   export      Copy a checkpoint to a directory, or as a tar stream to stdout
   import      Bring existing directories, and series of snapshots, into a tree
-
+",
+    remote_verbs!(),
+    "
 Administration
   verify      Look for damage in the history, and repair it
   help        Print this, or the help of a verb
@@ -157,7 +177,8 @@ More (ckptfs help more)
   bisect, completion, config, doctor, du, fork, mcp, ops, prompt, redo, serve
 
 Options:
-{options}{after-help}";
+{options}{after-help}"
+);
 
 /// A filesystem that gives a directory instant checkpoints.
 #[derive(Debug, Parser)]

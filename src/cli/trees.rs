@@ -486,7 +486,7 @@ fn others(at: &Path) -> VerbResult<Vec<(u32, MountPoint)>> {
             && mount.source == own.source
             && !table.iter().any(|ours| ours.id == mount.id)
     };
-    sys::mounts_of_all(other).map_err(|cause| io_error("tables of mounts", cause))
+    sys::mounts_of_others(own.dev, other).map_err(|cause| io_error("tables of mounts", cause))
 }
 
 /// Nobody has asked for a copy: whoever makes a namespace, as `branch run` does, has one of every

@@ -25,7 +25,7 @@ pub(super) mod prepare;
 pub(super) mod spared;
 pub(super) mod stage;
 pub(super) mod stale;
-mod threads;
+pub(super) mod threads;
 pub(super) mod want;
 
 use std::collections::HashSet;

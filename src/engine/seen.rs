@@ -7,7 +7,8 @@ use crate::sys::{SysResult, Time};
 /// See the module.
 #[derive(PartialEq, Eq)]
 pub(super) struct Seen {
-    /// Changes that have begun, opens to write among them.
+    /// Changes that have begun, opens to write among them, and records: but for those of copying up,
+    /// which changes nothing.
     changes: u64,
     recordings: u64,
     /// Files that may be written to without a request: size and times.
@@ -20,9 +21,10 @@ impl Seen {
     /// # Errors
     /// Those of fstat(2).
     pub(super) fn of(live: &Live) -> SysResult<Seen> {
+        let (changes, recordings) = live.locks.copies();
         Ok(Seen {
-            changes: live.locks.changes(),
-            recordings: live.timeline().epochs.recordings(),
+            changes: live.locks.changes().wrapping_sub(changes),
+            recordings: (live.timeline().epochs.recordings()).wrapping_sub(recordings),
             hot: live.hot.state()?,
         })
     }

@@ -31,8 +31,15 @@ pub fn same_content(
     // A branch and its parent each number their objects, and have a live file for one inode.
     let one = from.is_beside(to);
     let stored = from.source(old.slot)?;
-    if one && matches!(stored, Source::Object(_)) && stored == to.source(new.slot)? {
-        return Ok(true);
+    if one && stored == to.source(new.slot)? {
+        match stored {
+            Source::Object(_) => return Ok(true),
+            Source::Live if old.slot == new.slot => {
+                from.check_content_served(old)?;
+                return to.check_content_served(new).map(|()| true);
+            }
+            _ => {}
+        }
     }
     let (old_source, old_file) = from.open(old)?;
     let Some((new_source, new_file)) = there(to.open(new).map(Some))? else {

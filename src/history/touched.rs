@@ -24,6 +24,10 @@ pub struct Touched {
     pub nodes: HashSet<Slot>,
     /// Inodes whose content was recorded.
     pub data: HashSet<Slot>,
+    /// Names whose entry was recorded, by directory.
+    entries: HashMap<Slot, BTreeSet<Name>>,
+    /// Inodes whose extended attributes were recorded.
+    pub xattrs: HashSet<Slot>,
     /// Directories in which a name was recorded.
     pub dirs: HashSet<Slot>,
     /// Inode -> how many of the names that it had before are among `names`.
@@ -46,6 +50,7 @@ impl Touched {
         match undo {
             Undo::Entry { dir, name, before } => {
                 self.dirs.insert(dir);
+                self.entries.entry(dir).or_default().insert(name.clone());
                 self.add_name(dir, name, before.map(|child| child.slot));
             }
             Undo::Home { slot, before } => self.add_name(before.parent, before.name, Some(slot)),
@@ -59,6 +64,7 @@ impl Touched {
             }
             Undo::Xattrs { slot, .. } => {
                 self.nodes.insert(slot);
+                self.xattrs.insert(slot);
             }
         }
     }
@@ -71,6 +77,23 @@ impl Touched {
         {
             *self.links.entry(slot).or_default() += 1;
         }
+    }
+
+    /// Nothing was recorded.
+    pub fn is_empty(&self) -> bool {
+        self.names.is_empty() && self.nodes.is_empty()
+    }
+
+    /// Nothing of what one of two sides has recorded since both were one is the other's too: neither
+    /// has changed an inode that the other one has, or what leads to it.
+    pub fn is_apart_from(&self, other: &Touched) -> bool {
+        let leads = |one: &Touched, other: &Touched| {
+            one.entries.iter().any(|(dir, names)| {
+                let there = other.names.get(dir);
+                there.is_some_and(|there| !there.is_disjoint(names))
+            })
+        };
+        self.nodes.is_disjoint(&other.nodes) && !leads(self, other) && !leads(other, self)
     }
 
     /// Adds the names of hard links that no record tells: a file is recorded under the names by

@@ -134,6 +134,7 @@ impl CopyUp {
             return act();
         }
         let _changing = self.locks.enter();
+        self.locks.count_copy(false);
         let _tree = self.locks.tree.write();
         act()
     }
@@ -155,6 +156,7 @@ impl CopyUp {
         self.captures.keep_homes(At::from(trail), &mut undo);
         let author = Author::default();
         self.timeline.epochs.record(&author, undo, Vec::new())?;
+        self.locks.count_copy(true);
         self.durability.order_names()?;
         sys::link_at(&found.dir, found.name.as_bytes(), &fd, name.as_bytes())?;
         through.made_own(slot)?;
@@ -277,6 +279,7 @@ impl CopyUp {
         self.captures.keep_homes(At::from(&trail), &mut undo);
         let author = Author::default();
         self.timeline.epochs.record(&author, undo, Vec::new())?;
+        self.locks.count_copy(true);
         self.durability.order_names()?;
         if let Some(names) = copy.names {
             let at = (&*through.aside, staged.place().name);

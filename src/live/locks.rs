@@ -23,6 +23,8 @@ pub struct Locks {
     frozen: AtomicBool,
     /// Number of changes that have begun, ever.
     changes: AtomicU64,
+    /// Number of those, and of records, that came of copying up: they change nothing in the tree.
+    copies: [AtomicU64; 2],
     /// Lock 2: held for writing by whatever changes names, for reading by whatever relies on them.
     pub tree: RwLock<()>,
     /// Below lock 2, a leaf.
@@ -40,6 +42,7 @@ impl Default for Locks {
             freeze: RwLock::ranked(Rank::Freeze, ()),
             frozen: AtomicBool::new(false),
             changes: AtomicU64::new(0),
+            copies: Default::default(),
             tree: RwLock::ranked(Rank::Tree, ()),
             stale_names: Arc::default(),
             rename_steps: AtomicU64::new(0),
@@ -71,6 +74,23 @@ impl Locks {
     /// How many changes have begun. While the freeze lock is held for writing none is under way.
     pub fn changes(&self) -> u64 {
         self.changes.load(Ordering::SeqCst)
+    }
+
+    /// Counts a change, or a record, that copying up has made. The caller holds the freeze lock.
+    pub(super) fn count_copy(&self, record: bool) {
+        let [changes, records] = &self.copies;
+        let counter = if record { records } else { changes };
+        counter.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// How many of [`Locks::changes`], and of the records, have changed nothing in the tree. While
+    /// the freeze lock is held for writing this is exact.
+    pub fn copies(&self) -> (u64, u64) {
+        let [changes, records] = &self.copies;
+        (
+            changes.load(Ordering::SeqCst),
+            records.load(Ordering::SeqCst),
+        )
     }
 
     /// Takes the freeze lock for writing; `None`: it could not be had within `limit`.

@@ -86,6 +86,15 @@ impl Names {
         self.copies.own_in(dir)
     }
 
+    /// A directory, and what is at a name of it, are own when this returns: nothing is copied up for
+    /// that in a freeze. The caller holds no lock.
+    ///
+    /// # Errors
+    /// As [`Names::own_in`].
+    pub fn own_name(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<()> {
+        self.copies.own_name(dir.into(), name)
+    }
+
     pub(super) fn new(
         tables: &Tables,
         past: &Past,

@@ -92,13 +92,14 @@ pub use os::{
     give_up_set_id, has_our_rights, has_sys_admin, is_in_error, keep_descriptor,
     keep_no_large_blocks, lease_free, leave_descriptors, link_fd, list_dir, list_new_dir,
     listxattr, may_administer, message_pair, mknod_at, mount_bind, mount_of, mount_overlay,
-    mount_scratch, mounts, mounts_of_all, open_beneath, open_path_at, own_memory, own_thread,
-    peer_cred, private_mounts, process_facts, process_name, process_session, process_starttime,
-    read_dir, read_unlocked_at, receive_message, release_memory, remove_file_xattr, removexattr,
-    reopen, replace_descriptor, runs_of_thread, same_ranges, send_message, set_file_xattr,
-    set_thread_idle, set_thread_io_idle, set_thread_normal, setxattr, shares_extents,
-    start_writeback, stat_at, stat_fd, statfs_fd, syncfs, touch_at, truncate_unshared, unmount,
-    utimens_fd, wait_readable, waits_of_thread, watched, widen_pipe, wrap_number, write_in_place,
+    mount_scratch, mounts, mounts_of_all, mounts_of_others, open_beneath, open_path_at, own_memory,
+    own_thread, peer_cred, private_mounts, process_facts, process_name, process_session,
+    process_starttime, read_dir, read_unlocked_at, receive_message, release_memory,
+    remove_file_xattr, removexattr, reopen, replace_descriptor, runs_of_thread, same_ranges,
+    send_message, set_file_xattr, set_thread_idle, set_thread_io_idle, set_thread_normal, setxattr,
+    shares_extents, start_writeback, stat_at, stat_fd, statfs_fd, syncfs, touch_at,
+    truncate_unshared, unmount, unnamed_file, utimens_fd, wait_readable, waits_of_thread, watched,
+    widen_pipe, wrap_number, write_in_place,
 };
 pub use pass::{FILES_AT_ONCE, is_peer_gone, is_unread, peek, receive_files, send_files, shutdown};
 pub use path::{

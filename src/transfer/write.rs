@@ -75,6 +75,8 @@ pub struct Writer {
     root: OwnedFd,
     stage: Option<Box<dyn Stage>>,
     before: Before,
+    /// See [`Writer::of_compared`].
+    is_compared: bool,
     /// How inodes are made.
     pub inodes: Inodes,
     /// Where the first name of an inode with several is.
@@ -98,6 +100,7 @@ impl Writer {
             root,
             stage: None,
             before,
+            is_compared: false,
             inodes: Inodes::default(),
             first: Mutex::default(),
             links: Mutex::default(),
@@ -106,6 +109,15 @@ impl Writer {
             last_new: AtomicU64::new(0),
             made: AtomicU64::new(0),
             removed: AtomicU64::new(0),
+        }
+    }
+
+    /// As [`Writer::new`], where whoever tells the entries has compared the content of files with
+    /// what is there: those that are told with content are made, whatever their attributes say.
+    pub fn of_compared(root: OwnedFd, before: Before) -> Writer {
+        Writer {
+            is_compared: true,
+            ..Writer::new(root, before)
         }
     }
 
@@ -314,6 +326,9 @@ impl Writer {
     }
 
     fn is_there(&self, dir: &OwnedFd, name: &[u8], entry: &ExportEntry) -> SysResult<bool> {
+        if self.is_compared && entry.kind == Kind::File {
+            return Ok(false);
+        }
         match self.inodes.is_as_told(dir, name, entry) {
             Err(Errno::ENOENT) => Ok(false),
             same => same,

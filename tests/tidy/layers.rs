@@ -33,7 +33,7 @@ const HOMES: [(&str, &[&str]); 31] = [
     ("clap_mangen", &["src/cli"]),
     ("indicatif", &["src/cli", "src/main.rs"]),
     ("jsonc_parser", &["src/cli/agent"]),
-    ("toml_edit", &["src/engine"]),
+    ("toml_edit", &["src/engine", "src/remote"]),
     ("globset", &["src/engine"]),
     ("strsim", &["src/engine"]),
     ("hyper", &["src/volumes"]),

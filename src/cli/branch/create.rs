@@ -121,17 +121,24 @@ fn make_in(
     out: &Out,
 ) -> VerbResult<Made> {
     let snapshots = served.mount()?.join(".snapshots");
-    let link = if how.no_git || dry_run {
+    let mut link = if how.no_git || dry_run {
         None
     } else {
         begin_git(served, dir, name, how, &snapshots, out)?
     };
-    let branch = served.client.ask(CreateBranch {
+    let asked = CreateBranch {
         name: name.to_owned(),
         at: how.at.clone().map(StateName),
         path: dir.path.clone(),
         git: link.is_some(),
         dry_run,
+    };
+    let branch = std::thread::scope(|scope| {
+        if let Some(link) = link.as_mut().filter(|_| how.at.is_none()) {
+            // Without it that is done afterwards.
+            let _ = std::thread::Builder::new().spawn_scoped(scope, || link.copy_ahead());
+        }
+        served.client.ask(asked)
     });
     let branch = branch.inspect_err(|_| {
         if link.is_some() {

@@ -22,7 +22,7 @@ use serde::Serialize;
 
 use super::super::error::{On, hinted};
 use crate::engine::api::{Code, VerbResult};
-use crate::sys::{self, Errno, Kind, Open, OpenKind, RenameMode, SysResult};
+use crate::sys::{self, Errno, Kind, Open, OpenKind, RenameMode, Stat, SysResult};
 use crate::transfer::place::remove_tree;
 pub use repository::DOT_GIT;
 use repository::{HEADS, Head, Repository, WORKTREES};
@@ -37,6 +37,8 @@ const DROPPED: &str = "ckptfs-dropped";
 /// A file of an entry that keeps `git worktree prune` away, and what it says while it is ours.
 const LOCK: &str = "locked";
 const LOCK_TEXT: &[u8] = b"ckptfs is making this branch\n";
+/// Which files there are, and what they were.
+const INDEX: &[u8] = b"index";
 /// The parts of an index that is split (`core.splitIndex`) begin so.
 const SHARED_INDEX: &[u8] = b"sharedindex.";
 
@@ -53,6 +55,8 @@ pub struct Begun {
     name: String,
     /// The repository is in the project's own tree, so that the view of the base has it too.
     inside: bool,
+    /// What became of [`Begun::copy_ahead`], if that was called.
+    ahead: Option<SysResult<Option<Stat>>>,
     finished: bool,
 }
 
@@ -112,6 +116,7 @@ pub fn begin(
         link,
         name: name.to_owned(),
         inside,
+        ahead: None,
         finished: false,
     }))
 }
@@ -155,6 +160,14 @@ impl Begun {
             sys::set_file_owner(&file, uid, gid)
         });
         made.on(on.display()).map(|()| self)
+    }
+
+    /// Copies the index as it is now, while the branch is being made: nearly always it is that of
+    /// the base, which [`Begun::finish`] looks at.
+    pub fn copy_ahead(&mut self) {
+        let Repository { own, owner, .. } = &self.repository;
+        let copied = sys::act_as(*owner, || copy(&own.dir, INDEX, &self.entry));
+        self.ahead = Some(copied.and_then(|copied| copied));
     }
 
     /// What the file `.git` of the branch has to say.
@@ -276,7 +289,20 @@ impl Begun {
 
     /// The index as the base had it, which knows every file: they have the same numbers and times.
     fn copy_index(&self, source: &OwnedFd) -> SysResult<()> {
-        copy(source, b"index", &self.entry)?;
+        let there = sys::stat_at(source, INDEX).ok();
+        let is_it = |copied: &Stat| {
+            let of = |stat: &Stat| (stat.size, stat.mtime, stat.ctime);
+            there.as_ref().is_some_and(|there| of(there) == of(copied))
+        };
+        match &self.ahead {
+            Some(Ok(Some(copied))) if is_it(copied) => {}
+            ahead => {
+                if ahead.is_some() {
+                    remove(&self.entry, INDEX)?;
+                }
+                copy(source, INDEX, &self.entry)?;
+            }
+        }
         for found in sys::list_dir(source)? {
             if found.name.starts_with(SHARED_INDEX) {
                 copy(source, &found.name, &self.entry)?;
@@ -481,10 +507,21 @@ fn make_reference(common: &OwnedFd, name: &str, commit: &str) -> SysResult<()> {
     )?;
     let lock = format!("{name}.lock");
     put(&heads, &lock, format!("{commit}\n").as_bytes())?;
-    // link(2) does not replace what another process has made meanwhile.
-    let made = sys::link_at(&heads, lock.as_bytes(), &heads, name.as_bytes());
-    let unlocked = sys::unlink_at(&heads, lock.as_bytes());
-    made.and(unlocked)
+    // What another process has made meanwhile is not replaced.
+    let (lock, name) = (lock.as_bytes(), name.as_bytes());
+    let made = match sys::rename_at(&heads, lock, &heads, name, RenameMode::NoReplace) {
+        Ok(()) => return Ok(()),
+        Err(Errno::EINVAL) => sys::link_at(&heads, lock, &heads, name),
+        Err(errno) => Err(errno),
+    };
+    made.and(sys::unlink_at(&heads, lock))
+}
+
+fn remove(dir: &OwnedFd, name: &[u8]) -> SysResult<()> {
+    match sys::unlink_at(dir, name) {
+        Err(Errno::ENOENT) => Ok(()),
+        removed => removed,
+    }
 }
 
 /// A new file.
@@ -494,10 +531,13 @@ fn put(dir: impl AsFd, name: &str, bytes: &[u8]) -> SysResult<()> {
 }
 
 /// A copy of a file, if it is there, with its time: git takes what is as new as its index for
-/// changed since.
-fn copy(from: impl AsFd, name: &[u8], to: impl AsFd) -> SysResult<()> {
+/// changed since. Gives what it was while it was copied.
+///
+/// # Errors
+/// EBUSY: it has changed meanwhile.
+fn copy(from: impl AsFd, name: &[u8], to: impl AsFd) -> SysResult<Option<Stat>> {
     let source = match sys::open_file_at(&from, name, Open::READ) {
-        Err(Errno::ENOENT) => return Ok(()),
+        Err(Errno::ENOENT) => return Ok(None),
         source => source?,
     };
     let stat = sys::stat_fd(&source)?;
@@ -506,7 +546,13 @@ fn copy(from: impl AsFd, name: &[u8], to: impl AsFd) -> SysResult<()> {
     }
     let copied: File = sys::create_file_at(to, name, Open::READ_WRITE, FILE_MODE)?;
     sys::copy_data(&source, &copied, stat.size)?;
-    sys::set_file_times(&copied, stat.atime, stat.mtime)
+    // Git puts another file in its place, which changes nothing of this one.
+    let after = sys::stat_fd(&source)?;
+    if (after.size, after.mtime) != (stat.size, stat.mtime) {
+        return Err(Errno::EBUSY);
+    }
+    sys::set_file_times(&copied, stat.atime, stat.mtime)?;
+    Ok(Some(stat))
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ use super::error::{Outcome, error, hinted, io_error};
 use super::locate::Served;
 use super::output::can_ask;
 use crate::engine::api::{Code, ListCheckpoints, VerbResult};
+use crate::engine::word::word;
 use crate::remote::restic::Remote;
 use crate::remote::restic::names::{Named, Names};
 
@@ -147,8 +148,9 @@ fn add(name: &str, named: Named, force: bool, context: &mut Context) -> Outcome 
     };
     context.out.answer(&listed, |out| {
         out.text_line(&format!(
-            "{name} is {}; ckptfs push {name} sends what it has not",
-            named.url
+            "{name} is {}; ckptfs push {} sends what it has not",
+            named.url,
+            word(name)
         ))
     })
 }

@@ -1,23 +1,52 @@
 //! `ckptfs pull`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use serde::Serialize;
 
 use super::super::context::Context;
-use super::super::error::Outcome;
+use super::super::copies::{self, Copied};
+use super::super::error::{On, Outcome, hinted};
+use super::super::locate;
+use super::super::progress::Bar;
 use super::oci;
+use crate::engine::api::{Code, VerbResult, host_path, microseconds};
+use crate::engine::word::word;
+use crate::remote::restic::Pushed;
+use crate::remote::restic::pull::Reader;
+use crate::store::ids::CheckpointId;
+use crate::sys::{self, Errno};
+use crate::transfer::mark::Mark;
+use crate::transfer::write::{Before, Writer};
+use crate::transfer::{Feed, hand_over};
+
+/// Threads that fetch and write.
+const THREADS: usize = 2;
 
 /// Fetch a checkpoint from a remote into a new directory
+///
+/// Everything is compared with its hash. Interrupted, the same command goes on; a later pull into
+/// the same directory fetches only what differs.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The name of a remote (ckptfs remote add), or oci://HOST/NAME:TAG
     #[arg(value_name = "REMOTE")]
     pub(super) remote: String,
-    /// The checkpoint: its number or a tag, as `ckptfs remote log` shows it; default: the newest
-    #[arg(value_name = "ID")]
-    pub(super) id: Option<String>,
+    /// The checkpoint: its number, a tag of it, or the snapshot's number, as `ckptfs remote log`
+    /// shows them
+    #[arg(value_name = "ID", default_value = "latest")]
+    pub(super) id: String,
     /// The directory: it does not exist, is empty, or holds an earlier pull
     #[arg(long, value_name = "DIR")]
     pub(super) into: PathBuf,
+    /// Mount it when everything is there
+    #[arg(long)]
+    pub(super) mount: bool,
+    /// Only show what would be fetched
+    #[arg(short = 'n', long)]
+    pub(super) dry_run: bool,
     /// Of an image: keep set-id bits, devices and the system's attributes, which whoever may write
     /// to the registry could have made
     #[arg(long)]
@@ -26,9 +55,169 @@ pub struct Args {
     pub(super) registry: oci::Options,
 }
 
+#[derive(Serialize)]
+struct Answer {
+    pulled: CheckpointId,
+    snapshot: String,
+    store: String,
+    #[serde(with = "host_path")]
+    dest: PathBuf,
+    dry_run: bool,
+    #[serde(flatten)]
+    copied: Option<Copied>,
+    duration_us: u64,
+}
+
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     if oci::is_place(&args.remote) {
         return oci::pull(&args, context);
     }
+    let started = Instant::now();
+    let names = super::names()?;
+    let remote = super::open(names.get(&args.remote)?, false)?;
+    let pushed = choose(remote.pushed(None)?, &args, context)?;
+    let dest = copies::destination(&locate::start(context.dir())?, &args.into);
+    let mut answer = Answer {
+        pulled: pushed.checkpoint,
+        snapshot: pushed.snapshot.clone(),
+        store: pushed.store.clone(),
+        dest: dest.clone(),
+        dry_run: args.dry_run,
+        copied: None,
+        duration_us: 0,
+    };
+    if args.dry_run {
+        return tell(&answer, context);
+    }
+    sys::umask0();
+    let dir = copies::open_destination(&dest)?;
+    let before = before(&dest, &dir, &pushed.store)?;
+    let mut mark = Mark {
+        store: pushed.store.clone(),
+        checkpoint: pushed.checkpoint,
+        whole: false,
+    };
+    let marked = mark.write(&dir).on(dest.display())?;
+    let own = || dir.try_clone().on(dest.display());
+    let writer = Writer::of_compared(own()?, before);
+    writer.prepare().on(dest.display())?;
+    let reading = Arc::new(remote.read(&pushed, own()?, before == Before::Anything)?);
+    let feeds = (0..THREADS).map(|_| Box::new(Reader(Arc::clone(&reading))) as Box<dyn Feed>);
+    let bar = Bar::files(&context.out, "fetching");
+    let handed = hand_over(feeds.collect(), &writer, &|done, total| {
+        bar.at(done, total.unwrap_or(0));
+    });
+    bar.stop();
+    let mut refused = handed?;
+    refused.extend(writer.finish_by(THREADS));
+    let copied = Copied::new(&writer, &refused, Vec::new());
+    // It says that it is whole only when it is on disk.
+    sys::syncfs(&dir).on(dest.display())?;
+    if refused.is_empty() && marked {
+        mark.whole = true;
+        mark.write(&dir).on(dest.display())?;
+        sys::fsync(&dir).on(dest.display())?;
+    }
+    answer.duration_us = microseconds(started.elapsed());
+    answer.copied = Some(copied);
+    tell(&answer, context)?;
+    if let Some(copied) = &answer.copied {
+        copied.report(
+            &context.out,
+            "everything else was fetched; the remote may be damaged there",
+        )?;
+    }
+    if args.mount {
+        copies::own_verb("mount", &dest, &[])?;
+    }
     Ok(())
+}
+
+/// The snapshot that was meant.
+fn choose(mut pushed: Vec<Pushed>, args: &Args, context: &Context) -> VerbResult<Pushed> {
+    // In a tree its own checkpoints are meant, elsewhere whatever is there.
+    let own = locate::served(context.dir())
+        .ok()
+        .and_then(|mut served| super::store_of(&mut served).ok().flatten());
+    if let Some(own) = &own
+        && pushed.iter().any(|one| one.store == *own)
+    {
+        pushed.retain(|one| one.store == *own);
+    }
+    let id = args.id.as_str();
+    let is_meant = |one: &Pushed| {
+        one.checkpoint.to_string() == id
+            || one.tags.iter().any(|tag| tag == id)
+            || (id.len() >= 6 && one.snapshot.starts_with(id))
+    };
+    pushed.sort_by_key(|one| one.created);
+    let is_there = !pushed.is_empty();
+    if id == "latest" {
+        return pushed.pop().ok_or_else(|| unknown(args, is_there));
+    }
+    pushed.retain(is_meant);
+    if let [first, .., last] = pushed.as_slice()
+        && first.store != last.store
+    {
+        return Err(hinted(
+            Code::Ambiguous,
+            format!("several trees have a checkpoint {id} there"),
+            format!(
+                "name its snapshot: ckptfs remote log {} --all",
+                word(&args.remote)
+            ),
+        ));
+    }
+    pushed.pop().ok_or_else(|| unknown(args, is_there))
+}
+
+fn unknown(args: &Args, is_there: bool) -> crate::engine::api::VerbError {
+    let hint = if is_there {
+        format!(
+            "ckptfs remote log {} --all lists what is there",
+            word(&args.remote)
+        )
+    } else {
+        format!("nothing is there yet: ckptfs push {}", word(&args.remote))
+    };
+    hinted(
+        Code::UnknownCheckpoint,
+        format!("{} has no checkpoint {}", args.remote, args.id),
+        hint,
+    )
+}
+
+/// What the writer has to reckon with.
+fn before(dest: &Path, dir: &std::os::fd::OwnedFd, store: &str) -> VerbResult<Before> {
+    let mark = match Mark::read(dir) {
+        Err(Errno::EINVAL) => None,
+        mark => mark.on(dest.display())?,
+    };
+    match mark {
+        _ if copies::is_empty(dest, dir)? => Ok(Before::Nothing),
+        Some(mark) if mark.store == store => Ok(Before::Anything),
+        _ => Err(hinted(
+            Code::NotEmpty,
+            format!(
+                "{} is not empty, and holds no pull of this tree",
+                dest.display()
+            ),
+            "pull into a directory that does not exist or is empty",
+        )),
+    }
+}
+
+fn tell(answer: &Answer, context: &mut Context) -> Outcome {
+    context.out.answer(answer, |out| {
+        let dest = answer.dest.display().to_string();
+        let dest = out.text(&dest).into_owned();
+        out.line(&match &answer.copied {
+            None => format!("checkpoint {} would be pulled into {dest}", answer.pulled),
+            Some(copied) => format!(
+                "pulled checkpoint {} into {dest}: {}",
+                answer.pulled,
+                copied.how(answer.duration_us)
+            ),
+        })
+    })
 }

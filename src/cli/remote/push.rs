@@ -231,7 +231,7 @@ impl Push<'_> {
         };
         if done.sockets > 0 {
             context.out.warn(&format!(
-                "{} of checkpoint {} will not come back: restic makes none",
+                "{} of checkpoint {} restic will not make again",
                 plural(done.sockets, "socket"),
                 self.one.id
             ));

@@ -3,8 +3,6 @@
 //! To drop one waits for no disk: a power cut within the next second may bring it back, whole. It
 //! is unmounted, and then out of sight; its engine is closed behind the answer, in the trash.
 
-use std::collections::BTreeSet;
-
 use super::list::changes;
 use super::open::{mount, open_branch, open_dir};
 use super::verbs::{BranchInfo, DropBranch, DroppedBranch};
@@ -12,7 +10,7 @@ use super::{Branch, Brancher, Ending, internal};
 use crate::engine::api::{TreePath, VerbError, VerbResult};
 use crate::engine::bases::registry_failed;
 use crate::engine::error::{self, Code, hinted};
-use crate::engine::merge::unmerged;
+use crate::engine::merge::unmerged_of;
 use crate::engine::word::word;
 use crate::engine::{Engine, Keep};
 use crate::store::StoreError;
@@ -45,15 +43,11 @@ pub(super) fn drop_branch(
     if let Some(branch) = &open {
         let all = changes(engine, branch)?;
         info.changed = Some(all.len() as u64);
-        changed.extend(all.into_iter().map(|change| change.path).take(TOLD_MAX));
+        let told = all.iter().take(TOLD_MAX);
+        changed.extend(told.map(|change| change.path.clone()));
         check_childless(name, &Brancher::new(&branch.engine).names()?)?;
-        // What changed nothing leaves nothing to merge. That it is not known keeps nobody from
-        // dropping it.
-        let paths = match info.changed {
-            Some(0) => Ok(BTreeSet::new()),
-            _ => unmerged(engine, branch),
-        };
-        if let Ok(paths) = paths {
+        // That it is not known keeps nobody from dropping it.
+        if let Ok(paths) = unmerged_of(engine, branch, &all) {
             info.unmerged = Some(paths.len() as u64);
             left.extend(paths.into_iter().take(TOLD_MAX));
         }

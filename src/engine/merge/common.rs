@@ -15,7 +15,7 @@ use crate::engine::error;
 use crate::history::state::State;
 use crate::store::Store;
 use crate::store::ids::CheckpointId;
-use crate::store::layout::merges::{Birth, MergeEntry, MergeInto, Merges};
+use crate::store::layout::merges::{Birth, MERGES_MAX, MergeEntry, MergeInto, Merges};
 use crate::store::operation::Operation;
 use crate::sys::SysResult;
 use crate::tree::merge::same::Same;
@@ -73,30 +73,91 @@ impl<'a> Kin<'a> {
         Ok(done)
     }
 
+    /// The numbers of a state of the parent and one of the branch.
+    fn numbers(self, parent: State, branch: State) -> [CheckpointId; 2] {
+        let branch = number(&self.branch.engine, branch);
+        [number(self.parent, parent), branch]
+    }
+
+    /// A merge that states of the parent and of the branch both come from.
+    fn is_common(self, merge: &MergeEntry, [parent, branch]: [CheckpointId; 2]) -> bool {
+        let (changed, merged) = match merge.into {
+            MergeInto::Parent => (parent, branch),
+            MergeInto::Branch => (branch, parent),
+        };
+        let (from, made_ns) = merge.from;
+        let catalogue = |engine: &'a Engine| &engine.timeline().catalogue;
+        let (into, of) = (self.changed(merge.into), self.merged(merge.into));
+        catalogue(of).stored_ns(from) == Some(made_ns)
+            && catalogue(of).comes_by(merged, from)
+            && catalogue(into).comes_by(changed, merge.epoch)
+    }
+
+    /// After which checkpoints of the parent, and of the branch, they have recorded all at which
+    /// these states may differ from a base.
+    ///
+    /// Where the base is a checkpoint Y of the side that was merged last, these are Y, and of the
+    /// other side, X, its checkpoint C that was merged into the first before Y; or, if there is none,
+    /// what the branch began as. For what X has not recorded since C is as it was in C, and so as it
+    /// was in the base when Y was merged into X: whatever Y had otherwise came then, and was recorded.
+    /// So X is as Y there, and the first side as well, if it has recorded nothing since Y. That holds
+    /// only if nothing clashed in the merges into X since C: what is settled for X stays as X has it,
+    /// without a record. Else both have it since what the branch began as.
+    ///
+    /// # Errors
+    /// As [`Kin::base`].
+    pub(super) fn recorded_since(
+        self,
+        base: MergeBase,
+        (parent, branch): (State, State),
+    ) -> VerbResult<[CheckpointId; 2]> {
+        let (done, numbers) = (self.done()?, self.numbers(parent, branch));
+        let origin = [self.branch.base, self.branch.since];
+        let (into, own) = match base.of_branch {
+            true => (MergeInto::Parent, base.checkpoint),
+            false => (MergeInto::Branch, base.checkpoint),
+        };
+        let is_base = |merge: &MergeEntry| {
+            (merge.into, merge.from.0) == (into, own) && self.is_common(merge, numbers)
+        };
+        let Some(last) = done.iter().rposition(is_base) else {
+            return Ok(origin);
+        };
+        let then = match into {
+            MergeInto::Parent => [numbers[0], own],
+            MergeInto::Branch => [own, numbers[1]],
+        };
+        let mut other = None;
+        for merge in done.iter().take(last + 1).rev() {
+            if merge.into != into && self.is_common(merge, then) {
+                other = Some(merge.from.0);
+                break;
+            }
+            if merge.into == into && !merge.clean {
+                return Ok(origin);
+            }
+        }
+        // Of so many merges the first are not known any more.
+        if other.is_none() && done.len() >= MERGES_MAX {
+            return Ok(origin);
+        }
+        Ok(match into {
+            MergeInto::Parent => [other.unwrap_or(origin[0]), own],
+            MergeInto::Branch => [own, other.unwrap_or(origin[1])],
+        })
+    }
+
     /// The newest state that a state of the parent and one of the branch both come from.
     ///
     /// # Errors
     /// What was noted of merges cannot be read.
     pub(in crate::engine) fn base(self, parent: State, branch: State) -> VerbResult<MergeBase> {
-        let numbers = (
-            number(self.parent, parent),
-            number(&self.branch.engine, branch),
-        );
-        let newest = self.done()?.into_iter().rev().find(|merge| {
-            let (changed, merged) = match merge.into {
-                MergeInto::Parent => numbers,
-                MergeInto::Branch => (numbers.1, numbers.0),
-            };
-            let (from, made_ns) = merge.from;
-            let catalogue = &self.merged(merge.into).timeline().catalogue;
-            catalogue.stored_ns(from) == Some(made_ns)
-                && catalogue.comes_by(merged, from)
-                && self
-                    .changed(merge.into)
-                    .timeline()
-                    .catalogue
-                    .comes_by(changed, merge.epoch)
-        });
+        let numbers = self.numbers(parent, branch);
+        let done = self.done()?;
+        let newest = done
+            .iter()
+            .rev()
+            .find(|merge| self.is_common(merge, numbers));
         Ok(match newest {
             Some(merge) => MergeBase {
                 checkpoint: merge.from.0,
@@ -125,7 +186,7 @@ impl<'a> Kin<'a> {
 
     /// Notes that a merge ends now, with this operation, or changed nothing: it is whole with that,
     /// and not without. The other side was merged as it was at checkpoint `from`; without it, not
-    /// all of it was.
+    /// all of it was. `clean`: nothing clashed.
     ///
     /// # Errors
     /// Those of writing it; then it is not noted.
@@ -133,7 +194,7 @@ impl<'a> Kin<'a> {
         self,
         (into, from): (MergeInto, Option<CheckpointId>),
         operation: Option<&Operation>,
-        pairs: &[[Birth; 2]],
+        (pairs, clean): (&[[Birth; 2]], bool),
     ) -> VerbResult<()> {
         self.merges().add_pairs(pairs).map_err(registry_failed)?;
         let catalogue = &self.merged(into).timeline().catalogue;
@@ -147,6 +208,7 @@ impl<'a> Kin<'a> {
             epoch: number(self.changed(into), State::Live),
             operation: operation.map_or((0, 0), |done| (done.number, done.at_ns)),
             from: (from, made_ns),
+            clean,
             done: operation.is_none(),
         });
         self.write(&self.needed(&merges), operation.is_none())
@@ -166,7 +228,7 @@ impl<'a> Kin<'a> {
     /// Those without which some state that is kept would have another base: of two into one side
     /// with no checkpoint in between only the later counts.
     fn needed(self, merges: &[MergeEntry]) -> Vec<MergeEntry> {
-        let is_needed = |(at, merge): &(usize, &MergeEntry)| {
+        let is_needed = |at: usize, merge: &MergeEntry| {
             let mut later = merges.iter().skip(at + 1);
             let Some(next) = later.find(|later| later.into == merge.into) else {
                 return true;
@@ -175,8 +237,19 @@ impl<'a> Kin<'a> {
             let first = stored.partition_point(|id| *id < merge.epoch);
             stored.get(first).is_some_and(|id| *id < next.epoch)
         };
-        let needed = merges.iter().enumerate().filter(is_needed);
-        needed.map(|(_, merge)| *merge).collect()
+        let mut needed: Vec<MergeEntry> = Vec::new();
+        // Of those that are left out something may have clashed: the next one stands for them.
+        let mut clashed: Vec<MergeInto> = Vec::new();
+        for (at, merge) in merges.iter().enumerate() {
+            let clean = merge.clean && !clashed.contains(&merge.into);
+            clashed.retain(|into| *into != merge.into);
+            if is_needed(at, merge) {
+                needed.push(MergeEntry { clean, ..*merge });
+            } else if !clean {
+                clashed.push(merge.into);
+            }
+        }
+        needed
     }
 
     /// Both are on one filesystem.

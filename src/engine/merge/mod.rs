@@ -23,7 +23,7 @@ pub use self::answers::{
 };
 pub(super) use self::common::Kin;
 use self::prepare::{Eyes, Merging, Three};
-pub(super) use self::touched::{changed_by, clashes_of, unmerged};
+pub(super) use self::touched::{changed_by, clashes_of, unmerged, unmerged_of};
 use super::Engine;
 use super::api::{CheckpointOptions, StateName, VerbError, VerbResult, microseconds};
 use super::branches::{Branch, Brancher};
@@ -353,6 +353,7 @@ impl<'a> Course<'a> {
             return Ok(());
         };
         let from = theirs.checkpoint().filter(|_| asked.paths.is_empty());
-        kin.note((*into, from), merge, &merging.pairs())
+        let clean = merging.clashes().is_empty();
+        kin.note((*into, from), merge, (&merging.pairs(), clean))
     }
 }

@@ -16,6 +16,7 @@ use crate::engine::error;
 use crate::engine::restore::glance::Glance;
 use crate::engine::restore::plan::Plan;
 use crate::engine::restore::prepare::Ready;
+use crate::engine::restore::threads;
 use crate::engine::restore::want::{Opened, Want};
 use crate::history::present::Trail;
 use crate::history::state::State;
@@ -31,7 +32,7 @@ use crate::tree::Tree;
 use crate::tree::merge::outcome::{Outcome, Source};
 use crate::tree::merge::same::Same;
 use crate::tree::merge::text::Labels;
-use crate::tree::merge::{Answer, Answers, Clash, Conflict, How, Policy, merge_since};
+use crate::tree::merge::{Answer, Answers, Clash, Conflict, How, Names, Policy, merge_since};
 use crate::tree::plan::Content;
 
 /// What the parent of a branch is called where it is merged into that.
@@ -65,7 +66,8 @@ impl<'a> Eyes<'a> {
 /// The three trees, and what is asked for.
 pub(super) struct Three<'a> {
     pub(super) engine: &'a Engine,
-    /// What was recorded was recorded since this state, if the base is a later one.
+    /// What both came from at first, if the base is a later state: of the names of what it has not
+    /// nothing need be recorded.
     origin: Option<View<'a>>,
     base: View<'a>,
     ours: View<'a>,
@@ -73,6 +75,9 @@ pub(super) struct Three<'a> {
     /// What was recorded here, and there if that is another tree.
     here: Recorded<'a>,
     there: Option<Recorded<'a>>,
+    /// The base is a state of ours, and of theirs: what that has recorded since is all that has
+    /// changed there.
+    knows: [bool; 2],
     same: Same,
     labels: [String; 3],
     into: MergeInto,
@@ -84,13 +89,16 @@ pub(super) struct Three<'a> {
 #[derive(Clone, Copy)]
 struct Recorded<'a> {
     engine: &'a Engine,
+    /// Its state that is as that which both came from at first.
     since: CheckpointId,
+    /// What may differ from the base was recorded after this.
+    after: CheckpointId,
     upto: Option<CheckpointId>,
 }
 
 impl Recorded<'_> {
     fn touched(&self) -> SysResult<Touched> {
-        self.engine.states.touched(self.since, self.upto)
+        self.engine.states.touched(self.after, self.upto)
     }
 }
 
@@ -137,9 +145,11 @@ impl<'a> Three<'a> {
                 here: Recorded {
                     engine,
                     since: *base.min(at),
+                    after: *base.min(at),
                     upto: None,
                 },
                 there: None,
+                knows: [false; 2],
                 same: Same::default(),
                 labels: [
                     "live".to_owned(),
@@ -172,6 +182,15 @@ impl<'a> Three<'a> {
         } else {
             kin.parent
         };
+        let (of_parent, of_branch) = match into {
+            MergeInto::Parent => (ours, theirs),
+            MergeInto::Branch => (theirs, ours),
+        };
+        let [parent, branch] = kin.recorded_since(base, (of_parent, of_branch))?;
+        let (after_here, after_there) = match into {
+            MergeInto::Parent => (parent, branch),
+            MergeInto::Branch => (branch, parent),
+        };
         let origin = State::At(kin.branch.base);
         let theirs_are = match into {
             MergeInto::Parent => kin.branch.name.clone(),
@@ -186,13 +205,16 @@ impl<'a> Three<'a> {
             here: Recorded {
                 engine: here,
                 since: since_here,
+                after: after_here,
                 upto: ours.checkpoint(),
             },
             there: Some(Recorded {
                 engine: there,
                 since: since_there,
+                after: after_there,
                 upto: theirs.checkpoint(),
             }),
+            knows: [here, there].map(|one| kin.is_first(base) || std::ptr::eq(home, one)),
             same: kin.same()?,
             labels: [
                 "live".to_owned(),
@@ -227,24 +249,8 @@ impl<'a> Three<'a> {
         read.iter()
             .try_for_each(|slot| await_free(*slot))
             .map_err(failed)?;
-        let paths = self.paths()?;
         let answers = self.answers()?;
-        let [ours, base, theirs] = &self.labels;
-        let how = How {
-            along: Some(&along),
-            paths: &paths,
-            policy: self.policy(),
-            answers: Some(&answers),
-            labels: Labels { ours, base, theirs },
-            since: [
-                Some(self.here.since),
-                Some(self.there.map_or(self.here.since, |there| there.since)),
-            ],
-            same: Some(&self.same),
-        };
-        let origin = self.origin.as_ref();
-        let outcome = merge_since(origin, &self.base, &self.ours, &self.theirs, &how);
-        let outcome = outcome.map_err(failed)?;
+        let outcome = self.outcome((&here, there.as_ref()), &along, &answers)?;
         let answered = outcome.answered();
         if let Some(path) = answers.keys().find(|path| !answered.contains(*path)) {
             return Err(outdated(path));
@@ -270,6 +276,62 @@ impl<'a> Three<'a> {
         merging.stands_for = merging.made_anew().map_err(failed)?;
         merging.changes = changes(&merging.plan, &merging.outcome, &self.ours).map_err(failed)?;
         Ok(merging)
+    }
+
+    /// What comes of the three, along the names that may differ.
+    fn outcome(
+        &self,
+        (here, there): (&Touched, Option<&Touched>),
+        along: &Names,
+        answers: &Answers,
+    ) -> VerbResult<Outcome<'_, View<'_>>> {
+        let failed = |errno| self.engine.checkpoints.failed(self.into.failed(), errno);
+        let paths = self.paths()?;
+        let xattrs = [here].into_iter().chain(there);
+        let xattrs: HashSet<Slot> = xattrs
+            .flat_map(|touched| &touched.xattrs)
+            .copied()
+            .collect();
+        let [ours, base, theirs] = &self.labels;
+        let how = How {
+            along: Some(along),
+            paths: &paths,
+            policy: self.policy(),
+            answers: Some(answers),
+            labels: Labels { ours, base, theirs },
+            since: [
+                Some(self.here.since),
+                Some(self.there.map_or(self.here.since, |there| there.since)),
+            ],
+            same: Some(&self.same),
+            times: self.times() == Times::Kept,
+            changed: [
+                Some(&here.nodes).filter(|_| self.knows[0]),
+                there.map(|there| &there.nodes).filter(|_| self.knows[1]),
+            ],
+            xattrs: Some(&xattrs),
+        };
+        let origin = self.origin.as_ref();
+        let merge = || merge_since(origin, &self.base, &self.ours, &self.theirs, &how);
+        let outcome = match there.filter(|_| self.is_to_come()) {
+            Some(there) => threads::both("writeback", || self.write_back(there), merge)
+                .map(|((), outcome)| outcome),
+            None => merge(),
+        };
+        outcome.map_err(failed)
+    }
+
+    /// It is not only asked what would come of a checkpoint.
+    fn is_to_come(&self) -> bool {
+        self.theirs.state() != State::Live && !self.asked.dry_run
+    }
+
+    /// Begins to write back what theirs holds and is cloned in a moment: a clone waits for that.
+    fn write_back(&self, there: &Touched) -> SysResult<()> {
+        let engine = self.there.map_or(self.engine, |there| there.engine);
+        let begin = |slot: &Slot| engine.live.inodes.begin_writeback(*slot);
+        there.data.iter().for_each(begin);
+        Ok(())
     }
 
     pub(super) fn times(&self) -> Times {
@@ -438,6 +500,10 @@ impl Ready for Merging<'_> {
 
     fn touched(&self) -> &HashSet<Slot> {
         &self.touched
+    }
+
+    fn is_given_up(&self) -> bool {
+        self.is_refused()
     }
 
     /// It may have lines of the live tree.

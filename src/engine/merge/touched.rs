@@ -9,8 +9,9 @@ use crate::engine::Engine;
 use crate::engine::api::{Change, ChangeKind, TreePath, VerbResult};
 use crate::engine::branches::{Branch, changes_since};
 use crate::history::state::State;
+use crate::store::ids::CheckpointId;
 use crate::store::layout::merges::MergeInto;
-use crate::sys::Kind;
+use crate::sys::{Kind, SysResult};
 use crate::tree::merge::Conflict;
 
 /// What one side has changed since the newest state that both come from. O(changes): of a side
@@ -68,6 +69,46 @@ pub(in crate::engine) fn unmerged(
         let clashes = merging.conflicts().into_iter().map(|clash| clash.path);
         changes.chain(clashes).collect()
     })
+}
+
+/// As [`unmerged`], of a branch of which it is known what it has `changed` since both were one. That is
+/// all of it where the parent has recorded nothing since; and where neither was merged into the
+/// other, so that an inode has one number in both, and neither has touched what the other has.
+///
+/// # Errors
+/// As [`unmerged`].
+pub(in crate::engine) fn unmerged_of(
+    parent: &Engine,
+    branch: &Branch,
+    changed: &[Change],
+) -> VerbResult<BTreeSet<TreePath>> {
+    let kin = Kin { parent, branch };
+    if changed.is_empty() {
+        return Ok(BTreeSet::new());
+    }
+    parent.checkpoints.settle();
+    let base = kin.base(State::Live, State::Live)?;
+    let since = |engine: &Engine, at| engine.states.touched(at, None);
+    let apart = || -> SysResult<bool> {
+        if base.of_branch {
+            return Ok(false);
+        }
+        let here = since(parent, base.checkpoint)?;
+        if here.is_empty() || !kin.is_first(base) {
+            return Ok(here.is_empty());
+        }
+        Ok(here.is_apart_from(&since(&branch.engine, branch.since)?))
+    };
+    // What was changed behind our back is not among what was recorded.
+    let states = [(parent, base.checkpoint), (&*branch.engine, branch.since)];
+    let unseen = |(engine, at): (&Engine, CheckpointId)| {
+        let unseen = engine.states.unseen_between(State::At(at), State::Live);
+        !unseen.is_ok_and(|unseen| unseen.is_empty())
+    };
+    if apart().unwrap_or(false) && !states.into_iter().any(unseen) {
+        return Ok(changed.iter().map(|change| change.path.clone()).collect());
+    }
+    unmerged(parent, branch)
 }
 
 /// What a merge of a branch into its parent would do now.

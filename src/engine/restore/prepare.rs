@@ -2,6 +2,7 @@
 //! stands still for so long; else in the freeze.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use super::super::api::attribution::OnlyBy;
 use super::super::api::{Change, Times, VerbResult};
@@ -16,14 +17,16 @@ use super::stage::Stage;
 use super::threads;
 use super::want::Want;
 use super::{Asked, Restorer};
+use crate::history::present::Trail;
 use crate::history::state::State;
 use crate::history::touched::Touched;
 use crate::history::view::View;
 use crate::history::wake::Hold;
 use crate::live::Freeze;
-use crate::store::ids::{CheckpointId, Slot};
+use crate::store::ids::{CheckpointId, Name, Slot};
 use crate::sys::lock::MutexGuard;
 use crate::sys::{self, SysResult};
+use crate::tree::plan::{Change as Becomes, Content};
 
 /// What is to be restored, as it was asked for.
 #[derive(Clone, Copy)]
@@ -42,6 +45,10 @@ pub(in crate::engine) trait Ready {
     fn want(&self) -> &dyn Want;
     /// Files whose content was recorded.
     fn touched(&self) -> &HashSet<Slot>;
+    /// Nothing will be carried out.
+    fn is_given_up(&self) -> bool {
+        false
+    }
     /// What is made of it stays right whatever is changed before the freeze.
     fn is_fixed(&self) -> bool {
         true
@@ -90,6 +97,8 @@ pub(in crate::engine) struct Frozen<'a> {
 
 /// How often a restore is planned before the freeze, where others change things meanwhile.
 const PLANNED_MAX: usize = 2;
+/// Fewer names are not worth another thread.
+const OWNED_FROM: usize = 16;
 /// Fewer inodes are compared and planned sooner than a thread begins.
 const BOTH_FROM: usize = 256;
 /// Of so many the memory that it took to compare them is given back before more is taken.
@@ -155,8 +164,11 @@ impl<'a> Restorer<'a> {
                 // allocator's arena would keep to itself.
                 sys::release_memory();
             }
-            if stage.fill(prepared.plan(), prepared.want(), false).is_err() {
-                break;
+            if !prepared.is_given_up() {
+                if stage.fill(prepared.plan(), prepared.want(), false).is_err() {
+                    break;
+                }
+                self.own_ahead(prepared.plan());
             }
             stage.still_wanted()?;
             let (freeze, flushed) = self.engine.checkpoints.freeze().map_err(failed)?;
@@ -178,6 +190,33 @@ impl<'a> Restorer<'a> {
         let (plan, want) = (prepared.plan(), prepared.want());
         stage.fill(plan, want, true).map_err(failed)?;
         Ok((prepared, freeze, flushed))
+    }
+
+    /// What a branch inherits and is about to lose is copied up here, by some threads, for to clone
+    /// it takes its time. What fails here fails again in the freeze, and is told then.
+    fn own_ahead(self, plan: &Plan) {
+        let live = &self.engine.live;
+        if self.engine.branches().own_id().is_none() {
+            return;
+        }
+        let dirs = plan.tree.dirs.iter();
+        let names = dirs.filter_map(|dir| Some((dir.live.as_ref()?, &dir.names)));
+        let lost: Vec<(&Arc<Trail>, &Name)> = names
+            .flat_map(|(dir, names)| names.iter().map(move |name| (dir, name)))
+            .filter(|(_, name)| name.have.is_some())
+            .filter(|(_, name)| {
+                !matches!(
+                    plan.tree.change(name),
+                    None | Some(Becomes::Stays(Content::Same))
+                )
+            })
+            .map(|(dir, name)| (dir, &name.name))
+            .collect();
+        let own = |(dir, name): &(&Arc<Trail>, &Name)| live.names.own_name(dir, name);
+        let (_, copied) = threads::each(&lost, ("own", OWNED_FROM), own);
+        if let Err(errno) = copied {
+            tracing::debug!(%errno, "not all could be copied up before the freeze");
+        }
     }
 
     /// Compares the tree with a checkpoint. The contents of files are compared, so none may be kept

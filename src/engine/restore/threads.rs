@@ -10,7 +10,7 @@ const THREADS_MAX: usize = 4;
 
 /// Does all jobs, with threads if there are at least `many`. Gives what was done, in any order, and
 /// what failed first: then not all was.
-pub(super) fn each<J: Sync, R: Send>(
+pub(in crate::engine) fn each<J: Sync, R: Send>(
     jobs: &[J],
     (name, many): (&str, usize),
     work: impl Fn(&J) -> SysResult<R> + Sync,
@@ -58,7 +58,7 @@ pub(super) fn each<J: Sync, R: Send>(
 }
 
 /// Does two things at once, if a thread can be had for one of them.
-pub(super) fn both<A: Send, B>(
+pub(in crate::engine) fn both<A: Send, B>(
     name: &str,
     first: impl Fn() -> SysResult<A> + Sync,
     second: impl FnOnce() -> SysResult<B>,

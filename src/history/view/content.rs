@@ -68,14 +68,7 @@ impl View<'_> {
     /// # Errors
     /// As [`View::child`]; EIO if the object is not in the store.
     pub fn open(&self, node: &Arc<Trail>) -> SysResult<(Source, Option<File>)> {
-        if let State::At(id) = self.state {
-            let epoch = self
-                .timeline
-                .lookup
-                .data_at(node.slot, id)?
-                .map(|data| data.epoch);
-            self.unserved().check_served(node, Kind::File, id, epoch)?;
-        }
+        self.check_content_served(node)?;
         let mut waits = 0;
         loop {
             match self.source(node.slot)? {
@@ -127,6 +120,19 @@ impl View<'_> {
                 }
             }
         }
+    }
+
+    /// Refuses content that was changed behind our back.
+    ///
+    /// # Errors
+    /// EIO.
+    pub(in crate::history) fn check_content_served(&self, node: &Arc<Trail>) -> SysResult<()> {
+        let State::At(id) = self.state else {
+            return Ok(());
+        };
+        let data = self.timeline.lookup.data_at(node.slot, id)?;
+        let epoch = data.map(|data| data.epoch);
+        self.unserved().check_served(node, Kind::File, id, epoch)
     }
 
     /// Whether the content can be opened, as far as that can be told without.

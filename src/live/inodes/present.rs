@@ -144,6 +144,17 @@ impl Inodes {
         Ok((names, last))
     }
 
+    /// Begins to bring what a file holds to the disk, without waiting for it: a clone would. What
+    /// cannot be done so is left to that.
+    pub fn begin_writeback(&self, slot: Slot) {
+        if self.reflink
+            && !self.base().is_inherited(slot)
+            && let Ok((file, _)) = self.open_file(At::from(slot), Open::READ)
+        {
+            let _ = sys::start_writeback(&file);
+        }
+    }
+
     /// What kind of inode is at a name now.
     ///
     /// # Errors

@@ -168,6 +168,7 @@ fn cache_dir() -> Option<PathBuf> {
 
 /// What went wrong in a repository, in words for a person. What a server said is in it: whoever
 /// prints it escapes it.
+#[expect(clippy::boxed_local, reason = "as rustic gives it")]
 fn failed(cause: Box<RusticError>) -> VerbError {
     if cause.is_incorrect_password() {
         return hinted(

@@ -1,1 +1,294 @@
 //! A snapshot becomes a tree.
+//!
+//! The parts that a daemon would tell of an export are told here of a snapshot, so that the same
+//! [`Writer`](crate::transfer::write::Writer) makes the tree: below a descriptor, without following
+//! anything. Every blob is compared with its hash; a snapshot that somebody else has made is no more
+//! trusted than a tar stream is.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+
+use rustic_core::repofile::{BlobType, Node};
+use rustic_core::{DataId, IndexedFullStatus, Repository};
+use sha2::{Digest, Sha256};
+
+use super::{Pushed, Remote, failed, node};
+use crate::engine::api::{Code, TreePath, VerbResult, hinted};
+use crate::engine::export::parts::{ExportData, ExportEntry, ExportPart, Refused};
+use crate::store::ids::CheckpointId;
+use crate::store::layout::STORE_NAME;
+use crate::sys::lock::Mutex;
+use crate::sys::{self, Errno, Kind, Open, OpenKind, SysResult};
+use crate::transfer::Feed;
+use crate::transfer::inode::is_as_told;
+use crate::transfer::place::{open_below, split};
+
+/// Entries of one part, and bytes of files in it, about.
+const ENTRIES_MAX: usize = 64;
+const PART_BYTES_MAX: u64 = 8 << 20;
+/// A larger file is not put together in memory.
+const MEMORY_BYTES_MAX: u64 = 8 << 20;
+/// What encryption adds to a blob: the initialization vector and the code that authenticates it.
+const CRYPT_BYTES: u32 = 32;
+/// Zeros of this many bytes become a hole.
+const HOLE_BYTES: usize = 4096;
+/// Directories within each other.
+const DEPTH_MAX: usize = 4096;
+
+/// A snapshot that is read.
+pub struct Reading {
+    repo: Repository<IndexedFullStatus>,
+    walk: Mutex<Walk>,
+    dest: OwnedFd,
+    /// Something is at the destination that may be of this tree.
+    goes_on: bool,
+    store: String,
+    checkpoint: CheckpointId,
+}
+
+/// Where in the tree.
+#[derive(Default)]
+struct Walk {
+    /// Directories that are open: path, and the nodes that are still to come.
+    open: Vec<(Vec<u8>, std::vec::IntoIter<Node>)>,
+    root: Option<Node>,
+    parts: u64,
+    /// The inodes of files with several names, by device and number.
+    inodes: HashMap<(u64, u64), u64>,
+}
+
+impl Remote {
+    /// Begins to read a snapshot. `dest`: where the tree is to be made; `goes_on`: files that are
+    /// there are compared with the snapshot's by their hashes, and are not fetched.
+    ///
+    /// # Errors
+    /// `remote-failed`; `incomplete` if the snapshot holds no tree of ours.
+    pub fn read(self, pushed: &Pushed, dest: OwnedFd, goes_on: bool) -> VerbResult<Reading> {
+        let repo = self.repo.to_indexed().map_err(failed)?;
+        let tree = repo.get_tree(&pushed.file.tree).map_err(failed)?;
+        let root = tree
+            .nodes
+            .into_iter()
+            .find(|node| node.is_dir() && node.name().as_bytes() == pushed.root.as_bytes());
+        let root = root.ok_or_else(|| {
+            hinted(
+                Code::Incomplete,
+                format!(
+                    "snapshot {} has no directory {}",
+                    pushed.snapshot, pushed.root
+                ),
+                "ckptfs verify --remote, or restic check, tells what is damaged",
+            )
+        })?;
+        let walk = Walk {
+            root: Some(root),
+            ..Walk::default()
+        };
+        Ok(Reading {
+            repo,
+            walk: Mutex::new(walk),
+            dest,
+            goes_on,
+            store: pushed.store.clone(),
+            checkpoint: pushed.checkpoint,
+        })
+    }
+}
+
+/// One thread's part of a reading.
+pub struct Reader(pub Arc<Reading>);
+
+impl Feed for Reader {
+    fn next(&mut self, _done: Vec<u64>) -> VerbResult<(ExportPart, Vec<OwnedFd>)> {
+        self.0.part()
+    }
+}
+
+impl Reading {
+    fn part(&self) -> VerbResult<(ExportPart, Vec<OwnedFd>)> {
+        let mut part = ExportPart {
+            run: 1,
+            checkpoint: self.checkpoint,
+            from: None,
+            store: self.store.clone(),
+            part: 0,
+            removed: Vec::new(),
+            entries: Vec::new(),
+            refused: Vec::new(),
+            unproven: Vec::new(),
+            total: None,
+            finished: false,
+        };
+        let nodes = {
+            let mut walk = self.walk.lock();
+            let nodes = self.nodes(&mut walk, &mut part.refused);
+            walk.parts += 1;
+            part.part = walk.parts;
+            nodes
+        };
+        part.finished = nodes.is_empty() && part.refused.is_empty();
+        let mut files = Vec::new();
+        for (mut entry, node) in nodes {
+            if entry.kind == Kind::File {
+                match self.content(&entry, node.content.as_deref().unwrap_or_default()) {
+                    Ok(None) => entry.data = ExportData::Kept,
+                    Ok(Some(file)) => {
+                        entry.data = ExportData::File;
+                        files.push(OwnedFd::from(file));
+                    }
+                    Err(Unread::Failed(error)) => return Err(error),
+                    Err(Unread::Refused(errno)) => {
+                        part.refused.push(Refused {
+                            path: entry.path,
+                            errno: errno.0,
+                        });
+                        continue;
+                    }
+                }
+            }
+            part.entries.push(entry);
+        }
+        Ok((part, files))
+    }
+
+    /// The next nodes of the walk, with their entries.
+    fn nodes(&self, walk: &mut Walk, refused: &mut Vec<Refused>) -> Vec<(ExportEntry, Node)> {
+        let (mut nodes, mut bytes) = (Vec::new(), 0);
+        if let Some(root) = walk.root.take() {
+            self.enter(walk, Vec::new(), &root, refused);
+            nodes.extend(node::to_entry(&root, Vec::new()).map(|entry| (entry, root)));
+        }
+        while nodes.len() < ENTRIES_MAX && bytes < PART_BYTES_MAX && refused.len() < ENTRIES_MAX {
+            let Some((dir, left)) = walk.open.last_mut() else {
+                break;
+            };
+            let Some(node) = left.next() else {
+                walk.open.pop();
+                continue;
+            };
+            let name = node.name().as_bytes().to_vec();
+            let path = if dir.is_empty() {
+                name.clone()
+            } else {
+                [dir, b"/".as_slice(), &name].concat()
+            };
+            let is_own = dir.is_empty() && name == STORE_NAME.as_bytes();
+            if matches!(name.as_slice(), b"" | b"." | b"..") || name.contains(&b'/') || is_own {
+                refused.push(Refused {
+                    path: TreePath(path),
+                    errno: Errno::EINVAL.0,
+                });
+                continue;
+            }
+            let Some(mut entry) = node::to_entry(&node, path.clone()) else {
+                continue;
+            };
+            if entry.is_linked() {
+                let next = walk.inodes.len() as u64 + 1;
+                let key = (node.meta.device_id, node.meta.inode);
+                entry.inode = *walk.inodes.entry(key).or_insert(next);
+            }
+            bytes += entry.size;
+            if node.is_dir() {
+                self.enter(walk, path, &node, refused);
+            }
+            nodes.push((entry, node));
+        }
+        nodes
+    }
+
+    fn enter(&self, walk: &mut Walk, path: Vec<u8>, dir: &Node, refused: &mut Vec<Refused>) {
+        let tree = dir.subtree.map(|tree| self.repo.get_tree(&tree));
+        match tree {
+            Some(Ok(tree)) if walk.open.len() < DEPTH_MAX => {
+                walk.open.push((path, tree.nodes.into_iter()));
+            }
+            _ => refused.push(Refused {
+                path: TreePath(path),
+                errno: Errno::EIO.0,
+            }),
+        }
+    }
+
+    /// What is in a file; `None`: the same is there already.
+    fn content(&self, entry: &ExportEntry, blobs: &[DataId]) -> Result<Option<File>, Unread> {
+        if self.goes_on && self.is_there(entry, blobs).unwrap_or(false) {
+            return Ok(None);
+        }
+        let in_memory = entry.size <= MEMORY_BYTES_MAX;
+        let out = sys::unnamed_file((!in_memory).then_some(&self.dest))?;
+        let mut at = 0;
+        for id in blobs {
+            let blob = self
+                .repo
+                .get_blob_cached(&(*id).into(), BlobType::Data)
+                .map_err(|cause| Unread::Failed(failed(cause)))?;
+            if !is_hash(id, &blob) {
+                return Err(Unread::Refused(Errno::EIO));
+            }
+            for piece in blob.chunks(HOLE_BYTES) {
+                // Whole pages of zeros are left out: the file is as long at the end.
+                if piece.iter().any(|byte| *byte != 0) {
+                    sys::write_all_at(&out, piece, at)?;
+                }
+                at += piece.len() as u64;
+            }
+        }
+        if at != entry.size {
+            return Err(Unread::Refused(Errno::EIO));
+        }
+        sys::truncate(&out, entry.size)?;
+        Ok(Some(out))
+    }
+
+    /// A file is there that has the attributes and, by their hashes, the content of an entry.
+    fn is_there(&self, entry: &ExportEntry, blobs: &[DataId]) -> SysResult<bool> {
+        let (above, name) = split(&entry.path.0).ok_or(Errno::EINVAL)?;
+        let dir = open_below(&self.dest, above, OpenKind::Dir)?;
+        let there = sys::open_path_at(&dir, name)?;
+        if entry.is_linked() || !is_as_told(&there, entry, sys::ids().0 == 0)? {
+            return Ok(false);
+        }
+        let (file, mut at, mut bytes) = (sys::reopen(&there, Open::READ)?, 0, Vec::new());
+        for id in blobs {
+            let Ok(known) = self.repo.get_index_entry(id) else {
+                return Ok(false);
+            };
+            let stored = known.location.length.saturating_sub(CRYPT_BYTES);
+            let length = known
+                .location
+                .uncompressed_length
+                .map_or(stored, |length| length.get());
+            bytes.resize(usize::try_from(length).map_err(|_| Errno::EINVAL)?, 0);
+            sys::read_full_at(&file, &mut bytes, at)?;
+            if !is_hash(id, &bytes) {
+                return Ok(false);
+            }
+            at += u64::from(length);
+        }
+        Ok(at == entry.size)
+    }
+}
+
+/// Why a file was not read.
+enum Unread {
+    /// What comes after it cannot be read either.
+    Failed(crate::engine::api::VerbError),
+    Refused(Errno),
+}
+
+impl From<Errno> for Unread {
+    fn from(errno: Errno) -> Unread {
+        Unread::Refused(errno)
+    }
+}
+
+/// A blob is what its number, the SHA-256 of its content, says.
+fn is_hash(id: &DataId, blob: &[u8]) -> bool {
+    let hash = Sha256::digest(blob);
+    let hex: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+    *id.to_hex() == *hex
+}

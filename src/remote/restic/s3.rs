@@ -2,7 +2,7 @@
 //!
 //! Who asks is told by the environment: `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`,
 //! `AWS_SESSION_TOKEN`, `AWS_REGION`; proxies by `HTTP_PROXY`, `HTTPS_PROXY`, `NO_PROXY`. Retries and
-//! their pauses are the library's (ten, three minutes). An object is there whole or not at all.
+//! their pauses are the library's. An object is there whole or not at all.
 
 use std::time::Duration;
 
@@ -22,8 +22,11 @@ use crate::engine::api::{Code, VerbResult, hinted};
 
 /// How long one request may take: a pack of 32 MiB and more over a slow line.
 const REQUEST_SECONDS: u64 = 600;
-/// How long without a byte, and until a connection is made.
+/// How long until a connection is made.
 const CONNECT_SECONDS: u64 = 15;
+/// How often a request is made again, after pauses that double from a tenth of a second: some six
+/// seconds for a server that starts again.
+const RETRIES: usize = 6;
 /// A larger object is none of a repository: packs are at most 4 GiB.
 const LARGEST: u64 = u32::MAX as u64;
 
@@ -65,7 +68,10 @@ impl S3 {
             .with_bucket_name(bucket)
             .with_virtual_hosted_style_request(false)
             .with_client_options(client)
-            .with_retry(RetryConfig::default())
+            .with_retry(RetryConfig {
+                max_retries: RETRIES,
+                ..RetryConfig::default()
+            })
             .build()
             .map_err(|cause| bad(cause.to_string()))?;
         let runtime = tokio::runtime::Builder::new_multi_thread()

@@ -7,7 +7,7 @@
 //!
 //!   ckptfs merges
 //!   version 1
-//!   into branch epoch 8 number 5 at 1764117933000000000 from 12 made 1764117932000000000 done
+//!   into branch epoch 8 number 5 at 1764117933000000000 from 12 made 1764117932000000000 clean done
 //!   into parent epoch 14 number 0 at 0 from 9 made 1764117934000000000 begun
 //!
 //! pair      inode, inode, 8 B of the BLAKE3 hash of both
@@ -66,6 +66,8 @@ pub struct MergeEntry {
     pub operation: (u64, i64),
     /// The checkpoint of the other side that was merged, and when it was made.
     pub from: (CheckpointId, i64),
+    /// Nothing clashed.
+    pub clean: bool,
     /// It is known to be durable.
     pub done: bool,
 }
@@ -81,14 +83,19 @@ impl MergeEntry {
         };
         let ((number, at_ns), (from, made_ns)) = (self.operation, self.from);
         let state = if self.done { "done" } else { "begun" };
+        let clean = if self.clean { "clean " } else { "" };
         format!(
-            "into {into} epoch {} number {number} at {at_ns} from {} made {made_ns} {state}\n",
+            "into {into} epoch {} number {number} at {at_ns} from {} made {made_ns} {clean}{state}\n",
             self.epoch.0, from.0
         )
     }
 
     fn parse(line: &str) -> Option<MergeEntry> {
-        let words: Vec<&str> = line.split(' ').collect();
+        let mut words: Vec<&str> = line.split(' ').collect();
+        let clean = words.iter().rev().nth(1) == Some(&"clean");
+        if clean {
+            words.remove(words.len().saturating_sub(2));
+        }
         let [
             "into",
             into,
@@ -116,6 +123,7 @@ impl MergeEntry {
             epoch: CheckpointId(epoch.parse().ok()?),
             operation: (number.parse().ok()?, at_ns.parse().ok()?),
             from: (CheckpointId(from.parse().ok()?), made_ns.parse().ok()?),
+            clean,
             done: match state {
                 "done" => true,
                 "begun" => false,
@@ -330,6 +338,7 @@ mod tests {
             epoch: CheckpointId(8),
             operation: (5, 1_764_117_933_000_000_000),
             from: (CheckpointId(12), -3),
+            clean: !done,
             done,
         }
     }

@@ -33,10 +33,12 @@ pub use handover::{
     SharedWords, Signals, backing_close, is_in_error, message_pair, receive_message,
     replace_descriptor, send_message, wait_readable, wrap_number,
 };
-pub use mount::{device_at, fusermount_unmount, mount_of, mounts, mounts_of_all, unmount};
+pub use mount::{
+    device_at, fusermount_unmount, mount_of, mounts, mounts_of_all, mounts_of_others, unmount,
+};
 pub use namespace::{mount_bind, mount_overlay, mount_scratch, private_mounts};
 pub(super) use open::{WHITEOUT, after_open, open_flags};
-pub use open::{create_file_at, open_beneath, open_path_at, reopen};
+pub use open::{create_file_at, open_beneath, open_path_at, reopen, unnamed_file};
 pub use probe::{
     allocation, dirty_pages, dirty_pages_before, extent_map, lease_free, shares_extents,
     truncate_unshared,

@@ -1,5 +1,6 @@
 //! Mounts: what is mounted, and how it goes.
 
+use std::collections::HashSet;
 use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStringExt;
@@ -11,7 +12,7 @@ use rustix::mount::UnmountFlags;
 
 use super::super::args::MountPoint;
 use super::super::fault::Call;
-use super::super::name::{make_device, retry};
+use super::super::name::{device_major, device_minor, make_device, retry};
 use super::super::types::{Errno, SysResult};
 
 /// The helpers that unmount for ordinary users, in the order they are tried.
@@ -43,7 +44,38 @@ pub fn device_at(at: &Path) -> SysResult<u64> {
 /// The mounts that `wanted` takes, of all processes that may be looked at, each with a process that
 /// sees it. Processes that share a table count once.
 pub fn mounts_of_all(wanted: impl Fn(&MountPoint) -> bool) -> SysResult<Vec<(u32, MountPoint)>> {
-    let mut seen = std::collections::HashSet::new();
+    mounts_of(HashSet::new(), |_| true, wanted)
+}
+
+/// As [`mounts_of_all`], of the filesystem on this device, and without the table that this process
+/// sees itself.
+pub fn mounts_of_others(
+    dev: u64,
+    wanted: impl Fn(&MountPoint) -> bool,
+) -> SysResult<Vec<(u32, MountPoint)>> {
+    let own = table_of(Path::new("/proc/self"));
+    let number = format!("{}:{}", device_major(dev), device_minor(dev));
+    let is_on_it = |line: &[u8]| {
+        let mut fields = line.split(|&byte| byte == b' ');
+        fields.nth(2) == Some(number.as_bytes())
+    };
+    mounts_of(own.into_iter().collect(), is_on_it, wanted)
+}
+
+/// What tells tables of mounts apart: a table is of a namespace, seen from a root directory. A
+/// process that has ended has none.
+type Table = (PathBuf, PathBuf);
+
+fn table_of(process: &Path) -> Option<Table> {
+    let at = |name: &str| std::fs::read_link(process.join(name)).ok();
+    at("ns/mnt").zip(at("root"))
+}
+
+fn mounts_of(
+    mut seen: HashSet<Table>,
+    line_wanted: impl Fn(&[u8]) -> bool,
+    wanted: impl Fn(&MountPoint) -> bool,
+) -> SysResult<Vec<(u32, MountPoint)>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc")?.map_while(Result::ok) {
         let Some(pid) = entry
@@ -53,18 +85,17 @@ pub fn mounts_of_all(wanted: impl Fn(&MountPoint) -> bool) -> SysResult<Vec<(u32
         else {
             continue;
         };
-        // A table is of a namespace, seen from a root directory. A process that ends meanwhile has
-        // none.
-        let at = |name: &str| std::fs::read_link(entry.path().join(name)).ok();
-        if let Some(table) = at("ns/mnt").zip(at("root"))
-            && !seen.insert(table)
-        {
+        let process = entry.path();
+        if table_of(&process).is_some_and(|table| !seen.insert(table)) {
             continue;
         }
-        let Ok(text) = std::fs::read(entry.path().join("mountinfo")) else {
+        let Ok(text) = std::fs::read(process.join("mountinfo")) else {
             continue;
         };
-        let lines = text.split(|&byte| byte == b'\n').filter_map(parse_mount);
+        let lines = text.split(|&byte| byte == b'\n');
+        let lines = lines
+            .filter(|line| line_wanted(line))
+            .filter_map(parse_mount);
         found.extend(
             lines
                 .filter(|mount| wanted(mount))

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use rustix::fs::{CWD, MemfdFlags, Mode, OFlags, ResolveFlags};
 
 use super::super::args::{Open, OpenKind};
 use super::super::fault::Call;
@@ -52,6 +52,22 @@ pub fn create_file_at(dir: impl AsFd, name: &[u8], open: Open, mode: u32) -> Sys
         rustix::fs::openat(&dir, name, flags, permissions(mode))
     })
     .map(File::from)
+}
+
+/// A file without a name, which is gone when it is closed: on the filesystem of `dir`, or in memory
+/// (open(2), `O_TMPFILE`; memfd_create(2)).
+pub fn unnamed_file(dir: Option<&OwnedFd>) -> SysResult<File> {
+    let on_disk = dir.map(|dir| {
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        rustix::fs::openat(dir, c".", flags, Mode::RUSR | Mode::WUSR).map_err(Errno::from)
+    });
+    match on_disk {
+        // A network's filesystem has none.
+        None | Some(Err(Errno::EOPNOTSUPP | Errno::EISDIR)) => {
+            Ok(rustix::fs::memfd_create(c"ckptfs", MemfdFlags::CLOEXEC).map(File::from)?)
+        }
+        Some(made) => made.map(File::from),
+    }
 }
 
 /// Opens a descriptor that names `name` in `dir`, whatever it is, without opening it (`O_PATH`): it

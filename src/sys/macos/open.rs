@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{CWD, Mode, OFlags};
 
@@ -54,6 +55,30 @@ pub fn create_file_at(dir: impl AsFd, name: &[u8], open: Open, mode: u32) -> Sys
     })?;
     after_open(fd, open)
 }
+
+/// A file without a name, which is gone when it is closed: in `dir`, or where temporary files are.
+/// For a moment it has one.
+pub fn unnamed_file(dir: Option<&OwnedFd>) -> SysResult<File> {
+    let name = format!(
+        ".ckptfs-{}-{}",
+        std::process::id(),
+        NEXT.fetch_add(1, Ordering::Relaxed)
+    );
+    let open = Open {
+        read: true,
+        ..Open::WRITE
+    };
+    let temporary = match dir {
+        Some(dir) => dir.try_clone()?,
+        None => OwnedFd::from(File::open(std::env::temp_dir())?),
+    };
+    let file = create_file_at(&temporary, name.as_bytes(), open, 0o600)?;
+    rustix::fs::unlinkat(&temporary, name.as_str(), rustix::fs::AtFlags::empty())?;
+    Ok(file)
+}
+
+/// Numbers of the names that files have for a moment.
+static NEXT: AtomicU64 = AtomicU64::new(0);
 
 /// Opens a descriptor that names `name` in `dir`, whatever it is; a link is itself. EOPNOTSUPP for
 /// sockets.

@@ -34,24 +34,37 @@ pub struct Inode {
     pub gid: u32,
     /// When its content changed; `None`: with the merge.
     pub mtime: Option<Time>,
-    /// Extended attributes, sorted by name.
-    pub xattrs: Xattrs,
+    /// Extended attributes, sorted by name; `None`: they stay.
+    pub xattrs: Option<Xattrs>,
 }
 
 /// An inode as one side has it.
 struct Seen {
     stat: Stat,
-    xattrs: Xattrs,
+    /// `None`: they are the same in all three.
+    xattrs: Option<Xattrs>,
 }
 
-fn seen<T: Tree>(side: &Side<'_, T>, slot: Slot) -> SysResult<Option<Seen>> {
+fn seen<T: Tree>(side: &Side<'_, T>, slot: Slot, xattrs: bool) -> SysResult<Option<Seen>> {
     let Some(way) = side.way(slot) else {
         return Ok(None);
     };
     Ok(Some(Seen {
         stat: side.tree.attr(way)?.stat,
-        xattrs: side.tree.xattrs(way)?,
+        xattrs: xattrs.then(|| side.tree.xattrs(way)).transpose()?,
     }))
+}
+
+/// An inode is as it is in the base, as far as is known without a look at it.
+fn is_as_in<T: Tree>(
+    (base, side): (&Side<'_, T>, &Side<'_, T>),
+    slot: Slot,
+    changed: Option<&HashSet<Slot>>,
+) -> bool {
+    let (Some(own), Some(changed)) = (side.own_number(slot), changed) else {
+        return false;
+    };
+    base.own_number(slot) == Some(own) && !changed.contains(&own)
 }
 
 /// How one inode is merged, and what clashes: with whether that is settled.
@@ -80,7 +93,9 @@ pub(super) fn merge<T: Tree>(
 ) -> SysResult<HashMap<Slot, Inode>> {
     let mut inodes = HashMap::new();
     for slot in theirs.met.keys().copied() {
-        if scope.is_some_and(|scope| !scope.contains(&slot)) {
+        let [_, changed] = how.changed;
+        let stays = is_as_in((base, theirs), slot, changed);
+        if stays || scope.is_some_and(|scope| !scope.contains(&slot)) {
             continue;
         }
         let mut merger = Merger {
@@ -128,10 +143,12 @@ impl<T: Tree> Merger<'_, '_, T> {
 
     /// What is in `base` or not: a directory that both made is in both sides alone.
     fn merge(&mut self, slot: Slot) -> SysResult<Option<Inode>> {
-        let (Some(o), Some(t)) = (seen(self.ours, slot)?, seen(self.theirs, slot)?) else {
+        let xattrs = self.may_have_other_xattrs(slot);
+        let seen = |side| seen(side, slot, xattrs);
+        let (Some(o), Some(t)) = (seen(self.ours)?, seen(self.theirs)?) else {
             return Ok(None);
         };
-        let b = seen(self.base, slot)?;
+        let b = seen(self.base)?;
         let content = match (o.stat.kind, &b) {
             (Kind::File | Kind::Symlink, Some(_)) => self.content(slot)?,
             _ => Origin::Ours,
@@ -147,14 +164,15 @@ impl<T: Tree> Merger<'_, '_, T> {
         let (uid, gid) = self.three(|| Clash::Owner, owners).unwrap_or(owner(&o));
         let before = b.as_ref().map_or(o.stat.mtime, |b| b.stat.mtime);
         let mtime = match content {
-            Origin::Ours if o.stat.mtime == before => Some(t.stat.mtime),
+            Origin::Ours if self.how.times && o.stat.mtime == before => Some(t.stat.mtime),
             Origin::Ours => Some(o.stat.mtime),
             Origin::Theirs => Some(t.stat.mtime),
             Origin::Text(_) => None,
         };
         let none = Xattrs::new();
-        let before = b.as_ref().map_or(&none, |b| &b.xattrs);
-        let xattrs = self.xattrs([before, &o.xattrs, &t.xattrs]);
+        let before = b.as_ref().and_then(|b| b.xattrs.as_ref()).unwrap_or(&none);
+        let both = o.xattrs.as_ref().zip(t.xattrs.as_ref());
+        let xattrs = both.map(|(ours, theirs)| self.xattrs([before, ours, theirs]));
         let inode = Inode {
             content,
             mode,
@@ -172,6 +190,17 @@ impl<T: Tree> Merger<'_, '_, T> {
             xattrs: o.xattrs,
         };
         Ok((inode != stays).then_some(inode))
+    }
+
+    fn may_have_other_xattrs(&self, slot: Slot) -> bool {
+        let [base, ours, theirs] =
+            [self.base, self.ours, self.theirs].map(|side| side.own_number(slot));
+        let recorded = |own| {
+            self.how
+                .xattrs
+                .is_none_or(|recorded| recorded.contains(&own))
+        };
+        base != ours || base != theirs || base.is_none_or(recorded)
     }
 
     fn xattrs(&mut self, [base, ours, theirs]: [&Xattrs; 3]) -> Xattrs {
@@ -198,7 +227,8 @@ impl<T: Tree> Merger<'_, '_, T> {
         if theirs.same_content(slot, base)? {
             return Ok(Origin::Ours);
         }
-        if ours.same_content(slot, base)? {
+        let [changed, _] = self.how.changed;
+        if is_as_in((base, ours), slot, changed) || ours.same_content(slot, base)? {
             return Ok(Origin::Theirs);
         }
         if ours.same_content(slot, theirs)? {

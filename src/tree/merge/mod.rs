@@ -26,7 +26,7 @@ mod side;
 mod tests;
 pub mod text;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use self::outcome::Outcome;
 use self::same::Same;
@@ -146,6 +146,14 @@ pub struct How<'h> {
     pub since: [Option<CheckpointId>; 2],
     /// What merges before have noted of inodes that are one.
     pub same: Option<&'h Same>,
+    /// What comes has the times that it has there: that alone is a change.
+    pub times: bool,
+    /// The inodes that `ours`, and `theirs`, has recorded since the base, if that is a state of its
+    /// own: no other inode of the base has changed there.
+    pub changed: [Option<&'h HashSet<Slot>>; 2],
+    /// The inodes whose extended attributes either side has recorded since both came from one state
+    /// that is no later than the base: what has one number in all three has one set of them else.
+    pub xattrs: Option<&'h HashSet<Slot>>,
 }
 
 impl Default for How<'_> {
@@ -162,6 +170,9 @@ impl Default for How<'_> {
             },
             since: [None; 2],
             same: None,
+            times: true,
+            changed: [None; 2],
+            xattrs: None,
         }
     }
 }

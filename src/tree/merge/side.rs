@@ -339,6 +339,11 @@ impl<'a, T: Tree> Side<'a, T> {
         self.places.get(&number).cloned().unwrap_or_default()
     }
 
+    /// The number that this state has of an inode.
+    pub(super) fn own_number(&self, number: Slot) -> Option<Slot> {
+        self.met.get(&number).map(|(child, _)| child.slot)
+    }
+
     pub(super) fn kind(&self, number: Slot) -> Option<Kind> {
         self.met.get(&number).map(|(child, _)| child.kind)
     }

@@ -7,7 +7,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use super::support::{AGENT, Session, get, nowhere};
-use crate::common::command::{has, sh};
+use crate::common::command::{copy_program, has, sh};
 use crate::common::{MountOpts, Variant, for_each_variant, skip};
 
 for_each_variant! { xfs => another_user_s_prompts_are_checkpoints_and_root_rewinds_them }
@@ -29,7 +29,7 @@ fn another_user_s_prompts_are_checkpoints_and_root_rewinds_them(v: Variant) {
     let (_dir, shared) = nowhere();
     std::fs::set_permissions(&shared, std::fs::Permissions::from_mode(0o755)).expect("chmod");
     let program = shared.join("ckptfs");
-    std::fs::copy(env!("CARGO_BIN_EXE_ckptfs"), &program).expect("a copy");
+    copy_program(Path::new(env!("CARGO_BIN_EXE_ckptfs")), &program);
     let script = shared.join("agent.py");
     std::fs::copy(AGENT, &script).expect("a copy");
     sh(&shared, "chmod a+rx ckptfs agent.py");

@@ -52,10 +52,23 @@ fn world() -> Sandbox {
     sandbox
 }
 
+/// A remote, with a checkpoint.
+fn add_remote(sandbox: &Sandbox) {
+    sandbox.file(".password", "secret\n");
+    let mut shell = sandbox.hermetic("bash", "project");
+    shell.args([
+        "-c",
+        "chmod 600 ~/.password && ckptfs remote add disk ~/repository --password-file ~/.password && ckptfs push disk v1",
+    ]);
+    sandbox.run(shell).ok();
+}
+
 /// Runs examples, one after the other.
 fn run(examples: &[String]) {
     let sandbox = world();
-
+    if examples.iter().any(|example| example.contains(" disk")) {
+        add_remote(&sandbox);
+    }
     for example in examples {
         let mut shell = sandbox.hermetic("bash", "project");
         shell

@@ -1,11 +1,12 @@
 //! What a person does in a hurry: twice the same, half a name, Ctrl-C. Nothing of it hides work.
 
 use std::fs::{self, File};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use super::support::{Ran, Sandbox};
+use crate::common::command::write_script;
 
 /// A mounted project with one checkpoint, `v1`, and an edit since.
 pub fn edited() -> Sandbox {
@@ -308,8 +309,8 @@ fn a_restore_that_has_not_begun_is_given_up_with_whoever_asked() {
     let sandbox = Sandbox::new();
     sandbox.file("p/a.txt", "one\n");
     let hook = sandbox.path.join("hooks/pre-restore");
-    sandbox.file("hooks/pre-restore", "#!/bin/sh\nsleep 1\n");
-    fs::set_permissions(&hook, fs::Permissions::from_mode(0o700)).expect("a mode");
+    fs::create_dir(sandbox.path.join("hooks")).expect("a directory");
+    write_script(&hook, "#!/bin/sh\nsleep 1\n");
     sandbox
         .ckptfs(&[
             "mount",

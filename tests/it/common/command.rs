@@ -152,6 +152,21 @@ pub fn sh(dir: &Path, script: &str) -> String {
     text
 }
 
+/// Copies a program that is to be run. `cp` has it open for writing, and not this process: what other
+/// threads start would hold that descriptor until its exec, and to run the program would be ETXTBSY.
+pub fn copy_program(from: &Path, to: &Path) {
+    succeeds(&mut tool("cp", &[from, to]), TOOL_SECONDS);
+}
+
+/// Makes a script that is to be run, for the same reason by another process.
+pub fn write_script(path: &Path, text: &str) {
+    let mut shell = tool(
+        "sh",
+        &["-euc", "printf %s \"$2\" > \"$1\"; chmod 755 \"$1\"", "sh"],
+    );
+    succeeds(shell.arg(path).arg(text), TOOL_SECONDS);
+}
+
 /// Whether a program is in the PATH of [`tool`].
 pub fn has(program: &str) -> bool {
     let script = format!("command -v {program}");

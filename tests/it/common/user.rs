@@ -1,12 +1,11 @@
 //! An ordinary user: mounts with fusermount3, in a mount namespace in which `/dev/fuse` is open to
 //! all, as it is on a desktop.
 
-use std::fs;
 use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-use super::command::{has, run_limited, tool};
+use super::command::{copy_program, has, run_limited, tool};
 use super::image::Image;
 use super::variant::skip;
 
@@ -49,7 +48,7 @@ mount -t tmpfs none /mnt && mknod -m 666 /mnt/fuse c 10 229 && mount --bind /mnt
 pub fn runs(script: &str, home: &Path, dir: &Path) -> Output {
     // The binary is copied: the directory that it is built in may be root's alone.
     let binary = home.join("ckptfs");
-    fs::copy(env!("CARGO_BIN_EXE_ckptfs"), &binary).expect("the image has room");
+    copy_program(Path::new(env!("CARGO_BIN_EXE_ckptfs")), &binary);
     let user = USER.to_string();
     let become_it = [
         "setpriv",

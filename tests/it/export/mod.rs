@@ -3,7 +3,7 @@
 
 mod import;
 mod refused;
-pub(crate) mod support;
+pub mod support;
 mod tar;
 mod trees;
 mod whole;

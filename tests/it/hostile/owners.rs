@@ -4,6 +4,9 @@
 //! Everything runs in a mount namespace of its own, in which an ordinary user may mount and let
 //! others in.
 
+use std::path::Path;
+
+use crate::common::command::copy_program;
 use crate::common::{Fs, Image, run_limited, skip, tool};
 
 /// Nobody else's on this machine.
@@ -68,7 +71,7 @@ fn set_id_bits_owners_and_devices_are_not_taken_over_from_strangers() {
     let home = image.dir("home");
     // The binary is copied: the directory that it is built in may be root's alone.
     let binary = home.join("ckptfs");
-    std::fs::copy(env!("CARGO_BIN_EXE_ckptfs"), &binary).expect("copy");
+    copy_program(Path::new(env!("CARGO_BIN_EXE_ckptfs")), &binary);
     let prepare = format!(
         "mount -t tmpfs none /mnt && mknod -m 666 /mnt/fuse c 10 229 && mount --bind /mnt/fuse /dev/fuse && \
          (cat /etc/passwd; echo 'stranger:x:{USER}:{USER}::/:/bin/sh') > /mnt/passwd && mount --bind /mnt/passwd /etc/passwd && \

@@ -5,6 +5,7 @@ mod branch;
 mod cases;
 mod cost;
 mod cut_short;
+mod later;
 mod story;
 mod support;
 mod tool;

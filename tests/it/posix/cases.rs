@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use super::support::{Slot, checkpoint, connect};
+use crate::common::command::copy_program;
 use crate::common::strace::Strace;
 use crate::common::{Io, Variant, for_each_variant, skip};
 
@@ -44,7 +45,7 @@ fn a_running_program_is_not_emptied_by_an_open_to_read(v: Variant) {
         .into_iter()
         .find(|path| Path::new(path).exists())
         .expect("there is sleep");
-    fs::copy(sleep, &program).unwrap();
+    copy_program(Path::new(sleep), &program);
     fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
     let bytes = fs::read(&program).unwrap();
     let running = Running::start(&program);

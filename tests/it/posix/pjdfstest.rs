@@ -1,13 +1,14 @@
 //! `pjdfstest`: the calls of POSIX on files, case by case, as root and as two ordinary users.
 
 use std::collections::BTreeMap;
-use std::fs::{self, Permissions};
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::time::Duration;
 
 use super::exclusions::Verdicts;
 use super::support::{Slot, between_checkpoints, suite};
+use crate::common::command::write_script;
 use crate::common::random::is_long;
 use crate::common::{Image, Mount, MountOpts, Variant, for_each_variant, run_limited, tool};
 
@@ -68,13 +69,10 @@ impl Setting {
         // remount; `-i` asks the kernel itself.
         let bin = setting.dir.path().join("bin");
         fs::create_dir(&bin).expect("the run directory is writable");
-        fs::write(
-            bin.join("mount"),
+        write_script(
+            &bin.join("mount"),
             "#!/bin/sh\nPATH=${PATH#*:}\nexec mount -i \"$@\"\n",
-        )
-        .expect("the run directory is writable");
-        fs::set_permissions(bin.join("mount"), Permissions::from_mode(0o755))
-            .expect("the file is ours");
+        );
         setting
     }
 

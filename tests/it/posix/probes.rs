@@ -24,6 +24,7 @@ use attributes::{
 };
 
 use super::exclusions::Verdicts;
+use crate::common::command::write_script;
 use crate::common::{Image, Mount, MountOpts, Variant, for_each_variant, run_limited, tool};
 
 for_each_variant! { reflink => every_probe }
@@ -530,24 +531,19 @@ fn device(dir: &Path) -> Found {
     ))
 }
 
-fn script(dir: &Path) -> io::Result<PathBuf> {
+fn script(dir: &Path) -> PathBuf {
     let path = dir.join("script");
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o755)
-        .open(&path)?;
-    file.write_all(b"#!/bin/sh\necho $1\n")?;
-    Ok(path)
+    write_script(&path, "#!/bin/sh\necho $1\n");
+    path
 }
 
 fn program(dir: &Path) -> Found {
-    let output = Command::new(script(dir)?).arg("hello").output()?;
+    let output = Command::new(script(dir)).arg("hello").output()?;
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 fn program_being_written(dir: &Path) -> Found {
-    let path = script(dir)?;
+    let path = script(dir);
     let _writer = OpenOptions::new().write(true).open(&path)?;
     let refused = Command::new(path).output();
     Ok(refused.map_or_else(

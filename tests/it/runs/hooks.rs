@@ -4,13 +4,11 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 
-use crate::common::command::sh;
+use crate::common::command::{sh, write_script};
 use crate::common::{MountOpts, Rig, Variant, for_each_variant, run_limited, scratch};
 
 fn hook(dir: &Path, name: &str, script: &str) {
-    let path = dir.join(name);
-    fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+    write_script(&dir.join(name), &format!("#!/bin/sh\n{script}\n"));
 }
 
 /// A mount with a directory of hooks, which may take `timeout`.

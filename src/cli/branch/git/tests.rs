@@ -97,7 +97,14 @@ impl Project {
 }
 
 fn branch_of(project: &Path, at: &Path, name: &str) -> VerbResult<(PathBuf, Attached)> {
-    let begun = begin(project, None, at, name)?.expect("a repository");
+    made_of(
+        project,
+        at,
+        begin(project, None, at, name)?.expect("a repository"),
+    )
+}
+
+fn made_of(project: &Path, at: &Path, begun: Begun) -> VerbResult<(PathBuf, Attached)> {
     run(Command::new("cp")
         .args(["-a", "--reflink=auto"])
         .arg(project)
@@ -141,6 +148,30 @@ fn git(dir: &Path, arguments: &[&str]) -> String {
 fn commit(dir: &Path, message: &str) {
     git(dir, &["add", "-A"]);
     git(dir, &["commit", "-q", "--allow-empty", "-m", message]);
+}
+
+#[test]
+fn an_index_that_was_copied_ahead_is_that_of_the_base() {
+    let project = Project::new();
+    for (name, changes) in [("same", false), ("other", true)] {
+        let at = project.branch_at(name);
+        let begun = begin(&project.root(), None, &at, name).expect("it begins");
+        let mut begun = begun.expect("a repository");
+        begun.copy_ahead();
+        assert!(
+            matches!(begun.ahead, Some(Ok(Some(_)))),
+            "{:?}",
+            begun.ahead
+        );
+        if changes {
+            project.write("src/file3", "staged\n");
+            project.git(&["add", "src/file3"]);
+        }
+        made_of(&project.root(), &at, begun).expect("it is made");
+        let status = ["status", "--porcelain"];
+        assert_eq!(git(&at, &status), project.git(&status), "{name}");
+        assert_eq!(git(&at, &status).is_empty(), !changes, "{name}");
+    }
 }
 
 #[test]

@@ -1,0 +1,257 @@
+//! Wrong passwords, full disks, bit flips, kills: never a snapshot or a copy that says that it is
+//! whole and is not.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::{SECONDS, User, mark, pulled};
+use crate::common::command::{fails, has, run_limited, sh, succeeds};
+use crate::common::tree::{assert_same, tree};
+use crate::common::{MountOpts, Rig, Variant, for_each_variant, sample_tree, tool};
+
+/// A tree of 20 MB that does not compress, so that there is a middle.
+fn large(v: Variant) -> Rig {
+    v.start_with(MountOpts::new(v.io), |dir| {
+        sample_tree(dir);
+        sh(
+            dir,
+            "mkdir large; for n in $(seq 40); do head -c 500000 /dev/urandom > large/$n; done",
+        );
+    })
+}
+
+fn beside(rig: &Rig, name: &str) -> PathBuf {
+    rig.path().parent().expect("the image").join(name)
+}
+
+for_each_variant! { one => a_wrong_password }
+
+fn a_wrong_password(v: Variant) {
+    let rig = v.start();
+    rig.mount.checkpoint();
+    let user = User::new();
+    for verb in [
+        &["push", "home"][..],
+        &["remote", "log", "home"],
+        &["pull", "home", "--into", "x"],
+    ] {
+        let mut command = user.command(rig.path(), verb);
+        let said = fails(command.env("CKPTFS_REMOTE_PASSWORD", "wrong"), SECONDS);
+        assert!(
+            said.contains("the password does not open this repository"),
+            "{said}"
+        );
+        assert!(!said.contains("wrong"), "{said}");
+    }
+    let config = user.dir.path().join("config/ckptfs/remotes.toml");
+    let text = fs::read_to_string(config).expect("the remotes");
+    assert!(
+        !text.contains(super::PASSWORD),
+        "no password is kept: {text}"
+    );
+    // Of a file that others may read, none is taken; of a command, its first line.
+    let file = user.dir.path().join("password");
+    fs::write(&file, format!("{}\nsecond line\n", super::PASSWORD)).expect("written");
+    sh(user.dir.path(), "chmod 644 password");
+    let add = |how: &str, from: &str| {
+        let mut add = user.command(
+            user.dir.path(),
+            &["remote", "add", "home", &user.url, "-f", how, from],
+        );
+        add.env_remove("CKPTFS_REMOTE_PASSWORD");
+        add
+    };
+    let file = file.to_str().expect("UTF-8");
+    let said = fails(&mut add("--password-file", file), SECONDS);
+    assert!(said.contains("others may read the password"), "{said}");
+    sh(user.dir.path(), "chmod 600 password");
+    succeeds(&mut add("--password-file", file), SECONDS);
+    succeeds(
+        &mut add("--password-command", &format!("cat {file}")),
+        SECONDS,
+    );
+}
+
+for_each_variant! { one => a_push_that_is_killed }
+
+/// It is killed at many moments, run again, and what is there at the end is whole.
+fn a_push_that_is_killed(v: Variant) {
+    let rig = large(v);
+    rig.mount.checkpoint();
+    let expected = tree(rig.path());
+    let user = User::new();
+    let mut killed = 0;
+    for round in 0..12_u64 {
+        let mut push = user
+            .command(rig.path(), &["push", "home"])
+            .spawn()
+            .expect("runs");
+        std::thread::sleep(Duration::from_millis(100 + 120 * round));
+        killed += u64::from(push.try_wait().expect("its state").is_none());
+        push.kill().expect("killed");
+        push.wait().expect("ended");
+        if user.log(&rig) == [1] {
+            break;
+        }
+    }
+    assert!(killed > 1, "it was killed before its end");
+    user.push(&rig, &[]);
+    assert_eq!(user.log(&rig), [1]);
+    if has("restic") {
+        user.check();
+    }
+    let into = beside(&rig, "into");
+    // The pull is killed too, and goes on.
+    for round in 0..6 {
+        let into = into.to_str().expect("UTF-8");
+        let mut pull = user
+            .command(rig.path(), &["pull", "home", "--into", into])
+            .spawn()
+            .expect("runs");
+        std::thread::sleep(Duration::from_millis(150 + 150 * round));
+        let ended = pull.try_wait().expect("its state");
+        pull.kill().expect("killed");
+        pull.wait().expect("ended");
+        if ended.is_none() && Path::new(into).exists() && round < 2 {
+            assert_ne!(mark(Path::new(into)), "whole");
+        }
+    }
+    user.pull(&rig, "latest", &into);
+    assert_same(&pulled(&into), &expected);
+    assert_eq!(tree(rig.path()), expected);
+}
+
+for_each_variant! { one => two_at_once }
+
+fn two_at_once(v: Variant) {
+    let rig = large(v);
+    let trees = [1, 2].map(|n| {
+        rig.mount.checkpoint();
+        let tree = tree(rig.path());
+        sh(
+            rig.path(),
+            &format!("echo {n} >> large/{n}; head -c 100000 /dev/urandom > large/new-{n}"),
+        );
+        tree
+    });
+    let user = User::new();
+    let pushes = [(); 2].map(|()| {
+        user.command(rig.path(), &["push", "home"])
+            .spawn()
+            .expect("runs")
+    });
+    for mut push in pushes {
+        assert!(push.wait().expect("ended").success());
+    }
+    if has("restic") {
+        user.check();
+    }
+    for (id, expected) in ["1", "2"].into_iter().zip(trees) {
+        let into = beside(&rig, id);
+        user.pull(&rig, id, &into);
+        assert_same(&pulled(&into), &expected);
+    }
+}
+
+for_each_variant! { one => a_disk_that_is_full }
+
+/// Where the repository is, and where something is pulled to.
+fn a_disk_that_is_full(v: Variant) {
+    let rig = large(v);
+    rig.mount.checkpoint();
+    let expected = tree(rig.path());
+    let user = User::new();
+    let small = Small::mount(&user.dir.path().join("small"), "12m");
+    user.add(small.0.join("repository").to_str().expect("UTF-8"));
+    let said = fails(&mut user.command(rig.path(), &["push", "home"]), SECONDS);
+    assert!(said.contains("No space left"), "{said}");
+    assert!(
+        user.log(&rig).is_empty(),
+        "there is no snapshot of what is not whole"
+    );
+    small.resize("100m");
+    user.push(&rig, &[]);
+    let full = Small::mount(&user.dir.path().join("full"), "12m");
+    let into = full.0.join("into");
+    let target = into.to_str().expect("UTF-8").to_owned();
+    let ran = run_limited(
+        &mut user.command(rig.path(), &["pull", "home", "--into", &target]),
+        SECONDS,
+    );
+    assert!(!ran.status.success());
+    assert_ne!(mark(&into), "whole");
+    full.resize("100m");
+    user.pull(&rig, "latest", &into);
+    assert_eq!(mark(&into), "whole");
+    assert_same(&pulled(&into), &expected);
+}
+
+/// A filesystem in memory.
+struct Small(PathBuf);
+
+impl Small {
+    fn mount(at: &Path, size: &str) -> Small {
+        fs::create_dir(at).expect("mkdir");
+        let size = format!("size={size}");
+        succeeds(
+            tool("mount", &["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(at),
+            20,
+        );
+        Small(at.to_owned())
+    }
+
+    fn resize(&self, size: &str) {
+        let size = format!("remount,size={size}");
+        succeeds(tool("mount", &["-o", &size]).arg(&self.0), 20);
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        run_limited(tool("umount", &["-l"]).arg(&self.0), 20);
+    }
+}
+
+for_each_variant! { one => flipped_bits }
+
+/// One bit of each kind of file, at several places: an error, or everything as it was.
+fn flipped_bits(v: Variant) {
+    let rig = v.start_with(MountOpts::new(v.io), sample_tree);
+    rig.mount.checkpoint();
+    let expected = tree(rig.path());
+    let user = User::new();
+    user.push(&rig, &[]);
+    let mut found = 0;
+    for kind in ["data", "index", "snapshots", "keys", "config"] {
+        let list = sh(&user.repository(), &format!("find {kind} -type f"));
+        for (number, path) in list.lines().enumerate() {
+            let path = user.repository().join(path);
+            let before = fs::read(&path).expect("read");
+            for part in [7, 2] {
+                let mut flipped = before.clone();
+                let at = (flipped.len() / part).min(flipped.len() - 1);
+                flipped[at] ^= 4;
+                fs::write(&path, &flipped).expect("written");
+                let into = beside(&rig, &format!("{kind}-{number}-{part}"));
+                let target = into.to_str().expect("UTF-8").to_owned();
+                let mut pull = user.command(rig.path(), &["pull", "home", "--into", &target]);
+                let ran = run_limited(&mut pull, SECONDS);
+                if ran.status.success() {
+                    assert_same(&pulled(&into), &expected);
+                } else {
+                    found += 1;
+                    assert!(!into.exists() || mark(&into) != "whole");
+                    let said = String::from_utf8_lossy(&ran.stderr).into_owned();
+                    assert!(
+                        said.contains("Error: ") && !said.contains("panicked"),
+                        "{said}"
+                    );
+                }
+            }
+            fs::write(&path, &before).expect("written");
+        }
+    }
+    assert!(found >= 5, "{found} of the flips were found");
+    user.pull(&rig, "latest", &beside(&rig, "at-last"));
+}

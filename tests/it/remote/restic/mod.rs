@@ -1,0 +1,134 @@
+//! Repositories in restic's format, read by restic.
+
+mod faults;
+mod same;
+mod servers;
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::common::command::{stdout_of, succeeds};
+use crate::common::tree::Tree;
+use crate::common::{Rig, scratch, tool, tree_of};
+
+/// Seconds for one push or pull of a small tree.
+const SECONDS: u64 = 120;
+const PASSWORD: &str = "correct horse";
+
+/// A user with one remote, `home`, and nothing else.
+struct User {
+    dir: TempDir,
+    url: String,
+}
+
+/// Who asks the server of a bucket, which takes anybody.
+const BUCKET_USER: [(&str, &str); 3] = [
+    ("AWS_ACCESS_KEY_ID", "test"),
+    ("AWS_SECRET_ACCESS_KEY", "key-of-the-test"),
+    ("AWS_REGION", "us-east-1"),
+];
+
+impl User {
+    /// With a repository in a directory.
+    fn new() -> User {
+        let dir = scratch();
+        let url = dir.path().join("repository").display().to_string();
+        let user = User { dir, url };
+        user.add(&user.url);
+        user
+    }
+
+    /// With one in the bucket of a server on this port.
+    fn in_bucket(port: u16) -> User {
+        let url = format!("s3:http://127.0.0.1:{port}/bucket/some/project");
+        let user = User {
+            dir: scratch(),
+            url,
+        };
+        user.add(&user.url);
+        user
+    }
+
+    fn add(&self, url: &str) {
+        let mut add = self.command(self.dir.path(), &["remote", "add", "home", url, "--force"]);
+        succeeds(&mut add, SECONDS);
+    }
+
+    fn repository(&self) -> PathBuf {
+        self.dir.path().join("repository")
+    }
+
+    fn command(&self, dir: &Path, arguments: &[&str]) -> Command {
+        let mut command = tool(env!("CARGO_BIN_EXE_ckptfs"), arguments);
+        command
+            .current_dir(dir)
+            .env("XDG_CONFIG_HOME", self.dir.path().join("config"))
+            .env("XDG_CACHE_HOME", self.dir.path().join("cache"))
+            .env("CKPTFS_REMOTE_PASSWORD", PASSWORD)
+            .env("NO_PROXY", "127.0.0.1")
+            .envs(BUCKET_USER);
+        command
+    }
+
+    fn json(&self, dir: &Path, arguments: &[&str]) -> Value {
+        let mut command = self.command(dir, arguments);
+        command.arg("--json");
+        serde_json::from_str(&stdout_of(&mut command, SECONDS)).expect("JSON")
+    }
+
+    /// Pushes; gives what was sent, checkpoint by checkpoint.
+    fn push(&self, rig: &Rig, arguments: &[&str]) -> Vec<Value> {
+        let all = [&["push", "home"], arguments].concat();
+        let answer = self.json(rig.path(), &all);
+        answer["pushed"].as_array().expect("a list").clone()
+    }
+
+    /// The checkpoints that are there, newest first.
+    fn log(&self, rig: &Rig) -> Vec<u64> {
+        let listed = self.json(rig.path(), &["remote", "log", "home"]);
+        let listed = listed.as_array().expect("a list");
+        listed
+            .iter()
+            .filter_map(|one| one["checkpoint"].as_u64())
+            .collect()
+    }
+
+    fn pull(&self, rig: &Rig, id: &str, into: &Path) -> Value {
+        let into = into.to_str().expect("UTF-8");
+        self.json(rig.path(), &["pull", "home", id, "--into", into])
+    }
+
+    /// restic, on the repository.
+    fn restic(&self, arguments: &[&str]) -> Command {
+        let mut command = tool("restic", arguments);
+        command
+            .env("RESTIC_REPOSITORY", &self.url)
+            .env("RESTIC_PASSWORD", PASSWORD)
+            .env("XDG_CACHE_HOME", self.dir.path().join("cache"));
+        command
+    }
+
+    /// restic reads everything, and finds nothing wrong.
+    fn check(&self) {
+        succeeds(&mut self.restic(&["check", "--read-data"]), SECONDS);
+    }
+}
+
+/// A tree that was pulled, without the mark that says what it is.
+fn pulled(dest: &Path) -> Tree {
+    let mut tree = tree_of(dest);
+    let root = tree.get_mut(Path::new("")).expect("a root");
+    root.xattrs.remove(&OsString::from("user.ckptfs.export"));
+    tree
+}
+
+/// What it holds now: `begun` or `whole`.
+fn mark(dest: &Path) -> String {
+    let mut get = tool("getfattr", &["--only-values", "-n", "user.ckptfs.export"]);
+    let mark = stdout_of(get.arg(dest), 10);
+    mark.split(' ').next_back().unwrap_or_default().to_owned()
+}
