@@ -34,6 +34,7 @@
     not(all(
         feature = "csi",
         feature = "mcp",
+        feature = "remote",
         debug_assertions,
         target_os = "linux"
     )),

@@ -10,22 +10,22 @@ use super::super::copies::{self, Begun, Copied};
 use super::super::error::{Failure, On, Outcome, hinted};
 use super::super::past::Tree;
 use super::super::progress::Bar;
-use super::super::{locate, time};
+use super::super::{locate, size, time};
 use super::{pull, push};
 use crate::engine::api::{
-    CheckpointInfo, Code, ShowCheckpoint, StateName, TreePath, VerbResult, host_path, microseconds,
+    CheckpointInfo, Code, ShowCheckpoint, StateName, VerbResult, host_path, microseconds,
 };
 use crate::engine::word::count as plural;
 use crate::remote::oci::image::{self, Origin};
 use crate::remote::oci::layer::{self, Changes, Count, Layer};
-use crate::remote::oci::push::{Base, Put};
+use crate::remote::oci::pull::{fetch, find};
+use crate::remote::oci::push::{Base, Put, base_for, put, put_again};
 use crate::remote::oci::registry::Registry;
 use crate::remote::oci::unpack::{self, Left};
 use crate::remote::oci::{Place, SCHEME, auth};
 use crate::store::ids::CheckpointId;
-use crate::sys::{self, OpenKind};
+use crate::sys;
 use crate::transfer::mark::Mark;
-use crate::transfer::place::open_below;
 use crate::transfer::write::{Before, Writer};
 
 /// How a registry is spoken to.
@@ -113,10 +113,9 @@ pub fn push(args: &push::Args, context: &mut Context) -> Outcome {
     };
     if !args.dry_run {
         let (put, count) = match &base {
-            Some(base) if base.origin.checkpoint == source.checkpoint.id => (
-                crate::remote::oci::push::put_again(&registry, place.tag(), base)?,
-                Count::default(),
-            ),
+            Some(base) if base.origin.checkpoint == source.checkpoint.id => {
+                (put_again(&registry, place.tag(), base)?, Count::default())
+            }
             base => source.put(&registry, &place, base.as_ref(), &mut answer, context)?,
         };
         (answer.digest, answer.layers, answer.sent_bytes) =
@@ -142,9 +141,9 @@ fn tell_pushed(answer: &Pushed, context: &mut Context) -> Outcome {
     out.line(&match &answer.digest {
         None => format!("checkpoint {id} would be pushed to {image}, {how}"),
         Some(digest) => format!(
-            "pushed checkpoint {id} to {image}, {how}: {}, {} bytes sent, in {}\n{digest}",
+            "pushed checkpoint {id} to {image}, {how}: {}, {} sent, in {}\n{digest}",
             plural(answer.layers, "layer"),
-            answer.sent_bytes,
+            size::human(answer.sent_bytes),
             time::duration(answer.duration_us)
         ),
     })?;
@@ -216,7 +215,7 @@ impl Source {
             }
         };
         let store = &self.origin.store;
-        let base = crate::remote::oci::push::find(registry, place.tag(), store, &mut is_kept)?;
+        let base = base_for(registry, place.tag(), store, &mut is_kept)?;
         Ok(base.filter(|base| !base.is_full() || base.origin.checkpoint == self.checkpoint.id))
     }
 
@@ -243,8 +242,7 @@ impl Source {
         let made = image::make(base, layer.as_ref(), &self.origin, &self.title, note)?;
         let bar = Bar::start(&context.out, "sending", true);
         let told = |done, total| bar.at(done, total);
-        let put =
-            crate::remote::oci::push::put(registry, place.tag(), &made, layer.as_ref(), &told);
+        let put = put(registry, place.tag(), &made, layer.as_ref(), &told);
         bar.stop();
         Ok((put?, layer.map(|layer| layer.count).unwrap_or_default()))
     }
@@ -293,8 +291,9 @@ struct Pulled {
     into: PathBuf,
     layers: usize,
     bytes: u64,
+    dry_run: bool,
     #[serde(flatten)]
-    copied: Copied,
+    copied: Option<Copied>,
     devices_left_out: u64,
     set_ids_left_out: u64,
     xattrs_left_out: u64,
@@ -311,45 +310,50 @@ pub fn pull(args: &pull::Args, context: &mut Context) -> Outcome {
             "ckptfs pull oci://HOST/NAME:TAG --into DIR",
         );
     }
-    if args.dry_run {
-        return usage(
-            "what of an image would be fetched is not known before",
-            "leave --dry-run out; docker manifest inspect, or skopeo inspect, tells its layers",
-        );
-    }
     let into = copies::destination(&locate::start(context.dir())?, &args.into);
-    sys::umask0();
-    // What cannot be pulled to is found before anything is fetched.
-    let there = There::of(&into)?;
     let registry = registry(&place, false, &args.registry)?;
+    let found = find(&registry, place.wanted())?;
+    let origin = found.image.origin();
+    let mut answer = Pulled {
+        pulled: place.to_string(),
+        digest: found.digest.clone(),
+        checkpoint: origin.as_ref().map(|origin| origin.checkpoint),
+        store: origin.as_ref().map(|origin| origin.store.clone()),
+        into,
+        layers: found.image.manifest.layers().len(),
+        bytes: found.bytes,
+        dry_run: args.dry_run,
+        copied: None,
+        devices_left_out: 0,
+        set_ids_left_out: 0,
+        xattrs_left_out: 0,
+        duration_us: 0,
+    };
+    if args.dry_run {
+        return tell_pulled(&answer, Left::default(), context);
+    }
+    sys::umask0();
+    // What cannot be pulled to is found before layers are fetched.
+    let mark = mark_of(&place, origin.as_ref());
+    let before = before(&answer.into, &mark)?;
     let bar = Bar::start(&context.out, "fetching", true);
-    let told = |done, total| bar.at(done, total);
-    let fetched = crate::remote::oci::pull::fetch(&registry, place.wanted(), &told);
+    let layers = fetch(&registry, &found, &|done, total| bar.at(done, total));
     bar.stop();
-    let fetched = fetched?;
+    let layers = layers?;
     let bar = Bar::files(&context.out, "reading");
-    let tree = unpack::Tree::read(&fetched.layers, args.trusted, &|done| bar.at(done, 0));
+    let tree = unpack::Tree::read(&layers, args.trusted, &|done| bar.at(done, 0));
     bar.stop();
     let tree = tree?;
-    let origin = fetched.image.origin();
-    let mark = mark_of(&place, origin.as_ref());
-    let before = there.before(&into, &mark)?;
-    let (copied, marked) = write(&into, &fetched, &tree, before, mark, context)?;
-    let answer = Pulled {
-        pulled: place.to_string(),
-        digest: fetched.digest,
-        checkpoint: origin.as_ref().map(|origin| origin.checkpoint),
-        store: origin.map(|origin| origin.store),
-        into,
-        layers: fetched.layers.len(),
-        bytes: fetched.bytes,
-        copied,
-        devices_left_out: tree.left.devices,
-        set_ids_left_out: tree.left.set_ids,
-        xattrs_left_out: tree.left.xattrs,
-        duration_us: microseconds(started.elapsed()),
-    };
-    tell_pulled(&answer, tree.left, marked, context)
+    answer.copied = Some(write(&answer.into, &layers, &tree, before, mark, context)?);
+    answer.devices_left_out = tree.left.devices;
+    answer.set_ids_left_out = tree.left.set_ids;
+    answer.xattrs_left_out = tree.left.xattrs;
+    answer.duration_us = microseconds(started.elapsed());
+    tell_pulled(&answer, tree.left, context)?;
+    if args.mount {
+        copies::own_verb("mount", &answer.into, &[])?;
+    }
+    Ok(())
 }
 
 /// What says in a directory what it holds: of an image that is not ours, its name.
@@ -365,87 +369,80 @@ fn mark_of(place: &Place, origin: Option<&Origin>) -> Mark {
     }
 }
 
-/// What is at a destination.
-struct There {
-    mark: Option<Mark>,
-    empty: bool,
-}
-
-impl There {
-    fn of(into: &Path) -> VerbResult<There> {
-        let dir = copies::open_destination(into)?;
-        let empty = copies::is_empty(into, &dir)?;
-        let mark = Mark::read(&dir).unwrap_or_default();
-        if !empty && mark.is_none() {
-            return Err(copies::not_empty(
-                into,
-                "pull into a directory that does not exist or is empty",
-            ));
-        }
-        Ok(There { mark, empty })
+/// What the writer has to reckon with at a destination.
+fn before(into: &Path, mark: &Mark) -> VerbResult<Before> {
+    let dir = copies::open_destination(into)?;
+    if copies::is_empty(into, &dir)? {
+        return Ok(Before::Nothing);
     }
-
-    fn before(&self, into: &Path, mark: &Mark) -> VerbResult<Before> {
-        match &self.mark {
-            _ if self.empty => Ok(Before::Nothing),
-            Some(there) if there.store == mark.store => Ok(Before::Anything),
-            _ => Err(hinted(
-                Code::NotEmpty,
-                format!("{} holds another tree", into.display()),
-                "pull into another directory, or remove that one first",
-            )),
-        }
+    match Mark::read(&dir).unwrap_or_default() {
+        Some(there) if there.store == mark.store => Ok(Before::Anything),
+        Some(_) => Err(hinted(
+            Code::NotEmpty,
+            format!("{} holds another tree", into.display()),
+            "pull into another directory, or remove that one first",
+        )),
+        None => Err(copies::not_empty(
+            into,
+            "pull into a directory that does not exist or is empty",
+        )),
     }
 }
 
-/// Makes the tree; gives whether the directory could be marked.
+/// Makes the tree, and says that it is whole when it is, on disk.
 fn write(
     into: &Path,
-    fetched: &crate::remote::oci::pull::Fetched,
+    layers: &[unpack::Packed],
     tree: &unpack::Tree,
     before: Before,
     mut mark: Mark,
     context: &Context,
-) -> VerbResult<(Copied, bool)> {
+) -> VerbResult<Copied> {
     let dir = copies::open_destination(into)?;
     let marked = mark.write(&dir).on(into.display())?;
-    let root = open_below(&dir, b"", OpenKind::Dir).on(into.display())?;
-    let writer = Writer::new(root, before);
+    if !marked {
+        context.out.warn("the filesystem there has no extended attributes: another pull needs an empty directory");
+    }
+    // What is there already may have been changed without a trace: the content is at hand.
+    let writer = Writer::of_compared(dir.try_clone().on(into.display())?, before);
     writer.prepare().on(into.display())?;
     let bar = Bar::files(&context.out, "unpacking");
-    let refused = tree.write(&fetched.layers, &writer, &|done| bar.at(done, 0));
+    let refused = tree.write(layers, &writer, &|done| bar.at(done, 0));
     bar.stop();
     let mut refused = refused?;
     refused.extend(writer.finish());
     refused.sort_by(|a, b| a.path.cmp(&b.path));
+    sys::syncfs(&dir).on(into.display())?;
     if refused.is_empty() && marked {
         mark.whole = true;
         mark.write(&dir).on(into.display())?;
+        sys::fsync(&dir).on(into.display())?;
     }
-    let dropped: Vec<TreePath> = Vec::new();
-    Ok((Copied::new(&writer, &refused, dropped), marked))
+    Ok(Copied::new(&writer, &refused, Vec::new()))
 }
 
-fn tell_pulled(answer: &Pulled, left: Left, marked: bool, context: &mut Context) -> Outcome {
+fn tell_pulled(answer: &Pulled, left: Left, context: &mut Context) -> Outcome {
     let out = &mut context.out;
     if out.json {
         out.json(answer)?;
     } else {
-        let into = answer.into.display().to_string();
+        let (image, into) = (&answer.pulled, answer.into.display().to_string());
+        let into = out.text(&into).into_owned();
         let what = answer.checkpoint.map_or_else(
             || "which is no checkpoint of ckptfs".to_owned(),
             |checkpoint| format!("checkpoint {checkpoint}"),
         );
-        let line = format!(
-            "pulled {} ({what}) into {}: {}",
-            answer.pulled,
-            out.text(&into),
-            answer.copied.how(answer.duration_us)
-        );
-        out.line(&line)?;
-    }
-    if !marked {
-        out.warn("the filesystem there has no extended attributes: another pull needs an empty directory");
+        out.line(&match &answer.copied {
+            None => format!(
+                "{image} ({what}) would be pulled into {into}: {}, {}",
+                plural(answer.layers, "layer"),
+                size::human(answer.bytes)
+            ),
+            Some(copied) => format!(
+                "pulled {image} ({what}) into {into}: {}",
+                copied.how(answer.duration_us)
+            ),
+        })?;
     }
     let not_trusted = [
         (left.devices, "device"),
@@ -461,8 +458,10 @@ fn tell_pulled(answer: &Pulled, left: Left, marked: bool, context: &mut Context)
     if left.store > 0 {
         out.warn("a store in the image (.ckptfs) is left out: a tree is mounted with a history of its own");
     }
-    answer.copied.report(
-        out,
-        "everything else was made; run the same command again once the cause is fixed",
-    )
+    answer.copied.as_ref().map_or(Ok(()), |copied| {
+        copied.report(
+            out,
+            "everything else was made; run the same command again once the cause is fixed",
+        )
+    })
 }

@@ -70,18 +70,13 @@ struct Answer {
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     if oci::is_place(&args.remote) {
-        oci::pull(&args, context)?;
-        return if args.mount {
-            copies::own_verb("mount", &dest(&args, context)?, &[])
-        } else {
-            Ok(())
-        };
+        return oci::pull(&args, context);
     }
     let started = Instant::now();
     let names = super::names()?;
     let remote = super::open(names.get(&args.remote)?, false)?;
     let pushed = choose(remote.pushed(None)?, &args, context)?;
-    let dest = dest(&args, context)?;
+    let dest = copies::destination(&locate::start(context.dir())?, &args.into);
     let mut answer = Answer {
         pulled: pushed.checkpoint,
         snapshot: pushed.snapshot.clone(),
@@ -136,13 +131,6 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         copies::own_verb("mount", &dest, &[])?;
     }
     Ok(())
-}
-
-fn dest(args: &Args, context: &Context) -> VerbResult<PathBuf> {
-    Ok(copies::destination(
-        &locate::start(context.dir())?,
-        &args.into,
-    ))
 }
 
 /// The snapshot that was meant.

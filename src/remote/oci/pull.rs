@@ -11,30 +11,23 @@ use crate::engine::api::{Code, VerbResult, error};
 /// No image has more layers.
 const LAYERS_MAX: usize = 500;
 
-/// An image, with its layers in scratch files, each as its digest says.
+/// An image in a registry.
 #[derive(Debug)]
-pub struct Fetched {
+pub struct Found {
     /// What it says of itself.
     pub image: Image,
     /// Digest of the manifest.
     pub digest: String,
-    /// The layers, the lowest first.
-    pub layers: Vec<Packed>,
     /// Bytes of the layers.
     pub bytes: u64,
 }
 
-/// Fetches an image; of several by one name, that for this machine. `progress` is told how many
-/// bytes of the layers have come, and of how many.
+/// Looks for an image; of several by one name, for that for this machine.
 ///
 /// # Errors
 /// `not-found`; those of the registry.
-pub fn fetch(
-    registry: &Registry,
-    wanted: &str,
-    progress: &dyn Fn(u64, u64),
-) -> VerbResult<Fetched> {
-    let found = |wanted: &str| {
+pub fn find(registry: &Registry, wanted: &str) -> VerbResult<Found> {
+    let manifest_of = |wanted: &str| {
         let missing = || {
             error(
                 Code::NotFound,
@@ -43,40 +36,50 @@ pub fn fetch(
         };
         registry.manifest(wanted)?.ok_or_else(missing)
     };
-    let mut manifest = found(wanted)?;
+    let mut manifest = manifest_of(wanted)?;
     if let Some(index) = index_of(&manifest) {
-        manifest = found(for_this_machine(&index)?.digest().as_ref())?;
+        manifest = manifest_of(for_this_machine(&index)?.digest().as_ref())?;
     }
     let parsed = image::manifest_of(&manifest)?;
     let config = registry.short_blob(parsed.config().digest().as_ref(), "configuration")?;
     let image = Image::parse(&manifest, &config)?;
-    let descriptors = image.manifest.layers();
+    let sizes = image.manifest.layers().iter().map(Descriptor::size);
+    Ok(Found {
+        digest: digest_of(&manifest),
+        bytes: sizes.fold(0, u64::saturating_add),
+        image,
+    })
+}
+
+/// Fetches the layers of an image into scratch files, the lowest first, each as its digest says.
+/// `progress` is told how many bytes have come, and of how many.
+///
+/// # Errors
+/// Those of the registry, and of the scratch files.
+pub fn fetch(
+    registry: &Registry,
+    found: &Found,
+    progress: &dyn Fn(u64, u64),
+) -> VerbResult<Vec<Packed>> {
+    let (descriptors, config) = (found.image.manifest.layers(), &found.image.config);
     if descriptors.len() > LAYERS_MAX {
         return Err(error(Code::RemoteFailed, "the image has too many layers"));
     }
-    let sizes = descriptors.iter().map(Descriptor::size);
-    let total = sizes.fold(0_u64, u64::saturating_add);
-    let (mut layers, mut done) = (Vec::new(), 0);
-    for (descriptor, diff_id) in descriptors.iter().zip(image.config.rootfs().diff_ids()) {
+    let (mut layers, mut done) = (Vec::new(), 0_u64);
+    for (descriptor, diff_id) in descriptors.iter().zip(config.rootfs().diff_ids()) {
         let packing = packing_of(descriptor.media_type())?;
-        let file = scratch()?;
-        let digest = descriptor.digest().as_ref();
+        let (file, digest) = (scratch()?, descriptor.digest().as_ref());
         registry.blob(digest, descriptor.size(), &file, &|come| {
-            progress(done + come, total)
+            progress(done.saturating_add(come), found.bytes);
         })?;
-        done += descriptor.size();
+        done = done.saturating_add(descriptor.size());
         layers.push(Packed {
             file,
             packing,
             diff_id: diff_id.clone(),
         });
     }
-    Ok(Fetched {
-        digest: digest_of(&manifest),
-        image,
-        layers,
-        bytes: total,
-    })
+    Ok(layers)
 }
 
 /// The list of images, if it is one.

@@ -35,7 +35,7 @@ impl Base {
 ///
 /// # Errors
 /// Those of asking for the tag; what is odd about an image is only a reason not to use it.
-pub fn find(
+pub fn base_for(
     registry: &Registry,
     tag: &str,
     store: &str,
