@@ -21,7 +21,7 @@ PLUGIN ?= ckptfs:local
 present = $(foreach test,$(1),$(if $(wildcard tests/it/$(test)/mod.rs),$(test)))
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build check test test-posix test-crash soak demo picture demo-branches demo-clean bench bench-latency bench-native bench-seeds bench-store bench-export bench-import bench-restore bench-growth bench-gc bench-freeze bench-db bench-absence bench-branches bench-hooks bench-compare check-macos deny install uninstall image plugin deb deb-files share-files
+.PHONY: help deps build check test test-posix test-crash soak demo picture demo-branches demo-clean bench bench-latency bench-native bench-seeds bench-store bench-export bench-import bench-restore bench-growth bench-gc bench-freeze bench-db bench-absence bench-branches bench-hooks bench-remote bench-compare check-macos deny install uninstall image plugin deb deb-files share-files
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -108,6 +108,11 @@ bench-absence: build ## What an unmount writes down and the next mount compares,
 bench-branches: build ## Branches beside git worktree, cp --reflink, fork and a btrfs snapshot; as root: make bench-branches [ARGS="ROUNDS FILES..."]
 	@tests/deps.sh bench
 	@benches/branches.py $(ARGS)
+
+bench-remote: build ## How long a push and a pull take, beside rustic and restic; as root: make bench-remote [ARGS="ROUNDS FILES"]
+	@tests/deps.sh bench
+	@RUSTIC=$$(cargo bench --features remote --no-run --bench rustic --message-format json | python3 -c 'import json,sys; print([m["executable"] for m in map(json.loads, sys.stdin) if m.get("executable")][-1])') && \
+		RUSTIC=$$RUSTIC benches/remote.py $(ARGS)
 
 bench-hooks: build ## How long the hooks of agents take, alone and beside 50 others; as root: make bench-hooks [ARGS="ROUNDS AGENTS FILES"]
 	@benches/hooks.py $(ARGS)

@@ -1,0 +1,41 @@
+//! What `benches/remote.py` compares `ckptfs push` with: rustic's own backup of a directory, by the
+//! same library: `rustic REPOSITORY DIR`, with the newest snapshot of the directory as the parent.
+
+use rustic_backend::BackendOptions;
+use rustic_core::repofile::SnapshotFile;
+use rustic_core::{
+    BackupOptions, ConfigOptions, Credentials, KeyOptions, PathList, Repository, RepositoryOptions,
+    RusticResult,
+};
+
+fn main() -> RusticResult<()> {
+    let arguments: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|one| !one.starts_with('-'))
+        .collect();
+    let [repository, dir] = arguments.as_slice() else {
+        // `cargo bench` without arguments.
+        return Ok(());
+    };
+    let backends = BackendOptions::default()
+        .repository(repository.clone())
+        .to_backends()?;
+    let options = RepositoryOptions::default().no_cache(true);
+    let repo = Repository::new(&options, &backends)?;
+    let credentials = Credentials::password("bench");
+    let repo = match repo.config_id()? {
+        Some(_) => repo.open(&credentials)?,
+        None => repo.init(
+            &credentials,
+            &KeyOptions::default(),
+            &ConfigOptions::default(),
+        )?,
+    };
+    let repo = repo.to_indexed_ids()?;
+    let source = PathList::from_string(dir)?.sanitize().map_err(|error| {
+        rustic_core::RusticError::new(rustic_core::ErrorKind::InvalidInput, error.to_string())
+    })?;
+    let snapshot = repo.backup(&BackupOptions::default(), &source, SnapshotFile::default())?;
+    println!("{}", snapshot.id);
+    Ok(())
+}
