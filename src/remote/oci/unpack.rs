@@ -20,6 +20,7 @@ use crate::engine::api::{Code, TreePath, VerbError, VerbResult, error};
 use crate::engine::export::parts::{ExportData, ExportEntry, Refused};
 use crate::store::layout::{STORE_NAME, is_own_xattr};
 use crate::sys::{self, Errno, Kind, SysResult};
+use crate::transfer::is_zeros;
 use crate::transfer::place::{Parent, split};
 use crate::transfer::write::Writer;
 
@@ -445,7 +446,7 @@ fn fill(from: &mut impl Read, file: &mut File, size: u64) -> io::Result<()> {
             .min(CHUNK_BYTES);
         let bytes = chunk.get_mut(..most).ok_or(io::ErrorKind::UnexpectedEof)?;
         from.read_exact(bytes)?;
-        if bytes.iter().any(|byte| *byte != 0) {
+        if !is_zeros(bytes) {
             sys::write_all_at(&*file, bytes, offset)?;
         }
         offset += most as u64;

@@ -10,6 +10,7 @@ use tar::Header;
 
 use crate::engine::api::TreePath;
 use crate::sys::{self, Kind, Time};
+use crate::transfer::is_zeros;
 
 const BLOCK: usize = 512;
 /// Extended headers of one entry: names, and extended attributes of at most 64 KiB each.
@@ -182,7 +183,7 @@ impl<R: Read> Untar<R> {
                 read => filled += read,
             }
         }
-        if bytes.iter().all(|byte| *byte == 0) {
+        if is_zeros(&bytes) {
             return Ok(None);
         }
         let sum = bytes.iter().enumerate().map(|(at, byte)| {

@@ -41,7 +41,7 @@ const CHANGES: [&str; 4] = [
     // places.
     "ln plain.txt wide/another; rm links/same-again; mv wide/file-010 deep/; mkdir -p n/e/w; mv deep/er/and n/e/; rm -r empty-dir
      echo file > empty-dir; rm to-plain; mkdir to-plain; echo in > to-plain/f; mkdir a b; echo a > a/f; echo b > b/f; ln a/f b/linked
-     ln -sfn elsewhere dangling; mkfifo n/fifo; truncate -s 1G n/sparse; echo end >> n/sparse",
+     ln -sfn elsewhere dangling; mkfifo n/fifo; truncate -s 64M n/sparse; echo end >> n/sparse",
     // A directory becomes another; all names of an inode change; what was made goes again.
     "mv a t; mv b a; mv t b; rm -r n; mv links l2; echo changed >> plain.txt; rm -r wide/file-1*; mkdir -m 2755 deep/set; touch deep/set/x
      rm empty-dir; mkdir empty-dir; setfattr -x user.note plain.txt 2>/dev/null || true",
