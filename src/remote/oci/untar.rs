@@ -183,7 +183,7 @@ impl<R: Read> Untar<R> {
                 read => filled += read,
             }
         }
-        if is_zeros(&bytes) {
+        if is_zeros(&bytes[..]) {
             return Ok(None);
         }
         let sum = bytes.iter().enumerate().map(|(at, byte)| {
