@@ -19,8 +19,8 @@ use super::output::can_ask;
 use super::{config, locate};
 use crate::engine::api::{CheckpointInfo, Code, ListCheckpoints, VerbResult};
 use crate::engine::word::word;
-use crate::remote::restic::Remote;
 use crate::remote::restic::names::{Named, Names};
+use crate::remote::restic::{Remote, guarded};
 use crate::store::ids::CheckpointId;
 
 /// Begins the address of an image.
@@ -112,8 +112,8 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
                 out.text_line(&format!("{name} is forgotten; what is stored there stays"))
             })
         }
-        What::Prune(prune) => upkeep::prune(&prune, context),
-        What::Log { name, all } => tell::log(&name, all, context),
+        What::Prune(prune) => guarded(|| upkeep::prune(&prune, context)),
+        What::Log { name, all } => guarded(|| tell::log(&name, all, context)),
     }
 }
 

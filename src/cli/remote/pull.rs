@@ -14,8 +14,8 @@ use super::super::progress::Bar;
 use super::oci;
 use crate::engine::api::{Code, VerbResult, host_path, microseconds};
 use crate::engine::word::word;
-use crate::remote::restic::Pushed;
 use crate::remote::restic::pull::Reader;
+use crate::remote::restic::{Pushed, guarded};
 use crate::store::ids::CheckpointId;
 use crate::sys::{self, Errno};
 use crate::transfer::mark::Mark;
@@ -72,10 +72,14 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     if oci::is_place(&args.remote) {
         return oci::pull(&args, context);
     }
+    guarded(|| pull(&args, context))
+}
+
+fn pull(args: &Args, context: &mut Context) -> Outcome {
     let started = Instant::now();
     let names = super::names()?;
     let remote = super::open(names.get(&args.remote)?, false)?;
-    let pushed = choose(remote.pushed(None)?, &args, context)?;
+    let pushed = choose(remote.pushed(None)?, args, context)?;
     let dest = copies::destination(&locate::start(context.dir())?, &args.into);
     let mut answer = Answer {
         pulled: pushed.checkpoint,

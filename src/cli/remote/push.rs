@@ -19,7 +19,7 @@ use crate::engine::api::{
 };
 use crate::engine::word::count as plural;
 use crate::remote::restic::push::What;
-use crate::remote::restic::{Pushed, Remote};
+use crate::remote::restic::{Pushed, Remote, guarded};
 use crate::store::ids::CheckpointId;
 
 /// Send checkpoints to a remote: a repository in restic's format, or an image in a registry
@@ -69,6 +69,10 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     if oci::is_place(&args.remote) {
         return oci::push(&args, context);
     }
+    guarded(|| push(&args, context))
+}
+
+fn push(args: &Args, context: &mut Context) -> Outcome {
     let names = super::names()?;
     let named = names.get(&args.remote)?;
     let mut served = locate::served(context.dir())?;
@@ -83,7 +87,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let mut remote = super::open(named, false)?;
     let mut pushed = remote.pushed(Some(&store))?;
     let kept = served.client.ask(ListCheckpoints)?;
-    let wanted = wanted(&args, &mut served, &kept, &pushed)?;
+    let wanted = wanted(args, &mut served, &kept, &pushed)?;
     let mut answer = Answer {
         remote: args.remote.clone(),
         pushed: Vec::new(),

@@ -167,6 +167,25 @@ fn cache_dir() -> Option<PathBuf> {
     Some(cache.join("ckptfs"))
 }
 
+/// Does something with a repository. What is damaged there in a way that rustic does not expect ends
+/// it by a panic, which is a failure like another.
+///
+/// # Errors
+/// Those of the work; `remote-failed`.
+pub fn guarded<T, E: From<VerbError>>(work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| {}));
+    let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+    std::panic::set_hook(hook);
+    done.unwrap_or_else(|_| {
+        Err(E::from(hinted(
+            Code::RemoteFailed,
+            "the repository is damaged in a way that nobody has expected",
+            "restic check may tell more; what is here is as it was",
+        )))
+    })
+}
+
 /// What went wrong in a repository, in words for a person. What a server said is in it: whoever
 /// prints it escapes it.
 #[expect(clippy::boxed_local, reason = "as rustic gives it")]

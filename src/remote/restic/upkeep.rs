@@ -2,18 +2,22 @@
 
 use rustic_core::{CheckOptions, PruneOptions};
 
-use super::{Pushed, Remote, failed};
+use super::{Pushed, Remote, failed, guarded};
 use crate::engine::api::VerbResult;
 
 impl Remote {
     /// What is wrong with the repository, in words; `deep`: every byte is read. Changes nothing.
     ///
     /// # Errors
-    /// `remote-failed` if it cannot be told.
+    /// None: what cannot be looked at is damage.
     pub fn damage(&self, deep: bool) -> VerbResult<Vec<String>> {
         let options = CheckOptions::default().read_data(deep);
-        let found = self.repo.check(options).map_err(failed)?;
-        Ok(found.0.iter().map(|(_, error)| error.to_string()).collect())
+        let found = guarded(|| self.repo.check(options).map_err(failed));
+        Ok(match found {
+            Ok(found) => found.0.iter().map(|(_, error)| error.to_string()).collect(),
+            // What cannot be looked at is not in order.
+            Err(error) => vec![error.message],
+        })
     }
 
     /// Removes snapshots, and marks what no snapshot of anybody needs; what has been marked for 23
