@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustic_backend::{BackendOptions, LocalBackend, RestBackend};
 use rustic_core::{
@@ -113,6 +113,8 @@ pub struct Watched {
     failed: Mutex<Option<VerbError>>,
     /// Pieces of packs, the one that was used last behind; `None`: the repository is here.
     ahead: Option<Mutex<VecDeque<Piece>>>,
+    /// The whole tree was told: without it no snapshot is saved, however whoever tells it ended.
+    pub is_told: AtomicBool,
     /// Bytes that were written.
     pub sent: AtomicU64,
 }
@@ -140,6 +142,7 @@ impl Watched {
             ahead: (!is_local).then(Mutex::default),
             inner,
             failed: Mutex::new(None),
+            is_told: AtomicBool::new(false),
             sent: AtomicU64::new(0),
         }
     }
@@ -229,7 +232,8 @@ impl WriteBackend for Watched {
         cacheable: bool,
         content: BytesList,
     ) -> RusticResult<()> {
-        if tpe == FileType::Snapshot && self.failure().is_some() {
+        let is_whole = || self.is_told.load(Ordering::Acquire) && self.failure().is_none();
+        if tpe == FileType::Snapshot && !is_whole() {
             return Err(RusticError::new(
                 ErrorKind::Backend,
                 "no snapshot is saved: not everything of it was sent",

@@ -86,6 +86,7 @@ impl Remote {
         let repo = self.repo.to_indexed_ids().map_err(failed)?;
         let sent = self.watched.sent.load(Ordering::Relaxed);
         let root = parent.map_or(&what.root, |parent| &parent.root);
+        self.watched.is_told.store(false, Ordering::Release);
         let (send, receive) = sync_channel(AHEAD);
         let teller = Teller {
             root: root.clone().into_bytes(),
@@ -181,7 +182,11 @@ impl Teller {
                 &Errno(*errno).to_string(),
                 refused.len(),
             )),
-            None => Ok(self.done),
+            None => {
+                // Before the last sender goes, which is what ends the tree for rustic.
+                self.watched.is_told.store(true, Ordering::Release);
+                Ok(self.done)
+            }
         }
     }
 
