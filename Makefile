@@ -21,7 +21,7 @@ PLUGIN ?= ckptfs:local
 present = $(foreach test,$(1),$(if $(wildcard tests/it/$(test)/mod.rs),$(test)))
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build check test test-posix test-crash soak demo picture demo-branches demo-clean bench bench-latency bench-native bench-seeds bench-store bench-export bench-import bench-restore bench-growth bench-gc bench-freeze bench-db bench-absence bench-branches bench-hooks bench-remote bench-compare check-macos deny install uninstall image plugin deb deb-files share-files
+.PHONY: help deps build check test test-posix test-crash soak demo picture demo-branches demo-remote demo-clean bench bench-latency bench-native bench-seeds bench-store bench-export bench-import bench-restore bench-growth bench-gc bench-freeze bench-db bench-absence bench-branches bench-hooks bench-remote bench-compare check-macos deny install uninstall image plugin deb deb-files share-files
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -65,6 +65,9 @@ picture: build ## The picture of the README, from a real run
 
 demo-branches: deps build ## Four branches, edited at once, merged, in conflict, undone: make demo-branches [DIR=~/project]
 	@benches/demo.sh branches $(if $(DIR),"$(DIR)")
+
+demo-remote: deps build ## Checkpoints in a bucket and a registry on the loopback: make demo-remote [DIR=~/project]
+	@benches/demo.sh remote $(if $(DIR),"$(DIR)")
 
 demo-clean: ## Unmount and remove what the demos left
 	@benches/demo.sh clean

@@ -3,6 +3,7 @@
 #
 #   demo.sh run [DIR]        without DIR: a tree made of the crates that cargo has fetched
 #   demo.sh branches [DIR]   four branches of it, in which four edit at once; merged, one in conflict, undone
+#   demo.sh remote [DIR]     its checkpoints in a bucket and in a registry, both on the loopback, and read back by others' programs
 #   demo.sh clean            unmounts and removes what either left
 #
 # DIR is not touched: the demo works on a copy in DEMO_HOME (default /var/tmp/ckptfs-demo), which lies on a loop-mounted XFS
@@ -61,7 +62,7 @@ has_reflink() {
 
 clean() {
     local project
-    for project in "$DEMO_HOME"/disk/project@* "$DEMO_HOME"/project@* "$DEMO_HOME/disk/project" "$DEMO_HOME/project"; do
+    for project in "$DEMO_HOME"/disk/elsewhere* "$DEMO_HOME"/elsewhere* "$DEMO_HOME"/disk/project@* "$DEMO_HOME"/project@* "$DEMO_HOME/disk/project" "$DEMO_HOME/project"; do
         if mounted "$project"; then
             "$CKPTFS" umount "$project" || "${SUDO[@]}" umount -l "$project"
         fi
@@ -263,9 +264,105 @@ branches() {
     what_next
 }
 
+free_port() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
+
+# Waits until somebody listens on a port of the loopback.
+answers() {
+    local try
+    for try in $(seq 200); do
+        if (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; then return; fi
+        sleep 0.1
+    done
+    fail "nobody answers on port $1"
+}
+
+# Starts a server that speaks S3 and a registry, and sets BUCKET and REGISTRY to where they are; without the one a directory is the
+# repository, and without the other there is no image.
+servers() {
+    local moto=$PWD/target/tools/python/bin/moto_server port
+    BUCKET=$WORK/repository REGISTRY='' SERVERS=()
+    if [ -x "$moto" ]; then
+        port=$(free_port)
+        "$moto" -H 127.0.0.1 -p "$port" >"$WORK/moto.log" 2>&1 &
+        SERVERS+=($!)
+        answers "$port"
+        curl -sS --noproxy '*' -X PUT "http://127.0.0.1:$port/bucket" >/dev/null
+        BUCKET=s3:http://127.0.0.1:$port/bucket/project
+        export AWS_ACCESS_KEY_ID=demo AWS_SECRET_ACCESS_KEY=demo AWS_REGION=us-east-1
+    else
+        echo "No S3 server (tests/tools.sh installs moto): the repository is a directory."
+    fi
+    if command -v docker-registry >/dev/null && command -v skopeo >/dev/null; then
+        port=$(free_port)
+        mkdir -p "$WORK/blobs"
+        printf "version: 0.1\nlog: {level: warn}\nstorage: {filesystem: {rootdirectory: %s}}\nhttp: {addr: '127.0.0.1:%s'}\n" "$WORK/blobs" "$port" >"$WORK/registry.yml"
+        docker-registry serve "$WORK/registry.yml" >"$WORK/registry.log" 2>&1 &
+        SERVERS+=($!)
+        answers "$port"
+        REGISTRY=127.0.0.1:$port
+    else
+        echo "No registry (make deps installs docker-registry and skopeo): no image is made."
+    fi
+}
+
+# $1 is checkpoint $2, name by name and byte by byte.
+compare_with() {
+    diff -r --no-dereference --exclude=.ckptfs --exclude=.snapshots "$PROJECT/.snapshots/$2" "$1" || fail "$1 is not checkpoint $2"
+    echo "  no difference"
+}
+
+remote() {
+    local elsewhere
+    [ -x "$CKPTFS" ] || fail "$CKPTFS is not built. Hint: make build"
+    "$CKPTFS" push --help >/dev/null 2>&1 || fail "this build has no remotes. Hint: make build"
+    prepare "${1:-}"
+    elsewhere=$(dirname "$PROJECT")/elsewhere
+    OUT=$(mktemp) LIST=$(mktemp) WORK=$(mktemp -d -p "$DEMO_HOME") SERVERS=()
+    # The user's own remotes and caches are not touched.
+    export XDG_CONFIG_HOME=$WORK/config XDG_CACHE_HOME=$WORK/cache CKPTFS_REMOTE_PASSWORD=demo RESTIC_PASSWORD=demo NO_PROXY=127.0.0.1
+    trap 'kill "${SERVERS[@]}" 2>/dev/null || true; rm -rf "$OUT" "$LIST" "$WORK"' EXIT
+    if mounted "$PROJECT"; then fail "$PROJECT is mounted already. Hint: ckptfs umount $PROJECT"; fi
+    servers
+    say "Mount $(some_files | wc -l) files on $(findmnt -n -o FSTYPE --target "$PROJECT"), in place, and checkpoint them"
+    timed "$CKPTFS" mount "$PROJECT"
+    cd "$PROJECT"
+    timed "$CKPTFS" checkpoint -m "as it came" --tag base
+    say "Name a place, and send everything there: encrypted, each content once"
+    timed "$CKPTFS" remote add home "$BUCKET"
+    timed "$CKPTFS" push home
+    say "Change it, and send what has changed: nothing else is opened"
+    timed make_changes
+    timed "$CKPTFS" checkpoint -m "after the changes"
+    timed "$CKPTFS" push home
+    timed "$CKPTFS" remote log home
+    if command -v restic >/dev/null; then
+        say "Others' programs read it"
+        timed restic -q -r "$BUCKET" snapshots --compact
+        timed restic -q -r "$BUCKET" restore latest --target "$WORK/restored"
+        timed compare_with "$WORK/restored/$(basename "$PROJECT")" 2
+    fi
+    say "On another machine: fetched, compared with its hashes, mounted"
+    timed "$CKPTFS" pull home base --into "$elsewhere" --mount
+    timed compare_with "$elsewhere" 1
+    say "Or usable at once: what is in a file comes when it is opened"
+    timed "$CKPTFS" mount --from home:latest "$elsewhere-at-once"
+    timed compare_with "$elsewhere-at-once" 2
+    say "Or beside one's own work: a branch"
+    timed "$CKPTFS" pull home base --branch as-it-came
+    if [ -n "$REGISTRY" ]; then
+        say "As an image: one layer, and one more of what has changed"
+        timed "$CKPTFS" push "oci://$REGISTRY/project:v1" 1
+        timed "$CKPTFS" push "oci://$REGISTRY/project:v2" 2
+        timed skopeo inspect --tls-verify=false --format '{{len .Layers}} layers, {{.Digest}}' "docker://$REGISTRY/project:v2"
+    fi
+    what_next
+    echo "The servers of this demo have ended; what was fetched is in $elsewhere."
+}
+
 case ${1:-} in
     run) run "${2:-}" ;;
+    remote) remote "${2:-}" ;;
     branches) branches "${2:-}" ;;
     clean) clean ;;
-    *) fail "usage: demo.sh run [DIR] | demo.sh branches [DIR] | demo.sh clean" ;;
+    *) fail "usage: demo.sh run [DIR] | demo.sh branches [DIR] | demo.sh remote [DIR] | demo.sh clean" ;;
 esac

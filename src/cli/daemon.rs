@@ -162,6 +162,12 @@ fn serve_tree(args: &Args) -> VerbResult<()> {
     if let Some(holding) = &holding {
         holding.let_go_of_rest();
     }
+    #[cfg(feature = "remote")]
+    if let Some(to) = &args.serving.push
+        && let Err(cause) = super::remote::auto::start(to, &args.mountpoint, &engine)
+    {
+        engine.warn(format!("checkpoints are not pushed: {cause}"));
+    }
     let announced = started.and_then(|()| announce(args, &engine, resumed, below));
     if let Some(link) = &link {
         link.serves();

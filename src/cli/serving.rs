@@ -86,6 +86,10 @@ pub struct Serving {
     /// Kill a hook that takes longer; it counts as failed [default: 30s]
     #[arg(long, value_name = "TIME", value_parser = pause)]
     pub hook_timeout: Option<Duration>,
+    /// Send each new checkpoint to this remote, or with /TIME the newest one so often (REMOTE/15min)
+    #[cfg(feature = "remote")]
+    #[arg(long, value_name = "REMOTE", value_parser = push_to)]
+    pub push: Option<String>,
     /// Mount options as in mount(8), separated by commas; nodev, nosuid and exec by default
     #[arg(short, value_enum, value_name = "OPTIONS", value_delimiter = ',')]
     pub options: Vec<MountFlag>,
@@ -153,6 +157,15 @@ fn tripwire(text: &str) -> Result<Tripwire, String> {
             "a number from 1 to {TRIPWIRE_MAX} and a span of time are needed, such as 25/1s, or off"
         )),
     }
+}
+
+/// The name of a remote, and perhaps how often.
+#[cfg(feature = "remote")]
+fn push_to(text: &str) -> Result<String, String> {
+    if let Some((_, every)) = text.split_once('/') {
+        pause(every)?;
+    }
+    Ok(text.to_owned())
 }
 
 /// A span of time that something waits, or takes at most.
@@ -307,6 +320,10 @@ impl Serving {
             self.auto_quiet
                 .map(|span| format!("--auto-quiet={}", ms(span)).into()),
         );
+        #[cfg(feature = "remote")]
+        if let Some(to) = &self.push {
+            arguments.extend(["--push".into(), to.into()]);
+        }
         if let Some(dir) = &self.hooks {
             arguments.extend(["--hooks".into(), dir.clone().into()]);
         }
@@ -405,6 +422,8 @@ impl Serving {
             auto_absence: self.auto_absence.or_else(|| word(settings, "auto.absence")),
             hook_timeout: self.hook_timeout.or(timeout),
             hooks: self.hooks,
+            #[cfg(feature = "remote")]
+            push: self.push,
             options: self.options,
         })
     }

@@ -6,7 +6,8 @@
 //!
 //! **Bounds.** A client that does nothing, or not what a client does, takes nothing from the
 //! others: a message that has begun must end within [`MESSAGE_TIMEOUT`], few long messages are read
-//! at once, and when all places are taken the connection that was silent for longest goes.
+//! at once, and when all places are taken the connection that was silent for longest goes. There are at
+//! most [`THREADS_MAX`] threads, whatever connects.
 //!
 //! **Locking.** `connections` is a leaf.
 
@@ -34,6 +35,11 @@ use crate::sys::lock::Mutex;
 /// Connections served at once; one more takes the place of one that says nothing, or is told so and
 /// closed.
 pub const CONNECTIONS_MAX: usize = 64;
+
+/// Threads for connections. Those beyond the ones that are served end what they have: they refuse
+/// somebody, or were told to give way. With so many of them the next connection waits in the kernel
+/// until one has done that.
+const THREADS_MAX: usize = 2 * CONNECTIONS_MAX;
 
 /// A message that has begun must have ended after so long. Clients send one with one write.
 pub(super) const MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -75,6 +81,8 @@ struct Server {
     leave: Box<dyn Fn() + Send + Sync>,
     /// Threads in accept(2), or on their way there.
     waiting: AtomicUsize,
+    /// Threads that there are, at most [`THREADS_MAX`].
+    threads: AtomicUsize,
     /// So many wait once everything is quiet.
     idle: usize,
     /// Connections being served, by number.
@@ -139,6 +147,7 @@ pub fn serve(
         tree,
         leave: Box::new(leave),
         waiting: none(),
+        threads: none(),
         idle,
         connections: Mutex::default(),
         accepted: AtomicU64::new(0),
@@ -156,25 +165,33 @@ pub fn serve(
 impl Server {
     fn start_thread(self: &Arc<Server>) -> io::Result<()> {
         self.waiting.fetch_add(1, Ordering::SeqCst);
+        self.threads.fetch_add(1, Ordering::SeqCst);
         let server = Arc::clone(self);
         let started = std::thread::Builder::new()
             .name("control".into())
-            .spawn(move || server.accept());
+            .spawn(move || {
+                server.accept();
+                server.threads.fetch_sub(1, Ordering::SeqCst);
+            });
         if started.is_err() {
             self.waiting.fetch_sub(1, Ordering::SeqCst);
+            self.threads.fetch_sub(1, Ordering::SeqCst);
         }
         started.map(drop)
     }
 
     /// Takes connections, one after the other. The caller counted this thread as waiting.
-    fn accept(self: Arc<Server>) {
+    fn accept(self: &Arc<Server>) {
         host::raise_priority();
         loop {
             let accepted = self.listener.accept();
             if self.ended.load(Ordering::SeqCst) {
                 return;
             }
-            if self.waiting.fetch_sub(1, Ordering::SeqCst) == 1 && self.start_thread().is_err() {
+            if self.waiting.fetch_sub(1, Ordering::SeqCst) == 1
+                && self.threads.load(Ordering::SeqCst) < THREADS_MAX
+                && self.start_thread().is_err()
+            {
                 // Nobody waits while this connection is served; the next one is kept waiting by the
                 // kernel.
                 tracing::warn!("no thread for further control connections");

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::announce::{Step, What};
 use super::api::{TreePath, VerbResult};
+use super::control::{BRANCHES_NAME, SNAPDIR_NAME};
 use super::export::parts::Refused;
 use super::restore::Restorer;
 use super::restore::stale::Stale;
@@ -25,6 +26,9 @@ use crate::sys::{self, Errno, Kind, RenameMode, SysResult};
 
 /// Begins the names of inodes that an import made on the stage.
 pub const STAGED_PREFIX: &str = ".ckptfs-export-";
+
+/// Names that a mount may show in its root directory and that are not of the tree.
+pub const SHOWN_NAMES: [&[u8]; 2] = [SNAPDIR_NAME, BRANCHES_NAME];
 
 /// What is asked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -273,8 +273,15 @@ impl Inodes {
     /// # Errors
     /// Those of reading it.
     pub fn is_as_told(&self, dir: &OwnedFd, name: &[u8], entry: &ExportEntry) -> SysResult<bool> {
-        let fd = sys::open_path_at(dir, name)?;
-        is_as_told(&fd, entry, self.root)
+        self.is_dressed(&sys::open_path_at(dir, name)?, entry)
+    }
+
+    /// As [`Inodes::is_as_told`], of a descriptor.
+    ///
+    /// # Errors
+    /// Those of reading it.
+    pub fn is_dressed(&self, fd: &OwnedFd, entry: &ExportEntry) -> SysResult<bool> {
+        is_as_told(fd, entry, self.root)
     }
 }
 

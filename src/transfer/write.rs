@@ -10,11 +10,12 @@ use super::inode::Inodes;
 use super::place::{Parent, open_below, remove_tree, split};
 use crate::engine::api::TreePath;
 use crate::engine::export::parts::{ExportData, ExportEntry, Refused};
+use crate::engine::import::{SHOWN_NAMES, STAGED_PREFIX};
 use crate::sys::lock::Mutex;
 use crate::sys::{self, Errno, Kind, Open, OpenKind, RenameMode, SysResult};
 
 /// Begins the names of files that are about to replace others.
-const NEW_PREFIX: &str = crate::engine::import::STAGED_PREFIX;
+const NEW_PREFIX: &str = STAGED_PREFIX;
 
 /// As many directories are given their attributes by one thread.
 const DRESSED_ALONE: usize = 64;
@@ -75,6 +76,8 @@ pub struct Writer {
     root: OwnedFd,
     stage: Option<Box<dyn Stage>>,
     before: Before,
+    /// `root` is that of a mount, which shows names of its own.
+    is_mount: bool,
     /// See [`Writer::of_compared`].
     is_compared: bool,
     /// How inodes are made.
@@ -100,6 +103,7 @@ impl Writer {
             root,
             stage: None,
             before,
+            is_mount: false,
             is_compared: false,
             inodes: Inodes::default(),
             first: Mutex::default(),
@@ -112,12 +116,22 @@ impl Writer {
         }
     }
 
-    /// As [`Writer::new`], where whoever tells the entries has compared the content of files with
-    /// what is there: those that are told with content are made, whatever their attributes say.
+    /// As [`Writer::new`], where whoever tells the entries has compared files with what is there:
+    /// those that are told as kept are left alone, and those that are told with content are made,
+    /// whatever their attributes say.
     pub fn of_compared(root: OwnedFd, before: Before) -> Writer {
         Writer {
             is_compared: true,
             ..Writer::new(root, before)
+        }
+    }
+
+    /// As [`Writer::of_compared`], below the mount at `root`: `.snapshots` and `.branches`, which it may
+    /// show there, are not what is to go.
+    pub fn of_compared_mount(root: OwnedFd) -> Writer {
+        Writer {
+            is_mount: true,
+            ..Writer::of_compared(root, Before::Anything)
         }
     }
 
@@ -201,7 +215,7 @@ impl Writer {
             };
             by_several(level, level_threads, &|dir| {
                 let given = open_below(&self.root, &dir.path.0, OpenKind::Dir)
-                    .and_then(|fd| self.inodes.apply_attrs(fd, dir));
+                    .and_then(|fd| self.dress(&fd, dir));
                 if let Err(errno) = given {
                     undressed.lock().push(Refused {
                         path: dir.path.clone(),
@@ -212,6 +226,14 @@ impl Writer {
         }
         refused.extend(std::mem::take(&mut *undressed.lock()));
         refused
+    }
+
+    /// Gives a directory its attributes. One that has them is not written to: it may be inherited.
+    fn dress(&self, fd: &OwnedFd, dir: &ExportEntry) -> SysResult<()> {
+        if self.before == Before::Anything && self.inodes.is_dressed(fd, dir)? {
+            return Ok(());
+        }
+        self.inodes.apply_attrs(fd, dir)
     }
 
     fn count(&self) {
@@ -401,6 +423,9 @@ impl Writer {
                 } else {
                     [&path, b"/".as_slice(), &entry.name].concat()
                 };
+                if self.is_mount && SHOWN_NAMES.contains(&below.as_slice()) {
+                    continue;
+                }
                 if !seen.contains(&below) {
                     self.open_up(&dir)?;
                     remove_tree(&dir, &entry.name)?;
@@ -480,6 +505,7 @@ impl Writer {
                 self.links.lock().push((entry.path.0.clone(), to.0.clone()));
                 Ok(())
             }
+            ExportData::Kept if self.is_compared => Ok(()),
             ExportData::Kept => {
                 self.count();
                 self.inodes.apply_attrs(

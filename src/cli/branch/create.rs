@@ -60,6 +60,14 @@ impl How {
             no_git: false,
         }
     }
+
+    /// As [`How::beside`]; git is told nothing.
+    pub fn without_git(at: Option<String>) -> How {
+        How {
+            no_git: true,
+            ..How::beside(at)
+        }
+    }
 }
 
 /// A branch that was made, and what git knows of it.

@@ -1,6 +1,8 @@
 //! `ckptfs remote`, `push` and `pull`.
 
+pub mod auto;
 mod oci;
+mod onto;
 pub mod pull;
 pub mod push;
 mod tell;
@@ -16,7 +18,7 @@ use super::copies::Begun;
 use super::error::{Outcome, error, hinted, io_error};
 use super::locate::Served;
 use super::output::can_ask;
-use super::{config, locate};
+use super::{config, locate, size};
 use crate::engine::api::{CheckpointInfo, Code, ListCheckpoints, VerbResult};
 use crate::engine::word::word;
 use crate::remote::restic::names::{Named, Names};
@@ -50,6 +52,9 @@ enum What {
         /// Run this command for sh, which prints the password
         #[arg(long, value_name = "COMMAND")]
         password_command: Option<String>,
+        /// Send and receive at most this much a second, such as 2M
+        #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+        limit: Option<u64>,
         /// Replace a remote that has this name
         #[arg(short, long)]
         force: bool,
@@ -91,6 +96,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
             url,
             password_file,
             password_command,
+            limit,
             force,
         } => {
             let named = Named {
@@ -100,8 +106,9 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
                     .transpose()
                     .map_err(|cause| io_error("the password file", cause))?,
                 password_command,
+                limit,
             };
-            add(&name, named, force, context)
+            guarded(|| add(&name, named, force, context))
         }
         What::List => list(context),
         What::Remove { name } => {
@@ -208,7 +215,11 @@ fn open(named: &Named, create: bool) -> VerbResult<Remote> {
             "whoever may read the repository would read everything in it",
         ));
     }
-    Remote::open(&named.url, &password, create)
+    let remote = Remote::open(&named.url, &password, create)?;
+    if let Some(limit) = named.limit {
+        remote.limit(limit);
+    }
+    Ok(remote)
 }
 
 /// The checkpoints of the tree that a remote has not.

@@ -310,7 +310,13 @@ pub fn pull(args: &pull::Args, context: &mut Context) -> Outcome {
             "ckptfs pull oci://HOST/NAME:TAG --into DIR",
         );
     }
-    let into = copies::destination(&locate::start(context.dir())?, &args.into);
+    let Some(into) = &args.into else {
+        return usage(
+            "an image is pulled into a directory",
+            "then make it a checkpoint: ckptfs import DIR --into TREE",
+        );
+    };
+    let into = copies::destination(&locate::start(context.dir())?, into);
     let registry = registry(&place, false, &args.registry)?;
     let found = find(&registry, place.wanted())?;
     let origin = found.image.origin();

@@ -1,5 +1,6 @@
 //! `ckptfs pull`.
 
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,11 +12,12 @@ use super::super::copies::{self, Copied};
 use super::super::error::{On, Outcome, hinted};
 use super::super::locate;
 use super::super::progress::Bar;
-use super::oci;
+use super::{oci, onto};
 use crate::engine::api::{Code, VerbResult, host_path, microseconds};
+use crate::engine::export::parts::Refused;
 use crate::engine::word::word;
 use crate::remote::restic::pull::Reader;
-use crate::remote::restic::{Pushed, guarded};
+use crate::remote::restic::{Pushed, Remote, guarded};
 use crate::store::ids::CheckpointId;
 use crate::sys::{self, Errno};
 use crate::transfer::mark::Mark;
@@ -25,7 +27,7 @@ use crate::transfer::{Feed, hand_over};
 /// Threads that fetch and write.
 const THREADS: usize = 2;
 
-/// Fetch a checkpoint from a remote into a new directory
+/// Fetch a checkpoint from a remote into a new directory, or into a branch of the tree here
 ///
 /// Everything is compared with its hash. Interrupted, the same command goes on; a later pull into
 /// the same directory fetches only what differs.
@@ -39,8 +41,12 @@ pub struct Args {
     #[arg(value_name = "ID")]
     pub(super) id: Option<String>,
     /// The directory: it does not exist, is empty, or holds an earlier pull
-    #[arg(long, value_name = "DIR")]
-    pub(super) into: PathBuf,
+    #[arg(long, value_name = "DIR", required_unless_present = "branch")]
+    pub(super) into: Option<PathBuf>,
+    /// Make it a checkpoint of this branch of the tree here, which is made if there is none of that
+    /// name
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["into", "mount"])]
+    pub(super) branch: Option<String>,
     /// Mount it when everything is there
     #[arg(long)]
     pub(super) mount: bool,
@@ -72,15 +78,20 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     if oci::is_place(&args.remote) {
         return oci::pull(&args, context);
     }
-    guarded(|| pull(&args, context))
+    match (&args.into, &args.branch) {
+        (Some(into), _) => guarded(|| pull(&args, into, context)),
+        (None, Some(name)) => guarded(|| onto::pull(&args, name, context)),
+        // clap asks for one of them.
+        (None, None) => Ok(()),
+    }
 }
 
-fn pull(args: &Args, context: &mut Context) -> Outcome {
+fn pull(args: &Args, into: &Path, context: &mut Context) -> Outcome {
     let started = Instant::now();
     let names = super::names()?;
     let remote = super::open(names.get(&args.remote)?, false)?;
     let pushed = choose(remote.pushed(None)?, args, context)?;
-    let dest = copies::destination(&locate::start(context.dir())?, &args.into);
+    let dest = copies::destination(&locate::start(context.dir())?, into);
     let mut answer = Answer {
         pulled: pushed.checkpoint,
         snapshot: pushed.snapshot.clone(),
@@ -96,24 +107,20 @@ fn pull(args: &Args, context: &mut Context) -> Outcome {
     sys::umask0();
     let dir = copies::open_destination(&dest)?;
     let before = before(&dest, &dir, &pushed.store)?;
+    let own = || dir.try_clone().on(dest.display());
+    let there = if before == Before::Anything {
+        Some(own()?)
+    } else {
+        None
+    };
+    let writer = Writer::of_compared(own()?, before);
     let mut mark = Mark {
         store: pushed.store.clone(),
         checkpoint: pushed.checkpoint,
         whole: false,
     };
     let marked = mark.write(&dir).on(dest.display())?;
-    let own = || dir.try_clone().on(dest.display());
-    let writer = Writer::of_compared(own()?, before);
-    writer.prepare().on(dest.display())?;
-    let reading = Arc::new(remote.read(&pushed, own()?, before == Before::Anything)?);
-    let feeds = (0..THREADS).map(|_| Box::new(Reader(Arc::clone(&reading))) as Box<dyn Feed>);
-    let bar = Bar::files(&context.out, "fetching");
-    let handed = hand_over(feeds.collect(), &writer, &|done, total| {
-        bar.at(done, total.unwrap_or(0));
-    });
-    bar.stop();
-    let mut refused = handed?;
-    refused.extend(writer.finish_by(THREADS));
+    let refused = fetch(remote, &pushed, (&dest, &dir), there, &writer, context)?;
     let copied = Copied::new(&writer, &refused, Vec::new());
     // It says that it is whole only when it is on disk.
     sys::syncfs(&dir).on(dest.display())?;
@@ -137,8 +144,39 @@ fn pull(args: &Args, context: &mut Context) -> Outcome {
     Ok(())
 }
 
+/// Makes what a writer writes to the tree of a snapshot; says what could not be made. `there`: see
+/// [`Remote::read`].
+///
+/// # Errors
+/// Those of the repository, and of the directory.
+pub(super) fn fetch(
+    remote: Remote,
+    pushed: &Pushed,
+    (dest, dir): (&Path, &OwnedFd),
+    there: Option<OwnedFd>,
+    writer: &Writer,
+    context: &Context,
+) -> VerbResult<Vec<Refused>> {
+    writer.prepare().on(dest.display())?;
+    let dir = dir.try_clone().on(dest.display())?;
+    let reading = Arc::new(remote.read(pushed, dir, there)?);
+    let feeds = (0..THREADS).map(|_| Box::new(Reader(Arc::clone(&reading))) as Box<dyn Feed>);
+    let bar = Bar::files(&context.out, "fetching");
+    let handed = hand_over(feeds.collect(), writer, &|done, total| {
+        bar.at(done, total.unwrap_or(0));
+    });
+    bar.stop();
+    let mut refused = handed?;
+    refused.extend(writer.finish_by(THREADS));
+    Ok(refused)
+}
+
 /// The snapshot that was meant.
-fn choose(mut pushed: Vec<Pushed>, args: &Args, context: &Context) -> VerbResult<Pushed> {
+pub(super) fn choose(
+    mut pushed: Vec<Pushed>,
+    args: &Args,
+    context: &Context,
+) -> VerbResult<Pushed> {
     // In a tree its own checkpoints are meant, elsewhere whatever is there.
     let own = locate::served(context.dir())
         .ok()
@@ -196,7 +234,7 @@ fn unknown(args: &Args, is_there: bool) -> crate::engine::api::VerbError {
 }
 
 /// What the writer has to reckon with.
-fn before(dest: &Path, dir: &std::os::fd::OwnedFd, store: &str) -> VerbResult<Before> {
+fn before(dest: &Path, dir: &OwnedFd, store: &str) -> VerbResult<Before> {
     let mark = match Mark::read(dir) {
         Err(Errno::EINVAL) => None,
         mark => mark.on(dest.display())?,

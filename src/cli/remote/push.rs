@@ -1,7 +1,7 @@
 //! `ckptfs push`.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
@@ -12,7 +12,7 @@ use super::super::locate::{self, Served};
 use super::super::past::Tree;
 use super::super::progress::Bar;
 use super::super::{size, time};
-use super::oci;
+use super::{auto, oci};
 use crate::engine::api::{
     CheckpointInfo, Code, ListCheckpoints, PinCheckpoint, ShowCheckpoint, StateName, VerbResult,
     microseconds,
@@ -37,6 +37,11 @@ pub struct Args {
     /// Only those after this one
     #[arg(long, value_name = "ID", conflicts_with = "ids")]
     pub(super) since: Option<String>,
+    /// Go on until the tree is unmounted: send each new checkpoint, or with TIME the newest one, so
+    /// often
+    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "0s",
+        value_parser = time::span, conflicts_with_all = ["ids", "dry_run"])]
+    pub(super) auto: Option<Duration>,
     /// Only show what would be sent
     #[arg(short = 'n', long)]
     pub(super) dry_run: bool,
@@ -69,10 +74,14 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     if oci::is_place(&args.remote) {
         return oci::push(&args, context);
     }
-    guarded(|| push(&args, context))
+    match args.auto {
+        Some(every) => auto::follow(&args, every, context),
+        None => guarded(|| push(&args, &args.ids, context)),
+    }
 }
 
-fn push(args: &Args, context: &mut Context) -> Outcome {
+/// Sends what is wanted, once: `ids`, or all that the remote has not.
+pub(super) fn push(args: &Args, ids: &[String], context: &mut Context) -> Outcome {
     let names = super::names()?;
     let named = names.get(&args.remote)?;
     let mut served = locate::served(context.dir())?;
@@ -87,7 +96,7 @@ fn push(args: &Args, context: &mut Context) -> Outcome {
     let mut remote = super::open(named, false)?;
     let mut pushed = remote.pushed(Some(&store))?;
     let kept = served.client.ask(ListCheckpoints)?;
-    let wanted = wanted(args, &mut served, &kept, &pushed)?;
+    let wanted = wanted(args, ids, &mut served, &kept, &pushed)?;
     let mut answer = Answer {
         remote: args.remote.clone(),
         pushed: Vec::new(),
@@ -107,11 +116,11 @@ fn push(args: &Args, context: &mut Context) -> Outcome {
             };
             let (again, is_there, sent) = push.run(remote, &served, context)?;
             remote = again;
+            follow(&args.remote, one, &mut served)?;
             tell(&sent, context)?;
             pushed.push(is_there);
             answer.pushed.push(sent);
         }
-        follow(&args.remote, &wanted, &kept, &mut served)?;
     }
     let out = &mut context.out;
     if out.json {
@@ -126,6 +135,7 @@ fn push(args: &Args, context: &mut Context) -> Outcome {
 /// What is to be sent, the oldest first.
 fn wanted(
     args: &Args,
+    ids: &[String],
     served: &mut Served,
     kept: &[CheckpointInfo],
     pushed: &[Pushed],
@@ -136,10 +146,10 @@ fn wanted(
         })
     };
     let since = args.since.as_ref().map(&mut show).transpose()?;
-    let mut wanted = if args.ids.is_empty() {
+    let mut wanted = if ids.is_empty() {
         kept.to_vec()
     } else {
-        args.ids.iter().map(show).collect::<VerbResult<_>>()?
+        ids.iter().map(show).collect::<VerbResult<_>>()?
     };
     wanted.retain(|one| {
         since.as_ref().is_none_or(|since| one.id > since.id)
@@ -290,28 +300,23 @@ fn tell(sent: &Sent, context: &mut Context) -> Outcome {
 
 /// The newest checkpoint that a remote has is pinned, for the next push begins there; the one that
 /// was before is not any more.
-fn follow(
-    remote: &str,
-    sent: &[CheckpointInfo],
-    kept: &[CheckpointInfo],
-    served: &mut Served,
-) -> VerbResult<()> {
+fn follow(remote: &str, sent: &CheckpointInfo, served: &mut Served) -> VerbResult<()> {
     let reason = format!("pushed to {remote}: the next push begins here");
-    let Some(newest) = sent.last() else {
-        return Ok(());
-    };
+    let kept = served.client.ask(ListCheckpoints)?;
     let mut pin = |id: CheckpointId, reason: Option<String>| {
         let state = StateName(id.to_string());
         served.client.ask(PinCheckpoint { state, reason }).map(drop)
     };
     let is_ours = |one: &&CheckpointInfo| one.pinned.as_deref() == Some(reason.as_str());
     let before: Vec<CheckpointId> = kept.iter().filter(is_ours).map(|one| one.id).collect();
-    if before.iter().any(|before| *before >= newest.id) {
+    if before.iter().any(|before| *before >= sent.id) {
         return Ok(());
     }
-    // The new pin is there before the old one goes.
-    if newest.pinned.is_none() {
-        pin(newest.id, Some(reason.clone()))?;
+    // The new pin is there before the old one goes. It may have been deleted meanwhile.
+    match kept.iter().find(|one| one.id == sent.id) {
+        Some(there) if there.pinned.is_none() => pin(sent.id, Some(reason.clone()))?,
+        Some(_) => {}
+        None => return Ok(()),
     }
     before.into_iter().try_for_each(|id| pin(id, None))
 }

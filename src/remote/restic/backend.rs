@@ -1,8 +1,9 @@
 //! Where a repository is, and what is written to it.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use rustic_backend::{BackendOptions, LocalBackend, RestBackend};
 use rustic_core::{
@@ -104,6 +105,36 @@ fn escaped(text: &str) -> String {
 const AHEAD_BYTES: u32 = 4 << 20;
 const AHEAD_PIECES: usize = 8;
 
+/// How many bytes may pass in a second, in both directions together. What is asked for or sent at
+/// once, up to a pack, passes as fast as it can; what comes after it waits for its turn.
+#[derive(Debug)]
+pub struct Pace {
+    bytes_per_second: u64,
+    /// When the next may pass.
+    next: Mutex<Instant>,
+}
+
+impl Pace {
+    /// At least one byte.
+    pub fn new(bytes_per_second: u64) -> Pace {
+        Pace {
+            bytes_per_second: bytes_per_second.max(1),
+            next: Mutex::new(Instant::now()),
+        }
+    }
+
+    fn wait_for(&self, bytes: u64) {
+        let takes = Duration::from_millis(bytes.saturating_mul(1000) / self.bytes_per_second);
+        let turn = {
+            let mut next = self.next.lock();
+            let turn = (*next).max(Instant::now());
+            *next = turn.checked_add(takes).unwrap_or(turn);
+            turn
+        };
+        std::thread::sleep(turn.saturating_duration_since(Instant::now()));
+    }
+}
+
 /// A backend that counts what is sent, and takes no snapshot once something went wrong: rustic
 /// logs what it could not read or write of a tree, and would save a snapshot without it. What is
 /// read of packs that are not on this machine is read in large pieces.
@@ -113,6 +144,8 @@ pub struct Watched {
     failed: Mutex<Option<VerbError>>,
     /// Pieces of packs, the one that was used last behind; `None`: the repository is here.
     ahead: Option<Mutex<VecDeque<Piece>>>,
+    /// How fast bytes may come and go; not set: as fast as they can.
+    pub pace: OnceLock<Pace>,
     /// The whole tree was told: without it no snapshot is saved, however whoever tells it ended.
     pub is_told: AtomicBool,
     /// Bytes that were written.
@@ -142,9 +175,24 @@ impl Watched {
             ahead: (!is_local).then(Mutex::default),
             inner,
             failed: Mutex::new(None),
+            pace: OnceLock::new(),
             is_told: AtomicBool::new(false),
             sent: AtomicU64::new(0),
         }
+    }
+
+    fn wait_for(&self, bytes: usize) {
+        if let Some(pace) = self.pace.get() {
+            pace.wait_for(bytes as u64);
+        }
+    }
+
+    /// What has come counts before the next is asked for.
+    fn come(&self, read: RusticResult<bytes::Bytes>) -> RusticResult<bytes::Bytes> {
+        if let Ok(bytes) = &read {
+            self.wait_for(bytes.len());
+        }
+        read
     }
 
     /// Something went wrong: no snapshot is saved from now on. The first error is kept.
@@ -168,7 +216,7 @@ impl ReadBackend for Watched {
     }
 
     fn read_full(&self, tpe: FileType, id: &Id) -> RusticResult<bytes::Bytes> {
-        self.inner.read_full(tpe, id)
+        self.come(self.inner.read_full(tpe, id))
     }
 
     fn read_partial(
@@ -179,9 +227,12 @@ impl ReadBackend for Watched {
         offset: u32,
         length: u32,
     ) -> RusticResult<bytes::Bytes> {
-        let direct = || self.inner.read_partial(tpe, id, cacheable, offset, length);
+        let read = |length| {
+            let read = self.inner.read_partial(tpe, id, cacheable, offset, length);
+            self.come(read)
+        };
         let Some(ahead) = self.ahead.as_ref().filter(|_| tpe == FileType::Pack) else {
-            return direct();
+            return read(length);
         };
         let known = {
             let mut pieces = ahead.lock();
@@ -196,16 +247,14 @@ impl ReadBackend for Watched {
             return Ok(part);
         }
         // Behind the end of the pack there is nothing: what is there comes.
-        let bytes = self
-            .inner
-            .read_partial(tpe, id, cacheable, offset, length.max(AHEAD_BYTES))?;
+        let bytes = read(length.max(AHEAD_BYTES))?;
         let piece = Piece {
             pack: *id,
             from: offset,
             bytes,
         };
         let Some(part) = piece.part(offset, length) else {
-            return direct();
+            return read(length);
         };
         let mut pieces = ahead.lock();
         pieces.push_back(piece);
@@ -240,6 +289,7 @@ impl WriteBackend for Watched {
             ));
         }
         let size = content.size() as u64;
+        self.wait_for(content.size());
         let written = self.inner.write_bytes(tpe, id, cacheable, content);
         match &written {
             Ok(()) => {

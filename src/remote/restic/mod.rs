@@ -22,7 +22,7 @@ use rustic_core::{
     RepositoryOptions, RusticError, SnapshotOptions, StringList,
 };
 
-use self::backend::Watched;
+use self::backend::{Pace, Watched};
 use crate::engine::api::{Code, VerbError, VerbResult, hinted};
 use crate::store::ids::CheckpointId;
 
@@ -92,6 +92,11 @@ impl Remote {
             }
         };
         Ok(Remote { repo, watched })
+    }
+
+    /// From now on at most so many bytes a second are sent and received, over some packs.
+    pub fn limit(&self, bytes_per_second: u64) {
+        drop(self.watched.pace.set(Pace::new(bytes_per_second)));
     }
 
     /// The snapshots of checkpoints, the oldest checkpoint first; `store`: of this one alone.

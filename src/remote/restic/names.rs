@@ -39,6 +39,9 @@ pub struct Named {
         rename = "password-command"
     )]
     pub password_command: Option<String>,
+    /// Bytes that may be sent and received in a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<u64>,
 }
 
 /// All remotes of a user, by name.

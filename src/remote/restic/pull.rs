@@ -43,8 +43,8 @@ pub struct Reading {
     repo: Repository<IndexedFullStatus>,
     walk: Mutex<Walk>,
     dest: OwnedFd,
-    /// Something is at the destination that may be of this tree.
-    goes_on: bool,
+    /// What is at the destination, if that may be of this tree.
+    there: Option<OwnedFd>,
     store: String,
     checkpoint: CheckpointId,
 }
@@ -61,12 +61,18 @@ struct Walk {
 }
 
 impl Remote {
-    /// Begins to read a snapshot. `dest`: where the tree is to be made; `goes_on`: files that are
-    /// there are compared with the snapshot's by their hashes, and are not fetched.
+    /// Begins to read a snapshot. `dest`: where the tree is to be made. `there`: the tree that is
+    /// there before; its files are compared with the snapshot's by their hashes, and what is the same
+    /// is not fetched.
     ///
     /// # Errors
     /// `remote-failed`; `incomplete` if the snapshot holds no tree of ours.
-    pub fn read(self, pushed: &Pushed, dest: OwnedFd, goes_on: bool) -> VerbResult<Reading> {
+    pub fn read(
+        self,
+        pushed: &Pushed,
+        dest: OwnedFd,
+        there: Option<OwnedFd>,
+    ) -> VerbResult<Reading> {
         let repo = self.repo.to_indexed().map_err(failed)?;
         let tree = repo.get_tree(&pushed.file.tree).map_err(failed)?;
         let root = tree
@@ -91,7 +97,7 @@ impl Remote {
             repo,
             walk: Mutex::new(walk),
             dest,
-            goes_on,
+            there,
             store: pushed.store.clone(),
             checkpoint: pushed.checkpoint,
         })
@@ -215,13 +221,22 @@ impl Reading {
 
     /// What is in a file; `None`: the same is there already.
     fn content(&self, entry: &ExportEntry, blobs: &[DataId]) -> Result<Option<File>, Unread> {
-        if self.goes_on && self.is_there(entry, blobs).unwrap_or(false) {
+        if let Some(there) = &self.there
+            && self.is_there(there, entry, blobs).unwrap_or(false)
+        {
             return Ok(None);
         }
         let in_memory = entry.size <= MEMORY_BYTES_MAX;
         let out = sys::unnamed_file((!in_memory).then_some(&self.dest))?;
         let (mut at, mut checked) = (0, None);
         for id in blobs {
+            // What an index says it takes is asked for at once, of memory too.
+            if self
+                .length(id)
+                .is_none_or(|length| length > entry.size - at)
+            {
+                return Err(Unread::Refused(Errno::EIO));
+            }
             let blob = self
                 .repo
                 .get_blob_cached(&(*id).into(), BlobType::Data)
@@ -246,31 +261,37 @@ impl Reading {
     }
 
     /// A file is there that has the attributes and, by their hashes, the content of an entry.
-    fn is_there(&self, entry: &ExportEntry, blobs: &[DataId]) -> SysResult<bool> {
+    fn is_there(&self, there: &OwnedFd, entry: &ExportEntry, blobs: &[DataId]) -> SysResult<bool> {
         let (above, name) = split(&entry.path.0).ok_or(Errno::EINVAL)?;
-        let dir = open_below(&self.dest, above, OpenKind::Dir)?;
+        let dir = open_below(there, above, OpenKind::Dir)?;
         let there = sys::open_path_at(&dir, name)?;
         if entry.is_linked() || !is_as_told(&there, entry, sys::ids().0 == 0)? {
             return Ok(false);
         }
         let (file, mut at, mut bytes) = (sys::reopen(&there, Open::READ)?, 0, Vec::new());
         for id in blobs {
-            let Ok(known) = self.repo.get_index_entry(id) else {
+            let length = self.length(id).filter(|length| *length <= entry.size - at);
+            let Some(length) = length else {
                 return Ok(false);
             };
-            let stored = known.location.length.saturating_sub(CRYPT_BYTES);
-            let length = known
-                .location
-                .uncompressed_length
-                .map_or(stored, |length| length.get());
             bytes.resize(usize::try_from(length).map_err(|_| Errno::EINVAL)?, 0);
             sys::read_full_at(&file, &mut bytes, at)?;
             if !is_hash(id, &bytes) {
                 return Ok(false);
             }
-            at += u64::from(length);
+            at += length;
         }
         Ok(at == entry.size)
+    }
+
+    /// Bytes of a blob, as the index has it; `None`: it has not.
+    fn length(&self, id: &DataId) -> Option<u64> {
+        let known = self.repo.get_index_entry(id).ok()?.location;
+        let stored = known.length.saturating_sub(CRYPT_BYTES);
+        let length = known
+            .uncompressed_length
+            .map_or(stored, |length| length.get());
+        Some(u64::from(length))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,18 +12,18 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use jiff::Timestamp;
 use rustic_core::repofile::SnapshotFile;
 use rustic_core::{
-    BackupOptions, IndexedIdsStatus, ParentOptions, ReadSource, ReadSourceEntry, ReadSourceOpen,
-    Repository, RusticResult,
+    BackupOptions, IndexedIdsStatus, OpenStatus, ParentOptions, ReadSource, ReadSourceEntry,
+    ReadSourceOpen, RepairIndexOptions, Repository, RusticResult,
 };
 
 use super::backend::Watched;
 use super::node::{self, Unfit};
-use super::{Pushed, Remote, failed, snapshot};
+use super::{Pushed, Remote, cache_dir, failed, snapshot};
 use crate::engine::api::{Code, TreePath, VerbError, VerbResult, hinted};
 use crate::engine::export::parts::{ExportEntry, Refused};
 use crate::store::ids::CheckpointId;
 use crate::sys::lock::Mutex;
-use crate::sys::{Errno, Kind, SysResult};
+use crate::sys::{self, Errno, Kind, SysResult};
 use crate::transfer::Feed;
 use crate::transfer::held::{self, Content};
 use crate::transfer::tar::Pieces;
@@ -82,6 +82,7 @@ impl Remote {
         opener: Opener,
         progress: &(dyn Fn(u64) + Sync),
     ) -> VerbResult<(Remote, Pushed, Done)> {
+        let unfinished = Unfinished::begin(&self.repo)?;
         // Read anew each time: what was sent last is not in the index of before.
         let repo = self.repo.to_indexed_ids().map_err(failed)?;
         let sent = self.watched.sent.load(Ordering::Relaxed);
@@ -126,9 +127,51 @@ impl Remote {
             sent: self.watched.sent.load(Ordering::Relaxed) - sent,
             ..told?
         };
+        unfinished.end();
         let repo = repo.drop_index();
         let watched = self.watched;
         Ok((Remote { repo, watched }, pushed, done))
+    }
+}
+
+/// Says that a push to a repository was begun and has not ended: a file that is not empty among what
+/// is kept of repositories, locked as long as somebody pushes.
+struct Unfinished(Option<File>);
+
+impl Unfinished {
+    /// If there was one that has not ended, what it has sent, which no index has yet, is put into the
+    /// index and not sent again.
+    ///
+    /// # Errors
+    /// Those of the repository.
+    fn begin(repo: &Repository<OpenStatus>) -> VerbResult<Unfinished> {
+        let open = || {
+            let dir = cache_dir()?;
+            std::fs::create_dir_all(&dir).ok()?;
+            let mut options = File::options();
+            options.create(true).read(true).append(true);
+            let id = repo.config().id.to_hex();
+            let file = options.open(dir.join(format!("pushing-{}", id.as_str())));
+            // What another is sending is its own matter.
+            file.ok()
+                .filter(|file| sys::flock_exclusive(file) == Ok(true))
+        };
+        let Some(mut file) = open() else {
+            return Ok(Unfinished(None));
+        };
+        if file.metadata().is_ok_and(|found| found.len() > 0) {
+            let options = RepairIndexOptions::default();
+            repo.repair_index(&options, false).map_err(failed)?;
+        } else if let Err(cause) = file.write_all(b"begun") {
+            tracing::debug!(%cause, "once interrupted, the push sends all again");
+        }
+        Ok(Unfinished(Some(file)))
+    }
+
+    fn end(self) {
+        if let Some(file) = self.0 {
+            let _ = file.set_len(0);
+        }
     }
 }
 

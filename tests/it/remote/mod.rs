@@ -1,4 +1,5 @@
 //! Checkpoints beyond this machine, in servers that run here for the length of a test.
 
 mod oci;
+mod proxy;
 mod restic;

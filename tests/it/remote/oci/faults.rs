@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use super::super::proxy::{Passed, Proxy};
 use super::images::{assert_is, pull, push};
-use super::proxy::Proxy;
 use super::server::{Server, missing};
 use crate::common::command::{TOOL_SECONDS, wait_limited};
 use crate::common::random::Random;
@@ -21,6 +21,11 @@ use crate::export::support::copy_at;
 const LARGE_BYTES: usize = 18 << 20;
 /// Where it is cut: in the first question, in the first piece, in the second, near the end.
 const MOMENTS: [u64; 4] = [700, 3 << 20, 17 << 20, LARGE_BYTES as u64 + 1500];
+
+/// A place in the registry behind a proxy.
+fn place(proxy: &Proxy, rest: &str) -> String {
+    format!("oci://127.0.0.1:{}/{rest}", proxy.port)
+}
 
 /// A tree with one small checkpoint that is pushed, and a large one that is not.
 fn prepared(rig: &Rig, server: &Server) -> (Tree, Tree) {
@@ -63,10 +68,10 @@ fn a_connection_that_is_cut(v: Variant) {
     for moment in MOMENTS {
         let cut = Arc::new(AtomicU32::new(0));
         let count = Arc::clone(&cut);
-        let proxy = Proxy::start(server.port, move |sent| {
+        let proxy = Proxy::start(server.port, move |Passed { sent, .. }| {
             sent < moment || count.fetch_add(1, Ordering::Relaxed) > 0
         });
-        let pushed = push(&rig, &proxy.place("project:again"), "2");
+        let pushed = push(&rig, &place(&proxy, "project:again"), "2");
         assert_eq!(pushed["pushed"], 2, "{pushed}");
         let pulled = dir.path().join("again");
         let _ = fs::remove_dir_all(&pulled);
@@ -84,9 +89,9 @@ fn a_connection_that_is_cut(v: Variant) {
         let _ = fs::remove_dir_all(blobs.join("_manifests/revisions").join(layer));
         forget_large(&blobs);
     }
-    let proxy = Proxy::start(server.port, |sent| sent < MOMENTS[1]);
+    let proxy = Proxy::start(server.port, |passed| passed.sent < MOMENTS[1]);
     let said = fails(
-        &mut rig.mount.command(&["push", &proxy.place("project"), "2"]),
+        &mut rig.mount.command(&["push", &place(&proxy, "project"), "2"]),
         TOOL_SECONDS,
     );
     assert!(
@@ -122,14 +127,14 @@ fn a_registry_that_is_killed(v: Variant) {
     let mut server = Server::start(dir.path());
     let trees = prepared(&rig, &server);
     let pid = server.pid();
-    let proxy = Proxy::start(server.port, move |sent| {
+    let proxy = Proxy::start(server.port, move |Passed { sent, .. }| {
         if sent > MOMENTS[2] {
             process::kill(pid);
         }
         sent <= MOMENTS[2]
     });
     let said = fails(
-        &mut rig.mount.command(&["push", &proxy.place("project"), "2"]),
+        &mut rig.mount.command(&["push", &place(&proxy, "project"), "2"]),
         TOOL_SECONDS,
     );
     assert!(said.contains("run it again"), "{said}");
@@ -158,7 +163,7 @@ fn a_push_that_is_killed(v: Variant) {
     for moment in MOMENTS {
         let pid = Arc::new(AtomicU64::new(0));
         let whom = Arc::clone(&pid);
-        let proxy = Proxy::start(server.port, move |sent| {
+        let proxy = Proxy::start(server.port, move |Passed { sent, .. }| {
             if sent >= moment {
                 // It may be sooner than its number is known here.
                 while whom.load(Ordering::Acquire) == 0 {
@@ -168,7 +173,7 @@ fn a_push_that_is_killed(v: Variant) {
             }
             true
         });
-        let mut command = rig.mount.command(&["push", &proxy.place("project"), "2"]);
+        let mut command = rig.mount.command(&["push", &place(&proxy, "project"), "2"]);
         let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
         let mut child = child.expect("it starts");
         pid.store(child.id().into(), Ordering::Release);

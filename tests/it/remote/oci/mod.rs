@@ -4,5 +4,4 @@ mod engines;
 mod faults;
 mod hostile;
 mod images;
-mod proxy;
 mod server;

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::time::Duration;
 
 use super::{SECONDS, User, mark, pulled};
@@ -25,7 +26,7 @@ fn beside(rig: &Rig, name: &str) -> PathBuf {
     rig.path().parent().expect("the image").join(name)
 }
 
-for_each_variant! { one => a_wrong_password }
+for_each_variant! { xfs => a_wrong_password }
 
 fn a_wrong_password(v: Variant) {
     let rig = v.start();
@@ -73,7 +74,7 @@ fn a_wrong_password(v: Variant) {
     );
 }
 
-for_each_variant! { one => a_push_that_is_killed }
+for_each_variant! { xfs => a_push_that_is_killed }
 
 /// It is killed at many moments, run again, and what is there at the end is whole.
 fn a_push_that_is_killed(v: Variant) {
@@ -122,7 +123,48 @@ fn a_push_that_is_killed(v: Variant) {
     assert_eq!(tree(rig.path()), expected);
 }
 
-for_each_variant! { one => two_at_once }
+for_each_variant! { xfs => a_daemon_that_is_killed }
+
+/// Whoever tells the tree goes in the middle: there is no snapshot of a part of it.
+fn a_daemon_that_is_killed(v: Variant) {
+    let mut rig = large(v);
+    sh(
+        rig.path(),
+        "mkdir small; cd small; for n in $(seq 4000); do echo $n > $n; done",
+    );
+    rig.mount.checkpoint();
+    let expected = tree(rig.path());
+    let (mut user, mut failed) = (User::new(), 0);
+    // So much of it was read, about.
+    for moment in [2_000_000, 12_000_000, 19_000_000] {
+        let mut push = user.command(rig.path(), &["push", "home"]);
+        let push = push.stdout(Stdio::null()).stderr(Stdio::null());
+        let mut push = push.spawn().expect("runs");
+        while push.try_wait().expect("its state").is_none() && read_by(push.id()) < moment {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        rig.mount.replace_worker();
+        failed += u64::from(!push.wait().expect("ended").success());
+        if user.log(&rig) == [1] {
+            let into = beside(&rig, &format!("into-{moment}"));
+            user.pull(&rig, "1", &into);
+            assert_same(&pulled(&into), &expected);
+            user = User::new();
+        }
+    }
+    assert!(failed > 0, "no push was in the middle");
+    user.push(&rig, &[]);
+    assert_eq!(tree(rig.path()), expected);
+}
+
+/// Bytes that a process has read so far (proc(5)).
+fn read_by(pid: u32) -> u64 {
+    let io = fs::read_to_string(format!("/proc/{pid}/io")).unwrap_or_default();
+    let read = io.lines().find_map(|line| line.strip_prefix("rchar: "));
+    read.and_then(|count| count.parse().ok()).unwrap_or(0)
+}
+
+for_each_variant! { xfs => two_at_once }
 
 fn two_at_once(v: Variant) {
     let rig = large(v);
@@ -154,7 +196,7 @@ fn two_at_once(v: Variant) {
     }
 }
 
-for_each_variant! { one => a_disk_that_is_full }
+for_each_variant! { xfs => a_disk_that_is_full }
 
 /// Where the repository is, and where something is pulled to.
 fn a_disk_that_is_full(v: Variant) {
@@ -213,7 +255,7 @@ impl Drop for Small {
     }
 }
 
-for_each_variant! { one => flipped_bits }
+for_each_variant! { xfs => flipped_bits }
 
 /// One bit of each kind of file, at several places: an error, or everything as it was.
 fn flipped_bits(v: Variant) {

@@ -1,6 +1,8 @@
 //! Repositories in restic's format, read by restic.
 
+mod auto;
 mod faults;
+mod onto;
 mod same;
 mod servers;
 mod upkeep;
@@ -33,6 +35,11 @@ const BUCKET_USER: [(&str, &str); 3] = [
     ("AWS_REGION", "us-east-1"),
 ];
 
+/// The address of a repository in the bucket of a server on this port.
+fn bucket(port: u16) -> String {
+    format!("s3:http://127.0.0.1:{port}/bucket/some/project")
+}
+
 impl User {
     /// With a repository in a directory.
     fn new() -> User {
@@ -45,10 +52,9 @@ impl User {
 
     /// With one in the bucket of a server on this port.
     fn in_bucket(port: u16) -> User {
-        let url = format!("s3:http://127.0.0.1:{port}/bucket/some/project");
         let user = User {
             dir: scratch(),
-            url,
+            url: bucket(port),
         };
         user.add(&user.url);
         user

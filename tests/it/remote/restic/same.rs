@@ -11,7 +11,7 @@ use crate::common::tree::{Tree, assert_same, tree};
 use crate::common::{MountOpts, Variant, for_each_variant, sample_tree, skip, tree_of};
 use crate::export::support::history;
 
-for_each_variant! { one => every_checkpoint_comes_back }
+for_each_variant! { two => every_checkpoint_comes_back }
 
 /// Changes of every kind from one checkpoint to the next, each pushed from the one before.
 fn every_checkpoint_comes_back(v: Variant) {
@@ -57,7 +57,7 @@ fn as_restic_has_it(tree: &Tree) -> Tree {
     tree
 }
 
-for_each_variant! { one => what_has_not_changed_is_not_opened }
+for_each_variant! { xfs => what_has_not_changed_is_not_opened }
 
 /// As many files as were changed are opened, by whomever, whatever the size of the tree.
 fn what_has_not_changed_is_not_opened(v: Variant) {
@@ -114,7 +114,7 @@ fn what_has_not_changed_is_not_opened(v: Variant) {
     assert_same(&pulled(&into), &tree(rig.path()));
 }
 
-for_each_variant! { one => what_the_format_cannot_hold_is_refused }
+for_each_variant! { xfs => what_the_format_cannot_hold_is_refused }
 
 fn what_the_format_cannot_hold_is_refused(v: Variant) {
     let rig = v.start_with(MountOpts::new(v.io), |dir| {

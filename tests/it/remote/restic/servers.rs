@@ -5,11 +5,12 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use super::{SECONDS, User, mark, pulled};
-use crate::common::command::{fails, sh, succeeds};
+use super::{SECONDS, User, bucket, mark, pulled};
+use crate::common::command::{fails, sh, stdout_of, succeeds};
 use crate::common::mount::wait_until;
 use crate::common::tree::{assert_same, tree};
 use crate::common::{MountOpts, Variant, for_each_variant, sample_tree, skip, tool};
+use crate::remote::proxy::{Passed, Proxy};
 
 /// A server that speaks S3 and keeps everything in memory (the Python package moto).
 struct Moto {
@@ -48,6 +49,21 @@ impl Moto {
     }
 }
 
+impl Moto {
+    /// Bytes of what it has.
+    fn kept(&self) -> u64 {
+        let list = format!(
+            "http://127.0.0.1:{}/bucket?list-type=2&prefix=some/project/data",
+            self.port
+        );
+        let listed = stdout_of(&mut tool("curl", &["-sS", "--noproxy", "*", &list]), 60);
+        let sizes = listed.split("<Size>").skip(1);
+        sizes
+            .filter_map(|rest| rest.split('<').next()?.parse::<u64>().ok())
+            .sum()
+    }
+}
+
 impl Drop for Moto {
     fn drop(&mut self) {
         let _ = self.server.kill();
@@ -55,7 +71,7 @@ impl Drop for Moto {
     }
 }
 
-for_each_variant! { one => a_bucket }
+for_each_variant! { xfs => a_bucket, a_connection_that_is_cut }
 
 fn a_bucket(v: Variant) {
     let Some(server) = Moto::start() else {
@@ -106,4 +122,55 @@ fn a_bucket(v: Variant) {
     }
     assert_eq!(mark(&into), "whole");
     assert_same(&pulled(&into), &trees[2]);
+}
+
+/// Of a push that is cut for good, what came to the server is not sent again; a pull that is cut goes
+/// on.
+fn a_connection_that_is_cut(v: Variant) {
+    const SIZE: u64 = 160_000_000;
+    /// What is packed at once, and may be on its way when the connection goes.
+    const PACK: u64 = 33 << 20;
+    let Some(server) = Moto::start() else {
+        return skip(
+            "there is no server: tests/tools.sh could not install the Python package moto",
+        );
+    };
+    let rig = v.start_with(MountOpts::new(v.io), |dir| {
+        let make = "for n in $(seq 16); do head -c 10000000 /dev/urandom > $n; done";
+        sh(dir, make);
+    });
+    rig.mount.checkpoint();
+    let expected = tree(rig.path());
+    let user = User::in_bucket(server.port);
+    let cut_at = SIZE * 2 / 3;
+    let proxy = Proxy::start(server.port, move |Passed { sent, .. }| sent < cut_at);
+    user.add(&bucket(proxy.port));
+    fails(&mut user.command(rig.path(), &["push", "home"]), SECONDS);
+    user.add(&bucket(server.port));
+    assert!(user.log(&rig).is_empty());
+    let came = server.kept();
+    let proxy = Proxy::start(server.port, |_| true);
+    user.add(&bucket(proxy.port));
+    user.push(&rig, &[]);
+    let sent = proxy.passed().sent;
+    eprintln!("{came} bytes had come, {sent} were sent then");
+    assert!(
+        came > PACK && sent + came < SIZE * 105 / 100,
+        "{came} {sent}"
+    );
+    let into = rig.path().parent().expect("the image").join("into");
+    for moment in [1, 2, 3] {
+        let cut_at = SIZE * moment / 4;
+        let proxy = Proxy::start(server.port, move |Passed { received, .. }| {
+            received < cut_at
+        });
+        user.add(&bucket(proxy.port));
+        let into = into.to_str().expect("UTF-8");
+        let mut pull = user.command(rig.path(), &["pull", "home", "--into", into]);
+        fails(&mut pull, SECONDS);
+        assert!(!Path::new(into).exists() || mark(Path::new(into)) == "begun");
+    }
+    user.add(&bucket(server.port));
+    user.pull(&rig, "1", &into);
+    assert_same(&pulled(&into), &expected);
 }

@@ -9,7 +9,7 @@ use crate::common::command::{run_limited, sh};
 use crate::common::tree::{assert_same, tree};
 use crate::common::{MountOpts, Variant, for_each_variant, sample_tree};
 
-for_each_variant! { one => by_rules }
+for_each_variant! { xfs => by_rules }
 
 fn by_rules(v: Variant) {
     let rig = v.start_with(MountOpts::new(v.io), sample_tree);
@@ -72,7 +72,7 @@ fn by_rules(v: Variant) {
     assert_same(&pulled(&into), &tree(rig.path()));
 }
 
-for_each_variant! { one => damage_is_found }
+for_each_variant! { xfs => damage_is_found }
 
 fn damage_is_found(v: Variant) {
     let rig = v.start_with(MountOpts::new(v.io), sample_tree);

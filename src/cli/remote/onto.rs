@@ -1,0 +1,166 @@
+//! `ckptfs pull --branch`: a checkpoint of a remote becomes one of a branch of the tree here.
+//!
+//! A branch has a line of descent of its own, and begins as what is here: files that are in it
+//! already, by their hashes, are neither fetched nor made. From there it can be looked at, compared
+//! and merged as any other branch.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use serde::Serialize;
+
+use super::super::branch::create::{How, make};
+use super::super::context::Context;
+use super::super::copies::{self, Copied};
+use super::super::error::{On, Outcome};
+use super::super::locate::{self, Served};
+use super::pull::{Args, choose, fetch};
+use super::push::is_of;
+use crate::engine::api::{
+    CheckpointOptions, ListBranches, ListCheckpoints, VerbResult, host_path, microseconds,
+};
+use crate::remote::restic::Pushed;
+use crate::store::ids::CheckpointId;
+use crate::sys::{self, OpenKind};
+use crate::transfer::write::Writer;
+
+#[derive(Serialize)]
+struct Answer {
+    /// The checkpoint, as the remote has it, and the branch's own.
+    pulled: CheckpointId,
+    checkpoint: Option<CheckpointId>,
+    snapshot: String,
+    store: String,
+    branch: String,
+    #[serde(with = "host_path")]
+    path: PathBuf,
+    /// The branch was made for it, from this checkpoint.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    base: Option<CheckpointId>,
+    dry_run: bool,
+    #[serde(flatten)]
+    copied: Option<Copied>,
+    duration_us: u64,
+}
+
+/// Pulls into a branch.
+pub fn pull(args: &Args, name: &str, context: &mut Context) -> Outcome {
+    let started = Instant::now();
+    let names = super::names()?;
+    let mut served = locate::served(context.dir())?;
+    let remote = super::open(names.get(&args.remote)?, false)?;
+    let pushed = choose(remote.pushed(None)?, args, context)?;
+    let (path, base) = branch(&mut served, name, &pushed, args.dry_run, context)?;
+    let mut answer = Answer {
+        pulled: pushed.checkpoint,
+        checkpoint: None,
+        snapshot: pushed.snapshot.clone(),
+        store: pushed.store.clone(),
+        branch: name.to_owned(),
+        path: path.clone(),
+        base,
+        dry_run: args.dry_run,
+        copied: None,
+        duration_us: 0,
+    };
+    if args.dry_run {
+        return tell(&answer, context);
+    }
+    let mut on = locate::served(Some(&path))?;
+    // Whatever is there now stays in the history; and it is what is compared with.
+    let before = on.client.ask(CheckpointOptions {
+        note: format!("before a pull from {}", args.remote),
+        if_changed: true,
+        ..CheckpointOptions::default()
+    })?;
+    sys::umask0();
+    let dir = copies::open_destination(&path)?;
+    let there = format!(".snapshots/{}", before.id);
+    let there = sys::open_beneath(&dir, there.as_bytes(), OpenKind::Dir).on(path.display())?;
+    let writer = Writer::of_compared_mount(dir.try_clone().on(path.display())?);
+    let refused = fetch(
+        remote,
+        &pushed,
+        (&path, &dir),
+        Some(there),
+        &writer,
+        context,
+    )?;
+    let copied = Copied::new(&writer, &refused, Vec::new());
+    if refused.is_empty() {
+        answer.checkpoint = Some(checkpoint(&mut on, args, &pushed)?);
+    }
+    answer.duration_us = microseconds(started.elapsed());
+    answer.copied = Some(copied);
+    tell(&answer, context)?;
+    answer.copied.as_ref().map_or(Ok(()), |copied| {
+        copied.report(
+            &context.out,
+            "everything else is in the branch, of which no checkpoint was made; the remote may be damaged there",
+        )
+    })
+}
+
+/// Where the branch is, and what it was made from if it was made. One that is there is gone on with.
+fn branch(
+    served: &mut Served,
+    name: &str,
+    pushed: &Pushed,
+    dry_run: bool,
+    context: &Context,
+) -> VerbResult<(PathBuf, Option<CheckpointId>)> {
+    let all = served.client.ask(ListBranches::default())?;
+    if let Some(there) = all.into_iter().find(|branch| branch.name == name) {
+        return Ok((there.path, None));
+    }
+    // The checkpoint itself, if it is here, or the newest before it: most is the same then.
+    let own = super::store_of(served)?;
+    let kept = served.client.ask(ListCheckpoints)?;
+    let near = kept
+        .iter()
+        .filter(|one| own.as_ref() == Some(&pushed.store) && one.id <= pushed.checkpoint)
+        .max_by_key(|one| (is_of(pushed, one), one.id))
+        .or_else(|| kept.iter().max_by_key(|one| one.id));
+    let how = How::without_git(near.map(|near| near.id.to_string()));
+    let made = make(served, name, &how, dry_run, &context.out)?;
+    Ok((made.branch.path, made.branch.base))
+}
+
+/// What was pulled is on disk, and a checkpoint says what it is.
+fn checkpoint(on: &mut Served, args: &Args, pushed: &Pushed) -> VerbResult<CheckpointId> {
+    let known = on.client.ask(ListCheckpoints)?;
+    let is_free = |tag: &&String| !known.iter().any(|one| one.tags.contains(tag));
+    let snapshot = pushed.snapshot.get(..8).unwrap_or(&pushed.snapshot);
+    let made = on.client.ask(CheckpointOptions {
+        note: format!(
+            "checkpoint {} of {} (snapshot {snapshot})",
+            pushed.checkpoint, args.remote
+        ),
+        tags: pushed.tags.iter().filter(is_free).cloned().collect(),
+        sync: true,
+        of_ns: i64::try_from(pushed.created.as_nanosecond()).ok(),
+        ..CheckpointOptions::default()
+    })?;
+    Ok(made.id)
+}
+
+fn tell(answer: &Answer, context: &mut Context) -> Outcome {
+    context.out.answer(answer, |out| {
+        let path = answer.path.display().to_string();
+        let (id, path) = (answer.pulled, out.text(&path).into_owned());
+        out.line(&match (&answer.copied, answer.checkpoint) {
+            (None, _) => format!(
+                "checkpoint {id} would be pulled into the branch {}, {path}",
+                answer.branch
+            ),
+            (Some(copied), Some(made)) => format!(
+                "checkpoint {id} is checkpoint {made} of the branch {}, {path}: {}",
+                answer.branch,
+                copied.how(answer.duration_us)
+            ),
+            (Some(copied), None) => {
+                format!("{path}: {}", copied.how(answer.duration_us))
+            }
+        })
+    })
+}

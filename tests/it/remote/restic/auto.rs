@@ -1,0 +1,64 @@
+//! Checkpoints are pushed as they are made.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use super::{BUCKET_USER, PASSWORD, User};
+use crate::common::command::wait_limited;
+use crate::common::mount::wait_until;
+use crate::common::{MountOpts, Variant, for_each_variant, sample_tree};
+
+for_each_variant! { xfs => each_is_pushed_until_the_end }
+
+/// By a command that goes on, and by the daemon of a mount, which an unmount does not wait for.
+fn each_is_pushed_until_the_end(v: Variant) {
+    let user = User::new();
+    let mut rig = v.start_with(MountOpts::new(v.io), sample_tree);
+    rig.mount.checkpoint();
+    let mut follows = user
+        .command(rig.path(), &["push", "home", "--auto"])
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("runs");
+    wait_until("the first is there", 30, || user.log(&rig) == [1]);
+    rig.mount.ok(&["checkpoint", "-m", "two"]);
+    rig.mount.ok(&["checkpoint", "-m", "three"]);
+    wait_until("all are there", 30, || user.log(&rig) == [3, 2, 1]);
+    rig.mount.umount();
+    let ended = wait_limited(&mut follows, Duration::from_secs(30));
+    assert!(ended.is_some_and(|status| status.success()), "{ended:?}");
+
+    let config = user.dir.path().join("config").display().to_string();
+    let mut opts = MountOpts::new(v.io);
+    opts.extra = vec!["--push".to_owned(), "home/100ms".to_owned()];
+    opts.env.extend(
+        [
+            ("XDG_CONFIG_HOME", config.as_str()),
+            ("CKPTFS_REMOTE_PASSWORD", PASSWORD),
+        ]
+        .into_iter()
+        .chain(BUCKET_USER)
+        .map(|(name, value)| (name.to_owned(), value.to_owned())),
+    );
+    let mut mount = crate::common::Mount::start(rig.path(), &opts);
+    mount.ok(&["checkpoint", "-m", "four"]);
+    wait_until("the daemon pushes", 30, || {
+        user.log(&rig).first() == Some(&4)
+    });
+    mount.replace_worker();
+    mount.ok(&["checkpoint", "-m", "five"]);
+    wait_until("the next daemon pushes", 30, || {
+        user.log(&rig).first() == Some(&5)
+    });
+    crate::common::command::sh(mount.path(), "head -c 30000000 /dev/urandom > large");
+    mount.checkpoint();
+    // It is pushed, or about to be.
+    std::thread::sleep(Duration::from_millis(2_500));
+    mount.umount();
+    assert_eq!(
+        user.json(user.dir.path(), &["remote", "log", "home", "--all"])
+            .as_array()
+            .map(|all| all.len() >= 5),
+        Some(true)
+    );
+}

@@ -1,0 +1,91 @@
+//! A checkpoint of a remote becomes one of a branch of the tree here.
+
+use std::fs;
+use std::time::Duration;
+
+use super::{SECONDS, User};
+use crate::common::command::{fails, sh};
+use crate::common::tree::{assert_same, tree};
+use crate::common::{MountOpts, Variant, for_each_variant, sample_tree};
+use crate::export::support::history;
+
+for_each_variant! { xfs => a_branch_becomes_what_was_pushed }
+
+/// Of the tree itself, several times, killed in between, and of another tree.
+fn a_branch_becomes_what_was_pushed(v: Variant) {
+    let rig = v.start_with(MountOpts::new(v.io), sample_tree);
+    let history = history(&rig);
+    let user = User::new();
+    user.push(&rig, &[]);
+    let live = tree(rig.path());
+    let pull = |dir: &std::path::Path, id: u64| {
+        let id = id.to_string();
+        user.json(dir, &["pull", "home", &id, "--branch", "old"])
+    };
+    let would = user.json(rig.path(), &["pull", "home", "1", "--branch", "old", "-n"]);
+    assert!(would["checkpoint"].is_null() && would["dry_run"] == true);
+    assert!(
+        rig.mount
+            .json(&["branch", "list"])
+            .as_array()
+            .expect("a list")
+            .is_empty()
+    );
+    let (second, expected) = &history[1];
+    let made = pull(rig.path(), *second);
+    let path = std::path::PathBuf::from(made["path"].as_str().expect("a path"));
+    // The checkpoint is here: nothing but what a branch makes anew of itself.
+    assert_eq!(
+        (&made["base"], &made["removed"]),
+        (&(*second).into(), &0.into()),
+        "{made}"
+    );
+    assert!(made["made"].as_u64() < Some(5), "{made}");
+    assert_same(&tree(&path), expected);
+    for (id, expected) in history.iter().rev() {
+        let made = pull(rig.path(), *id);
+        assert!(made["base"].is_null(), "{made}");
+        assert_same(&tree(&path), expected);
+        let shown = user.json(&path, &["show", &made["checkpoint"].to_string()]);
+        let note = format!("checkpoint {id} of home");
+        assert!(
+            shown["note"].as_str().expect("a note").starts_with(&note),
+            "{shown}"
+        );
+    }
+    // Whatever was there before is in a checkpoint.
+    fs::write(path.join("mine"), "mine").expect("written");
+    for round in 0..5 {
+        let mut killed = user.command(rig.path(), &["pull", "home", "2", "--branch", "old"]);
+        let mut killed = killed.spawn().expect("runs");
+        std::thread::sleep(Duration::from_millis(400 + 60 * round));
+        killed.kill().expect("killed");
+        killed.wait().expect("ended");
+    }
+    pull(rig.path(), 2);
+    assert_same(&tree(&path), &history[1].1);
+    let found = sh(&path, "cat .snapshots/*/mine | sort -u");
+    assert_eq!(found.trim(), "mine");
+    assert_same(&tree(rig.path()), &live);
+    // In a tree that has nothing to do with it.
+    let other = v.start_with(MountOpts::new(v.io), |dir| {
+        fs::write(dir.join("else"), "else").expect("written");
+    });
+    other.mount.checkpoint();
+    let made = pull(other.path(), 3);
+    let path = std::path::PathBuf::from(made["path"].as_str().expect("a path"));
+    assert_same(&tree(&path), &history[2].1);
+    let said = fails(
+        &mut user.command(other.path(), &["pull", "home", "77", "--branch", "new"]),
+        SECONDS,
+    );
+    assert!(said.contains("has no checkpoint 77"), "{said}");
+    assert_eq!(
+        other
+            .mount
+            .json(&["branch", "list"])
+            .as_array()
+            .map(Vec::len),
+        Some(1)
+    );
+}
