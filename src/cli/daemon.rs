@@ -162,22 +162,13 @@ fn serve_tree(args: &Args) -> VerbResult<()> {
     if let Some(holding) = &holding {
         holding.let_go_of_rest();
     }
-    #[cfg(feature = "remote")]
-    if let Some(to) = &args.serving.push
-        && let Err(cause) = super::remote::auto::start(to, &args.mountpoint, &engine)
-    {
-        engine.warn(format!("checkpoints are not pushed: {cause}"));
-    }
+    start_push(args, &engine);
     let announced = started.and_then(|()| announce(args, &engine, resumed, below));
     if let Some(link) = &link {
         link.serves();
     }
-    if announced.is_ok() {
-        end_branches(&engine, &trees, wait_end(args, &engine, &ends));
-    } else {
-        detach(args);
-        end_branches(&engine, &trees, Ending::Forced);
-    }
+    let how = wait_end(args, &engine, announced.is_ok(), &ends);
+    end_branches(&engine, &trees, how);
     engine.close();
     if let Some(answers) = answers.get().filter(|_| announced.is_ok()) {
         answers.wait_given(ANSWERS_TIMEOUT);
@@ -189,6 +180,19 @@ fn serve_tree(args: &Args) -> VerbResult<()> {
     tracing::info!("the daemon ends");
     announced
 }
+
+/// Has each checkpoint pushed, if that is asked for.
+#[cfg(feature = "remote")]
+fn start_push(args: &Args, engine: &Arc<Engine>) {
+    if let Some(to) = &args.serving.push
+        && let Err(cause) = super::remote::auto::start(to, &args.mountpoint, engine)
+    {
+        engine.warn(format!("checkpoints are not pushed: {cause}"));
+    }
+}
+
+#[cfg(not(feature = "remote"))]
+fn start_push(_: &Args, _: &Arc<Engine>) {}
 
 /// What a worker hears of its holder: what is held of branches, and what is left of the tree.
 fn hear() -> VerbResult<(Option<Arc<Holding>>, Option<holder::Before>)> {
@@ -330,6 +334,10 @@ pub fn config_of(args: &Args, root: OwnedFd) -> Config {
         snapdir_mode: args.serving.snapdir_mode,
         auto: args.serving.auto(),
         hooks: args.serving.hooks(),
+        #[cfg(feature = "remote")]
+        before_unmount: Some(super::remote::auto::end),
+        #[cfg(not(feature = "remote"))]
+        before_unmount: None,
         base: None,
     }
 }
@@ -448,8 +456,13 @@ fn end_branches(engine: &Engine, trees: &Trees, how: Ending) {
     }
 }
 
-/// Waits for the end, and makes it come after a signal; how branches end that are in use.
-fn wait_end(args: &Args, engine: &Engine, ends: &Receiver<End>) -> Ending {
+/// Waits for the end, which comes at once of what does not serve, and makes it come after a signal; how
+/// branches end that are in use.
+fn wait_end(args: &Args, engine: &Engine, serves: bool, ends: &Receiver<End>) -> Ending {
+    if !serves {
+        detach(args);
+        return Ending::Forced;
+    }
     match ends.recv() {
         Ok(End::Signal(signal)) => {
             tracing::info!(signal, "asked to end");

@@ -56,6 +56,8 @@ pub struct Config {
     pub auto: AutoConfig,
     /// Commands around checkpoints and restores.
     pub hooks: Option<HooksConfig>,
+    /// Called when the mount is about to go: who uses it for the daemon lets go of it.
+    pub before_unmount: Option<fn()>,
     /// What the tree began as, if it is a branch.
     pub base: Option<Arc<Base>>,
 }
@@ -78,6 +80,7 @@ impl Config {
             snapdir_mode: None,
             auto: AutoConfig::default(),
             hooks: None,
+            before_unmount: None,
             base: None,
         }
     }
@@ -127,6 +130,7 @@ pub(super) struct Served {
     pub(super) seal: HashMode,
     pub(super) snapdir_mode: Option<u32>,
     pub(super) auto: AutoConfig,
+    pub(super) before_unmount: Option<fn()>,
 }
 
 impl Served {
@@ -165,6 +169,7 @@ impl Served {
             seal: config.seal,
             snapdir_mode: config.snapdir_mode,
             auto: config.auto,
+            before_unmount: config.before_unmount,
         })
     }
 }

@@ -81,8 +81,8 @@ mod worker;
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, OnceLock};
 
 use crate::history::base::Base;
 use crate::history::present::Present;
@@ -135,8 +135,6 @@ pub struct Engine {
     syncer: Arc<worker::Worker>,
     /// Somebody may have something of the directory below the mount, as far as was told.
     had_below: AtomicBool,
-    /// See [`Engine::on_hush`].
-    hushed: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 impl Engine {
@@ -144,14 +142,9 @@ impl Engine {
     /// cut short.
     pub fn hush(&self) {
         self.announcer.hush();
-        if let Some(hush) = self.hushed.get() {
-            hush();
+        if let Some(let_go) = self.serving.config.before_unmount {
+            let_go();
         }
-    }
-
-    /// Has somebody let go of the mount too when it is about to be unmounted; only the first is heard.
-    pub fn on_hush(&self, hush: impl Fn() + Send + Sync + 'static) {
-        drop(self.hushed.set(Box::new(hush)));
     }
 
     /// How much content is to be kept when this daemon ends; `None`: as was said before, or as the

@@ -173,7 +173,6 @@ impl Engine {
             started: jiff::Timestamp::now().to_string(),
             syncer: Arc::default(),
             had_below: AtomicBool::new(true),
-            hushed: OnceLock::new(),
         })
     }
 

@@ -35,6 +35,9 @@ const SAID_BYTES_MAX: usize = 2048;
 const CHILD: &str = "CKPTFS_PUSH_OF_DAEMON";
 const SIGTERM: i32 = 15;
 
+/// The child of this process, as long as nobody has waited for it.
+static CHILD_PID: Mutex<Option<i32>> = Mutex::new(None);
+
 /// Sends what the remote has not, and each checkpoint that is made, until the tree is unmounted.
 /// `every`: the newest one, so often.
 pub fn follow(args: &Args, every: Duration, context: &mut Context) -> Outcome {
@@ -136,30 +139,29 @@ pub fn start(to: &str, at: &Path, engine: &Arc<Engine>) -> std::io::Result<()> {
         .stdout(Stdio::null())
         .stderr(Stdio::piped());
     sys::start_unblocked(&mut command);
-    let running = Arc::new(Mutex::new(None));
-    let ending = Arc::clone(&running);
-    engine.on_hush(move || {
-        if let Some(child) = *ending.lock() {
-            let _ = sys::kill(child, SIGTERM);
-        }
-    });
     let engine = Arc::downgrade(engine);
     std::thread::Builder::new()
         .name("push".into())
-        .spawn(move || supervise(command, &running, &engine))
+        .spawn(move || supervise(command, &engine))
         .map(drop)
 }
 
-/// `running`: the child, as long as nobody has waited for it.
-fn supervise(mut command: Command, running: &Mutex<Option<i32>>, engine: &Weak<Engine>) {
+/// Ends the child of this daemon, if it has one: another follows, if the tree is served then.
+pub fn end() {
+    if let Some(child) = *CHILD_PID.lock() {
+        let _ = sys::kill(child, SIGTERM);
+    }
+}
+
+fn supervise(mut command: Command, engine: &Weak<Engine>) {
     let mut told = None;
     loop {
         let ended = command.spawn().map(|mut child| {
-            *running.lock() = i32::try_from(child.id()).ok();
+            *CHILD_PID.lock() = i32::try_from(child.id()).ok();
             let said = said(&mut child);
             // The lock keeps its number from being given to another while it is signalled.
-            let mut running = running.lock();
-            *running = None;
+            let mut pid = CHILD_PID.lock();
+            *pid = None;
             (child.wait(), said)
         });
         let failure = match ended {

@@ -5,6 +5,7 @@ mod oci;
 mod onto;
 pub mod pull;
 pub mod push;
+mod repository;
 mod tell;
 pub mod upkeep;
 
@@ -14,15 +15,12 @@ use clap::Subcommand;
 use serde::Serialize;
 
 use super::context::Context;
-use super::copies::Begun;
-use super::error::{Outcome, error, hinted, io_error};
-use super::locate::Served;
-use super::output::can_ask;
-use super::{config, locate, size};
+use super::error::{Outcome, error, io_error};
+use super::{locate, size};
 use crate::engine::api::{CheckpointInfo, Code, ListCheckpoints, VerbResult};
 use crate::engine::word::word;
-use crate::remote::restic::names::{Named, Names};
-use crate::remote::restic::{Remote, guarded};
+use crate::remote::restic::guarded;
+use crate::remote::restic::names::Named;
 use crate::store::ids::CheckpointId;
 
 /// Begins the address of an image.
@@ -112,7 +110,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         }
         What::List => list(context),
         What::Remove { name } => {
-            names()?.remove(&name)?;
+            repository::names()?.remove(&name)?;
             let removed = serde_json::json!({ "removed": name });
             let out = &mut context.out;
             out.answer(&removed, |out| {
@@ -135,25 +133,13 @@ fn absolute(url: String) -> VerbResult<String> {
         .map_err(|_| error(Code::BadRemote, "the path of a remote must be UTF-8"))
 }
 
-/// The remotes of the user.
-fn names() -> VerbResult<Names> {
-    let file = config::user_file().ok_or_else(|| {
-        hinted(
-            Code::NoDirectory,
-            "your remotes cannot be found",
-            "set HOME or XDG_CONFIG_HOME",
-        )
-    })?;
-    Names::read(file.parent().unwrap_or(&file))
-}
-
 fn add(name: &str, named: Named, force: bool, context: &mut Context) -> Outcome {
-    let mut names = names()?;
+    let mut names = repository::names()?;
     names.check(name, &named, force)?;
     if named.url.starts_with('/') && std::path::Path::new(&named.url).is_file() {
         return Err(error(Code::NotADirectory, format!("{} is a file", named.url)).into());
     }
-    open(&named, true)?;
+    repository::open(&named, true)?;
     names.add(name, named.clone(), force)?;
     let listed = Listed {
         name,
@@ -169,7 +155,7 @@ fn add(name: &str, named: Named, force: bool, context: &mut Context) -> Outcome 
 }
 
 fn list(context: &mut Context) -> Outcome {
-    let names = names()?;
+    let names = repository::names()?;
     let listed: Vec<Listed<'_>> = names
         .all()
         .map(|(name, named)| Listed { name, named })
@@ -188,48 +174,14 @@ fn list(context: &mut Context) -> Outcome {
     Ok(())
 }
 
-/// Opens a repository; asks for the password where none is told.
-///
-/// # Errors
-/// `bad-password`, `no-terminal`; those of the repository.
-fn open(named: &Named, create: bool) -> VerbResult<Remote> {
-    let password = match named.password()? {
-        Some(password) => password,
-        None if can_ask() => {
-            let asked = rpassword::prompt_password(format!("password of {}: ", named.url));
-            asked.map_err(|cause| io_error("the terminal", cause))?
-        }
-        None => {
-            return Err(hinted(
-                Code::NoTerminal,
-                format!("no password is known for {}", named.url),
-                "set CKPTFS_REMOTE_PASSWORD, or name a file or a command: ckptfs remote add \
-                 NAME URL --force --password-file FILE",
-            ));
-        }
-    };
-    if password.is_empty() {
-        return Err(hinted(
-            Code::BadPassword,
-            "the password is empty",
-            "whoever may read the repository would read everything in it",
-        ));
-    }
-    let remote = Remote::open(&named.url, &password, create)?;
-    if let Some(limit) = named.limit {
-        remote.limit(limit);
-    }
-    Ok(remote)
-}
-
 /// The checkpoints of the tree that a remote has not.
 ///
 /// # Errors
 /// `unknown-remote`, `not-mounted`; those of the repository.
 pub fn unpushed(name: &str, context: &Context) -> VerbResult<Vec<CheckpointId>> {
     let mut served = locate::served(context.dir())?;
-    let store = store_of(&mut served)?.unwrap_or_default();
-    let pushed = open(names()?.get(name)?, false)?.pushed(Some(&store))?;
+    let store = repository::store_of(&mut served)?.unwrap_or_default();
+    let pushed = repository::open(repository::names()?.get(name)?, false)?.pushed(Some(&store))?;
     let kept = served.client.ask(ListCheckpoints)?;
     let is_there = |one: &CheckpointInfo| pushed.iter().any(|known| push::is_of(known, one));
     Ok(kept
@@ -237,16 +189,4 @@ pub fn unpushed(name: &str, context: &Context) -> VerbResult<Vec<CheckpointId>> 
         .filter(|one| !is_there(one))
         .map(|one| one.id)
         .collect())
-}
-
-/// The number of a tree's store; `None`: it has no checkpoint yet.
-fn store_of(served: &mut Served) -> VerbResult<Option<String>> {
-    let checkpoints = served.client.ask(ListCheckpoints)?;
-    let Some(newest) = checkpoints.first() else {
-        return Ok(None);
-    };
-    let Some(client) = served.client.again() else {
-        return Err(error(Code::DaemonLost, "the daemon is gone"));
-    };
-    Ok(Some(Begun::whole(client, newest.id, None)?.part.store))
 }

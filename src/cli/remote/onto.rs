@@ -16,6 +16,7 @@ use super::super::error::{On, Outcome};
 use super::super::locate::{self, Served};
 use super::pull::{Args, choose, fetch};
 use super::push::is_of;
+use super::repository;
 use crate::engine::api::{
     CheckpointOptions, ListBranches, ListCheckpoints, VerbResult, host_path, microseconds,
 };
@@ -46,9 +47,9 @@ struct Answer {
 /// Pulls into a branch.
 pub fn pull(args: &Args, name: &str, context: &mut Context) -> Outcome {
     let started = Instant::now();
-    let names = super::names()?;
+    let names = repository::names()?;
     let mut served = locate::served(context.dir())?;
-    let remote = super::open(names.get(&args.remote)?, false)?;
+    let remote = repository::open(names.get(&args.remote)?, false)?;
     let pushed = choose(remote.pushed(None)?, args, context)?;
     let (path, base) = branch(&mut served, name, &pushed, args.dry_run, context)?;
     let mut answer = Answer {
@@ -114,7 +115,7 @@ fn branch(
         return Ok((there.path, None));
     }
     // The checkpoint itself, if it is here, or the newest before it: most is the same then.
-    let own = super::store_of(served)?;
+    let own = repository::store_of(served)?;
     let kept = served.client.ask(ListCheckpoints)?;
     let near = kept
         .iter()

@@ -12,7 +12,7 @@ use super::super::copies::{self, Copied};
 use super::super::error::{On, Outcome, hinted};
 use super::super::locate;
 use super::super::progress::Bar;
-use super::{oci, onto};
+use super::{oci, onto, repository};
 use crate::engine::api::{Code, VerbResult, host_path, microseconds};
 use crate::engine::export::parts::Refused;
 use crate::engine::word::word;
@@ -88,8 +88,8 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
 
 fn pull(args: &Args, into: &Path, context: &mut Context) -> Outcome {
     let started = Instant::now();
-    let names = super::names()?;
-    let remote = super::open(names.get(&args.remote)?, false)?;
+    let names = repository::names()?;
+    let remote = repository::open(names.get(&args.remote)?, false)?;
     let pushed = choose(remote.pushed(None)?, args, context)?;
     let dest = copies::destination(&locate::start(context.dir())?, into);
     let mut answer = Answer {
@@ -180,7 +180,7 @@ pub(super) fn choose(
     // In a tree its own checkpoints are meant, elsewhere whatever is there.
     let own = locate::served(context.dir())
         .ok()
-        .and_then(|mut served| super::store_of(&mut served).ok().flatten());
+        .and_then(|mut served| repository::store_of(&mut served).ok().flatten());
     if let Some(own) = &own
         && pushed.iter().any(|one| one.store == *own)
     {

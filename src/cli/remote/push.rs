@@ -12,7 +12,7 @@ use super::super::locate::{self, Served};
 use super::super::past::Tree;
 use super::super::progress::Bar;
 use super::super::{size, time};
-use super::{auto, oci};
+use super::{auto, oci, repository};
 use crate::engine::api::{
     CheckpointInfo, Code, ListCheckpoints, PinCheckpoint, ShowCheckpoint, StateName, VerbResult,
     microseconds,
@@ -82,10 +82,10 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
 
 /// Sends what is wanted, once: `ids`, or all that the remote has not.
 pub(super) fn push(args: &Args, ids: &[String], context: &mut Context) -> Outcome {
-    let names = super::names()?;
+    let names = repository::names()?;
     let named = names.get(&args.remote)?;
     let mut served = locate::served(context.dir())?;
-    let Some(store) = super::store_of(&mut served)? else {
+    let Some(store) = repository::store_of(&mut served)? else {
         return Err(hinted(
             Code::UnknownCheckpoint,
             "there is no checkpoint to send",
@@ -93,7 +93,7 @@ pub(super) fn push(args: &Args, ids: &[String], context: &mut Context) -> Outcom
         )
         .into());
     };
-    let mut remote = super::open(named, false)?;
+    let mut remote = repository::open(named, false)?;
     let mut pushed = remote.pushed(Some(&store))?;
     let kept = served.client.ask(ListCheckpoints)?;
     let wanted = wanted(args, ids, &mut served, &kept, &pushed)?;

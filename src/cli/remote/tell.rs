@@ -6,6 +6,7 @@ use super::super::context::Context;
 use super::super::error::Outcome;
 use super::super::output::Role;
 use super::super::{locate, time};
+use super::repository;
 use crate::remote::restic::Pushed;
 
 /// A checkpoint that a remote has, for `--json`.
@@ -22,14 +23,14 @@ struct Listed<'a> {
 
 /// Prints the checkpoints that a remote has, newest first; `all`: of every tree.
 pub fn log(name: &str, all: bool, context: &mut Context) -> Outcome {
-    let names = super::names()?;
+    let names = repository::names()?;
     let named = names.get(name)?;
     let store = if all {
         None
     } else {
-        super::store_of(&mut locate::served(context.dir())?)?
+        repository::store_of(&mut locate::served(context.dir())?)?
     };
-    let mut pushed = super::open(named, false)?.pushed(store.as_deref())?;
+    let mut pushed = repository::open(named, false)?.pushed(store.as_deref())?;
     pushed.reverse();
     let out = &mut context.out;
     if out.json {

@@ -6,6 +6,7 @@ use super::super::context::Context;
 use super::super::error::{Failure, Outcome};
 use super::super::progress::Spinner;
 use super::super::{config, locate, size};
+use super::repository;
 use crate::engine::api::Retention;
 use crate::engine::retention;
 use crate::engine::word::{count, word};
@@ -50,9 +51,9 @@ struct Pruned {
 
 /// `ckptfs remote prune`.
 pub fn prune(args: &Prune, context: &mut Context) -> Outcome {
-    let names = super::names()?;
+    let names = repository::names()?;
     let named = names.get(&args.name)?;
-    let store = super::store_of(&mut locate::served(context.dir())?)?.unwrap_or_default();
+    let store = repository::store_of(&mut locate::served(context.dir())?)?.unwrap_or_default();
     let configured = Retention::of(&config::settings(context.dir())?);
     let rules = Retention {
         keep_last: args.keep_last.or(configured.keep_last),
@@ -62,7 +63,7 @@ pub fn prune(args: &Prune, context: &mut Context) -> Outcome {
         keep_within_s: configured.keep_within_s,
         ..Retention::default()
     };
-    let remote = super::open(named, false)?;
+    let remote = repository::open(named, false)?;
     let pushed = remote.pushed(Some(&store))?;
     let made = |nanoseconds: i128| i64::try_from(nanoseconds).unwrap_or(i64::MAX);
     let copies: Vec<(i64, bool)> = pushed
@@ -115,8 +116,8 @@ pub fn prune(args: &Prune, context: &mut Context) -> Outcome {
 
 /// `ckptfs verify --remote`.
 pub fn verify(name: &str, deep: bool, context: &mut Context) -> Outcome {
-    let names = super::names()?;
-    let remote = super::open(names.get(name)?, false)?;
+    let names = repository::names()?;
+    let remote = repository::open(names.get(name)?, false)?;
     let spinner = Spinner::start(&context.out, "looking at the remote");
     let found = remote.damage(deep);
     spinner.stop();

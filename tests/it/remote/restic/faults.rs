@@ -123,6 +123,57 @@ fn a_push_that_is_killed(v: Variant) {
     assert_eq!(tree(rig.path()), expected);
 }
 
+for_each_variant! { xfs => a_push_that_is_killed_at_a_call }
+
+/// At each of the calls by which a thread changes something, or at every so many of them: there is no
+/// snapshot, or one that is whole, and the next push does it.
+fn a_push_that_is_killed_at_a_call(v: Variant) {
+    const CALLS: &str = "openat,write,pwrite64,copy_file_range,rename,renameat,renameat2,mkdir,fsync,fdatasync,ftruncate,unlink,unlinkat,close";
+    if !has("strace") {
+        return crate::common::skip("strace is not installed");
+    }
+    let rig = v.start_with(MountOpts::new(v.io), |dir| {
+        sh(dir, "mkdir d; for n in 1 2 3; do echo $n > d/$n; head -c 700000 /dev/urandom > large-$n; done");
+    });
+    rig.mount.checkpoint();
+    let expected = tree(rig.path());
+    let step = if std::env::var_os("CKPTFS_LONG").is_some() {
+        1
+    } else {
+        29
+    };
+    let (mut user, mut killed, mut whole) = (User::new(), 0, 0);
+    for call in (1..).step_by(step) {
+        let inject = format!("inject={CALLS}:signal=KILL:when={call}");
+        let program = user.command(rig.path(), &["push", "home"]);
+        let mut strace = tool("strace", &["-f", "-q", "-o", "/dev/null", "-e"]);
+        strace.args([format!("trace={CALLS}"), "-e".to_owned(), inject]);
+        strace.arg(program.get_program()).args(program.get_args());
+        strace.current_dir(rig.path());
+        for (name, value) in program.get_envs() {
+            strace.env(name, value.unwrap_or_default());
+        }
+        let ran = run_limited(&mut strace, SECONDS);
+        killed += u64::from(!ran.status.success());
+        if user.log(&rig) == [1] {
+            let into = beside(&rig, &format!("into-{call}"));
+            user.pull(&rig, "1", &into);
+            assert_same(&pulled(&into), &expected);
+            if ran.status.success() {
+                break;
+            }
+            whole += 1;
+            user = User::new();
+        }
+    }
+    eprintln!("killed {killed} times, {whole} of them when the snapshot was there");
+    assert!(killed > 3);
+    if has("restic") {
+        user.check();
+    }
+    rig.mount.ok(&["verify", "--deep"]);
+}
+
 for_each_variant! { xfs => a_daemon_that_is_killed }
 
 /// Whoever tells the tree goes in the middle: there is no snapshot of a part of it.

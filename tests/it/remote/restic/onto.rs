@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{SECONDS, User};
 use crate::common::command::{fails, sh};
-use crate::common::tree::{assert_same, tree};
+use crate::common::tree::{Tree, assert_same, tree};
 use crate::common::{MountOpts, Variant, for_each_variant, sample_tree};
 use crate::export::support::history;
 
@@ -67,14 +67,19 @@ fn a_branch_becomes_what_was_pushed(v: Variant) {
     let found = sh(&path, "cat .snapshots/*/mine | sort -u");
     assert_eq!(found.trim(), "mine");
     assert_same(&tree(rig.path()), &live);
-    // In a tree that has nothing to do with it.
+    in_another_tree(v, &user, &history[2]);
+}
+
+/// One that has nothing to do with what was pushed.
+fn in_another_tree(v: Variant, user: &User, (id, expected): &(u64, Tree)) {
     let other = v.start_with(MountOpts::new(v.io), |dir| {
         fs::write(dir.join("else"), "else").expect("written");
     });
     other.mount.checkpoint();
-    let made = pull(other.path(), 3);
+    let id = id.to_string();
+    let made = user.json(other.path(), &["pull", "home", &id, "--branch", "old"]);
     let path = std::path::PathBuf::from(made["path"].as_str().expect("a path"));
-    assert_same(&tree(&path), &history[2].1);
+    assert_same(&tree(&path), expected);
     let said = fails(
         &mut user.command(other.path(), &["pull", "home", "77", "--branch", "new"]),
         SECONDS,

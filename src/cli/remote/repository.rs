@@ -1,0 +1,68 @@
+//! What the verbs of remotes have in common: whose they are, and how one is opened.
+
+use super::super::config;
+use super::super::copies::Begun;
+use super::super::error::{error, hinted, io_error};
+use super::super::locate::Served;
+use super::super::output::can_ask;
+use crate::engine::api::{Code, ListCheckpoints, VerbResult};
+use crate::remote::restic::Remote;
+use crate::remote::restic::names::{Named, Names};
+
+/// The remotes of the user.
+pub fn names() -> VerbResult<Names> {
+    let file = config::user_file().ok_or_else(|| {
+        hinted(
+            Code::NoDirectory,
+            "your remotes cannot be found",
+            "set HOME or XDG_CONFIG_HOME",
+        )
+    })?;
+    Names::read(file.parent().unwrap_or(&file))
+}
+
+/// Opens a repository; asks for the password where none is told.
+///
+/// # Errors
+/// `bad-password`, `no-terminal`; those of the repository.
+pub fn open(named: &Named, create: bool) -> VerbResult<Remote> {
+    let password = match named.password()? {
+        Some(password) => password,
+        None if can_ask() => {
+            let asked = rpassword::prompt_password(format!("password of {}: ", named.url));
+            asked.map_err(|cause| io_error("the terminal", cause))?
+        }
+        None => {
+            return Err(hinted(
+                Code::NoTerminal,
+                format!("no password is known for {}", named.url),
+                "set CKPTFS_REMOTE_PASSWORD, or name a file or a command: ckptfs remote add \
+                 NAME URL --force --password-file FILE",
+            ));
+        }
+    };
+    if password.is_empty() {
+        return Err(hinted(
+            Code::BadPassword,
+            "the password is empty",
+            "whoever may read the repository would read everything in it",
+        ));
+    }
+    let remote = Remote::open(&named.url, &password, create)?;
+    if let Some(limit) = named.limit {
+        remote.limit(limit);
+    }
+    Ok(remote)
+}
+
+/// The number of a tree's store; `None`: it has no checkpoint yet.
+pub fn store_of(served: &mut Served) -> VerbResult<Option<String>> {
+    let checkpoints = served.client.ask(ListCheckpoints)?;
+    let Some(newest) = checkpoints.first() else {
+        return Ok(None);
+    };
+    let Some(client) = served.client.again() else {
+        return Err(error(Code::DaemonLost, "the daemon is gone"));
+    };
+    Ok(Some(Begun::whole(client, newest.id, None)?.part.store))
+}
