@@ -49,6 +49,7 @@ mod hunks;
 mod import;
 mod interrupt;
 mod launch;
+mod lent;
 mod listing;
 mod locate;
 mod log;

@@ -30,8 +30,15 @@ impl Mounts {
             self.fill_tree(&place.backing, record, options)?;
             return image::unmount(&place.backing);
         }
-        let staged = dirs.staged(&record.name);
-        remove_tree(&staged)?;
+        let staged = if options.remote.is_some() {
+            // What was fetched until something went wrong is not fetched again.
+            dirs.fetched(&record.name)
+        } else {
+            dirs.staged(&record.name)
+        };
+        if options.remote.is_none() {
+            remove_tree(&staged)?;
+        }
         make_dir(&staged, 0o700)?;
         self.fill_tree(&staged, record, options)?;
         fs::rename(&staged, &place.backing)
@@ -41,7 +48,11 @@ impl Mounts {
 
     fn fill_tree(&self, dir: &Path, record: &mut Record, options: &Options) -> VerbResult<()> {
         if let Some((volume, state)) = &options.from {
-            record.parent = Some(self.clone_into(dir, volume, state.as_deref(), &record.name)?);
+            let state = state.as_deref();
+            record.parent = Some(match &options.remote {
+                Some(remote) => self.fetch_into(dir, remote, volume, state)?,
+                None => self.clone_into(dir, volume, state, &record.name)?,
+            });
         } else {
             fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).on(dir.display())?;
         }
@@ -68,6 +79,7 @@ impl Mounts {
                 volume: volume.to_owned(),
                 checkpoint: state.0,
                 branch: None,
+                remote: None,
             })
         })
     }

@@ -305,10 +305,7 @@ pub fn status(registry: &Registry, record: &Record) -> Value {
         add("branches", names.collect());
     }
     if let Some(parent) = &record.parent {
-        add(
-            "parent",
-            json!(format!("{}@{}", parent.volume, parent.checkpoint)),
-        );
+        add("parent", json!(parent.told()));
     }
     status
 }

@@ -6,7 +6,7 @@ pub mod push;
 mod tell;
 pub mod upkeep;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
 use serde::Serialize;
@@ -16,6 +16,7 @@ use super::copies::Begun;
 use super::error::{Outcome, error, hinted, io_error};
 use super::locate::Served;
 use super::output::can_ask;
+use super::volumes::REMOTES_VARIABLE;
 use super::{config, locate};
 use crate::engine::api::{CheckpointInfo, Code, ListCheckpoints, VerbResult};
 use crate::engine::word::word;
@@ -65,6 +66,8 @@ enum What {
     /// Forget checkpoints of this tree there by the rules that `ckptfs gc` applies here, and free
     /// what nothing needs any more
     Prune(upkeep::Prune),
+    /// Forget snapshots there; what only they need is freed by `prune`
+    Forget(upkeep::Forget),
     /// List the checkpoints that a remote has, newest first
     Log {
         /// The remote
@@ -112,6 +115,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
                 out.text_line(&format!("{name} is forgotten; what is stored there stays"))
             })
         }
+        What::Forget(forget) => guarded(|| upkeep::forget(&forget, context)),
         What::Prune(prune) => guarded(|| upkeep::prune(&prune, context)),
         What::Log { name, all } => guarded(|| tell::log(&name, all, context)),
     }
@@ -129,7 +133,13 @@ fn absolute(url: String) -> VerbResult<String> {
 }
 
 /// The remotes of the user.
-fn names() -> VerbResult<Names> {
+///
+/// # Errors
+/// `no-directory`, `bad-config`.
+pub fn names() -> VerbResult<Names> {
+    if let Some(file) = std::env::var_os(REMOTES_VARIABLE) {
+        return Names::read(Path::new(&file));
+    }
     let file = config::user_file().ok_or_else(|| {
         hinted(
             Code::NoDirectory,
@@ -137,7 +147,7 @@ fn names() -> VerbResult<Names> {
             "set HOME or XDG_CONFIG_HOME",
         )
     })?;
-    Names::read(file.parent().unwrap_or(&file))
+    Names::read(&file.with_file_name("remotes.toml"))
 }
 
 fn add(name: &str, named: Named, force: bool, context: &mut Context) -> Outcome {

@@ -17,6 +17,7 @@ struct Listed<'a> {
     created: String,
     store: &'a str,
     host: &'a str,
+    tree: &'a str,
     snapshot: &'a str,
 }
 
@@ -46,7 +47,12 @@ pub fn log(name: &str, all: bool, context: &mut Context) -> Outcome {
         };
         let first_line = one.note.lines().next().unwrap_or_default();
         let note = out.text(first_line).into_owned();
-        let host = out.text(&one.host).into_owned();
+        let host = if all {
+            format!("{}:{}", one.host, one.root)
+        } else {
+            one.host.clone()
+        };
+        let host = out.text(&host).into_owned();
         out.line(&format!(
             "{id}  {}  {short}  {host}{tags}  {note}",
             time::local(&one.created.to_string())
@@ -66,6 +72,7 @@ fn listed(one: &Pushed) -> Listed<'_> {
         created: one.created.to_string(),
         store: &one.store,
         host: &one.host,
+        tree: &one.root,
         snapshot: &one.snapshot,
     }
 }
