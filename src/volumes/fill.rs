@@ -40,7 +40,10 @@ impl Mounts {
             remove_tree(&staged)?;
         }
         make_dir(&staged, 0o700)?;
-        self.fill_tree(&staged, record, options)?;
+        self.fill_tree(&staged, record, options).inspect_err(|_| {
+            // Of a volume that the remote has not, nothing stays.
+            let _ = fs::remove_dir(&staged);
+        })?;
         fs::rename(&staged, &place.backing)
             .and_then(|()| sync_parent(&place.backing))
             .on(place.backing.display())

@@ -138,7 +138,7 @@ impl Options {
                     }
                 }
                 "remote" => {
-                    name::check(value)?;
+                    name::check(value).map_err(|_| wrong())?;
                     options.remote = Some(value.clone());
                 }
                 "source" => {

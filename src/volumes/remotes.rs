@@ -140,13 +140,17 @@ fn under_way(thing: &str) -> VerbError {
 }
 
 impl Pool {
-    /// Refuses the name of a remote that nobody has configured.
-    ///
-    /// # Errors
-    /// `unknown-remote`, with the names that there are; those of reading them.
-    pub fn check_remote(&self, remote: &str) -> VerbResult<()> {
-        name::check(remote)?;
-        self.mounts().verbs.check_remote(remote)
+    /// Refuses what is not the name of a remote that somebody has configured, and that can be in
+    /// the id of a snapshot.
+    pub(super) fn check_remote(&self, remote: &str) -> VerbResult<()> {
+        self.mounts().verbs.check_remote(remote)?;
+        name::check(remote).map_err(|_| {
+            hinted(
+                Code::BadOption,
+                format!("snapshots cannot be sent to the remote {remote}"),
+                "rename it: its name must begin with a letter or digit",
+            )
+        })
     }
 
     /// What a remote has of a store's checkpoint.

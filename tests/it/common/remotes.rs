@@ -1,0 +1,84 @@
+//! Remotes, as whoever runs a driver has them.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::command::{stdout_of, succeeds};
+use super::{scratch, tool};
+
+const SECONDS: u64 = 60;
+
+/// A file with remotes, and a repository in a directory, which is called `home` there.
+pub struct Remotes {
+    dir: TempDir,
+}
+
+impl Remotes {
+    pub fn new() -> Remotes {
+        let remotes = Remotes { dir: scratch() };
+        remotes.private("password", "correct horse\n");
+        let url = remotes.repository().display().to_string();
+        let password = remotes.dir.path().join("password").display().to_string();
+        let add = ["remote", "add", "home", &url, "--password-file", &password];
+        succeeds(&mut remotes.command(&add), SECONDS);
+        remotes
+    }
+
+    fn private(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.dir.path().join(name);
+        fs::write(&path, text).expect("written");
+        fs::set_permissions(&path, Permissions::from_mode(0o600)).expect("chmod");
+        path
+    }
+
+    /// The file.
+    pub fn file(&self) -> PathBuf {
+        self.dir.path().join("remotes.toml")
+    }
+
+    /// Another address for a name, as whoever edits the file gives one.
+    pub fn set(&self, name: &str, url: &str) {
+        let password = self.dir.path().join("password");
+        let before = fs::read_to_string(self.file()).expect("the file");
+        let before: String = before
+            .split_inclusive("\n\n")
+            .filter(|part| !part.starts_with(&format!("[{name}]")))
+            .collect();
+        let text = format!("[{name}]\nurl = {url:?}\npassword-file = {password:?}\n\n{before}");
+        self.private("remotes.toml", &text);
+    }
+
+    /// Where the repository is.
+    pub fn repository(&self) -> PathBuf {
+        self.dir.path().join("repository")
+    }
+
+    /// The program, for these remotes.
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = tool(env!("CARGO_BIN_EXE_ckptfs"), arguments);
+        command.current_dir("/").env("CKPTFS_REMOTES", self.file());
+        command
+    }
+
+    /// What a remote has, newest first.
+    pub fn log(&self, name: &str) -> Vec<Value> {
+        let mut log = self.command(&["remote", "log", name, "--all", "--json"]);
+        serde_json::from_str(&stdout_of(&mut log, SECONDS)).expect("a list")
+    }
+
+    /// Takes the repository away, as a server that cannot be reached, or brings it back.
+    pub fn set_away(&self, away: bool) {
+        let (here, there) = (self.repository(), self.dir.path().join("away"));
+        let (from, to): (&Path, &Path) = if away {
+            (&here, &there)
+        } else {
+            (&there, &here)
+        };
+        fs::rename(from, to).expect("renamed");
+    }
+}
