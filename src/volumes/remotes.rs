@@ -176,7 +176,7 @@ impl Pool {
         work: impl FnOnce() -> VerbResult<T> + Send + 'static,
     ) -> VerbResult<T> {
         let registry = self.registry();
-        let Some(mut locked) = registry.try_lock(&lock_of(thing))? else {
+        let Some(locked) = registry.try_lock(&lock_of(thing))? else {
             return Err(under_way(thing));
         };
         let slots = (0..AT_ONCE_MAX).map(|number| registry.try_lock(&format!(".long-{number}")));
@@ -187,19 +187,21 @@ impl Pool {
                 "try again in a moment",
             ));
         };
-        let unheard = take_unheard(&mut locked);
+        let unheard = take_unheard(&locked);
         let (tell, told) = mpsc::channel();
-        let thing_done = thing.to_owned();
         let work = move || {
             let done = work();
             drop(slot);
-            let failed = done.as_ref().err().cloned();
-            match (tell.send(done), failed) {
-                (Err(_), Some(error)) => {
-                    tracing::warn!(thing = thing_done, %error, "it failed");
-                    leave_unheard(locked, &error);
+            // Who waits has the lock before it has the answer, and may ask again at once.
+            let Err(unheard) = tell.send((done, locked)) else {
+                return;
+            };
+            match unheard.0 {
+                (Ok(_), locked) => locked.forget(),
+                (Err(error), locked) => {
+                    tracing::warn!(code = %error.code, error = error.message, "it failed later");
+                    leave_unheard(&locked, &error);
                 }
-                _ => locked.forget(),
             }
         };
         std::thread::Builder::new()
@@ -208,9 +210,13 @@ impl Pool {
             .on("starting threads")?;
         match unheard {
             Some(error) => Err(error),
-            None => told
-                .recv_timeout(patience)
-                .unwrap_or_else(|_| Err(under_way(thing))),
+            None => match told.recv_timeout(patience) {
+                Ok((done, locked)) => {
+                    locked.forget();
+                    done
+                }
+                Err(_) => Err(under_way(thing)),
+            },
         }
     }
 
@@ -304,7 +310,7 @@ impl Pool {
 }
 
 /// What went wrong the last time, when nobody waited for it any more.
-fn take_unheard(locked: &mut Locked) -> Option<VerbError> {
+fn take_unheard(locked: &Locked) -> Option<VerbError> {
     let mut text = Vec::new();
     locked.file().take(1 << 16).read_to_end(&mut text).ok()?;
     locked.file().set_len(0).ok()?;
@@ -312,7 +318,7 @@ fn take_unheard(locked: &mut Locked) -> Option<VerbError> {
 }
 
 /// Leaves it to who asks next; where that cannot be done, the log has it.
-fn leave_unheard(locked: Locked, error: &VerbError) {
+fn leave_unheard(locked: &Locked, error: &VerbError) {
     let mut file = locked.file();
     let text = serde_json::to_vec(error).unwrap_or_default();
     let _ = file.rewind().and_then(|()| file.write_all(&text));

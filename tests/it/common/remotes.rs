@@ -9,9 +9,20 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use super::command::{stdout_of, succeeds};
-use super::{scratch, tool};
+use super::tree::Tree;
+use super::{scratch, tool, tree_of};
 
 const SECONDS: u64 = 60;
+
+/// The tree of a mounted volume. The time of its root is that of its first mount, which makes the
+/// store there.
+pub fn tree_of_volume(at: &Path) -> Tree {
+    let mut tree = tree_of(at);
+    if let Some(root) = tree.get_mut(Path::new("")) {
+        root.mtime = (0, 0);
+    }
+    tree
+}
 
 /// A file with remotes, and a repository in a directory, which is called `home` there.
 pub struct Remotes {

@@ -12,9 +12,9 @@ use tonic::{Code, Status};
 
 use crate::common::command::sh;
 use crate::common::mount::wait_until;
-use crate::common::remotes::Remotes;
+use crate::common::remotes::{Remotes, tree_of_volume};
 use crate::common::tree::{Tree, assert_same};
-use crate::common::{process, sample_tree, tree_of};
+use crate::common::{process, sample_tree};
 use crate::csi::support::{
     Rig, SECONDS, class, code, from_snapshot, from_volume, text, unavailable, wanted,
 };
@@ -103,22 +103,22 @@ fn a_snapshot_is_a_volume_of_another_node_after_its_own_is_gone() {
     first.create("v");
     let at = first.use_it("v", "pod");
     sample_tree(&at);
-    let (expected, snapshot) = (tree_of(&at), sent(&first, "v", "nightly"));
+    let (expected, snapshot) = (tree_of_volume(&at), sent(&first, "v", "nightly"));
     let id = snapshot.snapshot_id.clone();
     assert!(id.starts_with("v@1@remote/home/"), "{id}");
     assert_eq!(ask(&first, "v", "nightly", "home").unwrap(), snapshot);
     assert_eq!(list(&first, ""), [(id.clone(), true)]);
     // The next one is of what has changed since.
     fs::write(at.join("plain.txt"), "later").unwrap();
-    let later = (tree_of(&at), sent(&first, "v", "later").snapshot_id);
+    let later = (tree_of_volume(&at), sent(&first, "v", "later").snapshot_id);
     // Where it was made it is a branch, as any; a snapshot of that is sent as well.
     restored(&first, "here", &id);
     assert_eq!(first.record("here")["parent"]["remote"], Value::Null);
     let here = first.use_it("here", "pod");
-    assert_same(&tree_of(&here), &expected);
+    assert_same(&tree_of_volume(&here), &expected);
     fs::write(here.join("new"), "of the branch").unwrap();
     let branch = (
-        tree_of(&here),
+        tree_of_volume(&here),
         sent(&first, "here", "of a branch").snapshot_id,
     );
     drop(first);
@@ -132,7 +132,7 @@ fn a_snapshot_is_a_volume_of_another_node_after_its_own_is_gone() {
     assert_eq!(list(&second, ""), [], "what others have sent is not listed");
     for (name, (tree, id)) in [("a", (expected, id.clone())), ("b", later), ("c", branch)] {
         restored(&second, name, &id);
-        assert_same(&tree_of(&second.use_it(name, "pod")), &tree);
+        assert_same(&tree_of_volume(&second.use_it(name, "pod")), &tree);
         second.leave(name, "pod");
     }
     restored(&second, "a", &id);
@@ -265,7 +265,7 @@ fn a_repository_that_is_away_is_an_error_until_it_is_back() {
     rig.create("v");
     let at = rig.use_it("v", "pod");
     sample_tree(&at);
-    let expected = tree_of(&at);
+    let expected = tree_of_volume(&at);
     remotes.set_away(true);
     let failed = ask(&rig, "v", "s", "home").unwrap_err();
     assert!(failed.message().contains("no repository"), "{failed}");
@@ -287,7 +287,7 @@ fn a_repository_that_is_away_is_an_error_until_it_is_back() {
     assert!(get(&other, &id).is_err() && other.delete_snapshot(&id).is_err());
     remotes.set_away(false);
     restored(&other, "w", &id);
-    assert_same(&tree_of(&other.use_it("w", "pod")), &expected);
+    assert_same(&tree_of_volume(&other.use_it("w", "pod")), &expected);
 }
 
 /// A server takes connections and says nothing: who asks is told that it goes on, and nobody else
@@ -388,7 +388,7 @@ fn what_a_kill_cuts_short_is_gone_on_with() {
         &at,
         "mkdir large; for n in $(seq 30); do head -c 500000 /dev/urandom > large/$n; done",
     );
-    let expected: Tree = tree_of(&at);
+    let expected: Tree = tree_of_volume(&at);
     let mut kills = 0;
     for round in 0..4_u64 {
         let socket = rig.socket.clone();
@@ -417,7 +417,7 @@ fn what_a_kill_cuts_short_is_gone_on_with() {
         other.serve();
     }
     restored(&other, "w", &id);
-    assert_same(&tree_of(&other.use_it("w", "pod")), &expected);
+    assert_same(&tree_of_volume(&other.use_it("w", "pod")), &expected);
     assert_eq!(fs::read_dir(other.root.join("fetched")).unwrap().count(), 0);
 }
 

@@ -4,9 +4,9 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::common::remotes::Remotes;
+use crate::common::remotes::{Remotes, tree_of_volume};
 use crate::common::tree::assert_same;
-use crate::common::{sample_tree, succeeds, tree_of};
+use crate::common::{sample_tree, succeeds};
 use crate::volumes::support::{Rig, SECONDS, unavailable};
 
 /// A driver with remotes.
@@ -31,10 +31,10 @@ fn a_volume_begins_as_one_that_a_remote_has() {
     first.create("data", json!({}));
     let at = first.mount("data", "a");
     sample_tree(&at);
-    let old = tree_of(&at);
+    let old = tree_of_volume(&at);
     first.ok(&["--volume", "data", "checkpoint", "-t", "v1"]);
     fs::write(at.join("plain.txt"), "new").unwrap();
-    let new = tree_of(&at);
+    let new = tree_of_volume(&at);
     first.ok(&["--volume", "data", "checkpoint"]);
     push(&first, &remotes, "data");
     drop(first);
@@ -49,7 +49,7 @@ fn a_volume_begins_as_one_that_a_remote_has() {
     sized["size"] = json!("300M");
     second.create("sized", sized);
     for (name, expected) in [("newest", &new), ("tagged", &old), ("sized", &old)] {
-        assert_same(&tree_of(&second.mount(name, "b")), expected);
+        assert_same(&tree_of_volume(&second.mount(name, "b")), expected);
     }
     assert_eq!(second.status("tagged")["parent"], "home:data@1");
     let listed = second.ok(&["volumes", "ls"]);
