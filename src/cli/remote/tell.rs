@@ -59,7 +59,11 @@ pub fn log(name: &str, all: bool, context: &mut Context) -> Outcome {
         ))?;
     }
     if pushed.is_empty() {
-        out.talk("it has no checkpoint of this tree; --all lists those of other trees");
+        out.talk(if all {
+            "it has no checkpoint of any tree"
+        } else {
+            "it has no checkpoint of this tree; --all lists those of other trees"
+        });
     }
     Ok(())
 }

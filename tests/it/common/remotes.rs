@@ -8,11 +8,19 @@ use std::process::Command;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::command::{stdout_of, succeeds};
+use super::command::{sh, stdout_of, succeeds};
 use super::tree::Tree;
 use super::{scratch, tool, tree_of};
 
 const SECONDS: u64 = 60;
+
+/// Who asks the server of a bucket, which takes anybody.
+pub const BUCKET_USER: [(&str, &str); 4] = [
+    ("AWS_ACCESS_KEY_ID", "test"),
+    ("AWS_SECRET_ACCESS_KEY", "key-of-the-test"),
+    ("AWS_REGION", "us-east-1"),
+    ("NO_PROXY", "127.0.0.1"),
+];
 
 /// The tree of a mounted volume. The time of its root is that of its first mount, which makes the
 /// store there.
@@ -22,6 +30,17 @@ pub fn tree_of_volume(at: &Path) -> Tree {
         root.mtime = (0, 0);
     }
     tree
+}
+
+/// A tree of a few small files: with links, attributes and times.
+pub fn small_tree(at: &Path) {
+    sh(
+        at,
+        "echo one > plain.txt; mkdir -p d/e; head -c 100000 /dev/urandom > d/random; ln d/random linked
+        ln -s plain.txt link; setfattr -n user.a -v b d/e; chmod 2751 d; chown 1234:4321 plain.txt
+        touch -h -d '2001-02-03 04:05:06.789' link d/e plain.txt; mkfifo fifo; truncate -s 1M sparse
+        mknod null c 1 3; echo x > setuid; chmod 6755 setuid; touch \"$(printf 'a\\033b\\377')\"; mkdir empty",
+    );
 }
 
 /// A file with remotes, and a repository in a directory, which is called `home` there.
@@ -34,10 +53,15 @@ impl Remotes {
         let remotes = Remotes { dir: scratch() };
         remotes.private("password", "correct horse\n");
         let url = remotes.repository().display().to_string();
-        let password = remotes.dir.path().join("password").display().to_string();
-        let add = ["remote", "add", "home", &url, "--password-file", &password];
-        succeeds(&mut remotes.command(&add), SECONDS);
+        remotes.add("home", &url);
         remotes
+    }
+
+    /// Names a place, and makes a repository there.
+    pub fn add(&self, name: &str, url: &str) {
+        let password = self.dir.path().join("password").display().to_string();
+        let add = ["remote", "add", name, url, "--password-file", &password];
+        succeeds(&mut self.command(&add), SECONDS);
     }
 
     fn private(&self, name: &str, text: &str) -> PathBuf {
@@ -72,7 +96,10 @@ impl Remotes {
     /// The program, for these remotes.
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = tool(env!("CARGO_BIN_EXE_ckptfs"), arguments);
-        command.current_dir("/").env("CKPTFS_REMOTES", self.file());
+        command
+            .current_dir("/")
+            .env("CKPTFS_REMOTES", self.file())
+            .envs(BUCKET_USER);
         command
     }
 

@@ -145,13 +145,9 @@ impl Rig {
             "--node-id",
             self.node,
         ]);
-        // Who asks the server of a bucket, which takes anybody.
-        command
-            .args(&self.arguments)
-            .env("AWS_ACCESS_KEY_ID", "test")
-            .env("AWS_SECRET_ACCESS_KEY", "key-of-the-test")
-            .env("AWS_REGION", "us-east-1")
-            .env("NO_PROXY", "127.0.0.1");
+        command.args(&self.arguments);
+        #[cfg(feature = "remote")]
+        command.envs(crate::common::remotes::BUCKET_USER);
         self.pool.serve(command, |_| true);
     }
 

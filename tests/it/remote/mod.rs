@@ -1,4 +1,4 @@
 //! Checkpoints beyond this machine, in servers that run here for the length of a test.
 
 mod oci;
-mod restic;
+pub mod restic;

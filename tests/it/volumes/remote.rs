@@ -4,9 +4,9 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::common::remotes::{Remotes, tree_of_volume};
+use crate::common::remotes::{Remotes, small_tree, tree_of_volume};
+use crate::common::succeeds;
 use crate::common::tree::assert_same;
-use crate::common::{sample_tree, succeeds};
 use crate::volumes::support::{Rig, SECONDS, unavailable};
 
 /// A driver with remotes.
@@ -30,7 +30,7 @@ fn a_volume_begins_as_one_that_a_remote_has() {
     let first = start(&remotes);
     first.create("data", json!({}));
     let at = first.mount("data", "a");
-    sample_tree(&at);
+    small_tree(&at);
     let old = tree_of_volume(&at);
     first.ok(&["--volume", "data", "checkpoint", "-t", "v1"]);
     fs::write(at.join("plain.txt"), "new").unwrap();

@@ -2,7 +2,7 @@
 
 mod faults;
 mod same;
-mod servers;
+pub mod servers;
 mod upkeep;
 
 use std::ffi::OsString;
