@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use super::error::{Failure, On, error, hinted};
 use super::launch::{self, Starter};
 use super::output::{Color, Out};
-use super::volumes::REMOTES_VARIABLE;
+use super::remotes::REMOTES_VARIABLE;
 use super::{fork, locate, mount, umount};
 use crate::engine::api::{Code, VerbError, VerbResult};
 use crate::store::ids::CheckpointId;
@@ -63,7 +63,7 @@ impl Verbs for Lent {
     fn check_remote(&self, remote: &str) -> VerbResult<()> {
         let names = match &self.remotes {
             Some(file) => crate::remote::restic::names::Names::read(file),
-            None => super::remote::names(),
+            None => super::remotes::names(),
         };
         names?.get(remote).map(drop)
     }

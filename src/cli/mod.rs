@@ -73,6 +73,7 @@ mod prompt;
 mod redo;
 #[cfg(feature = "remote")]
 mod remote;
+mod remotes;
 mod rename;
 mod replaced;
 mod restore;

@@ -11,6 +11,7 @@ use super::context::Context;
 use super::error::{On, Outcome, error, hinted};
 use super::lent::Lent;
 use super::output::Role;
+use super::remotes::REMOTES_VARIABLE;
 use super::size;
 use crate::engine::api::{Code, VerbResult};
 use crate::engine::word::{count, word};
@@ -22,8 +23,6 @@ use crate::volumes::{Parent, Pool, name, protocol};
 pub const ROOT: &str = "/var/lib/ckptfs/volumes";
 /// Where engines look for plugins.
 const SOCKET: &str = "/run/docker/plugins/ckptfs.sock";
-/// Names the file that has the remotes.
-pub const REMOTES_VARIABLE: &str = "CKPTFS_REMOTES";
 /// Names the pool for every verb.
 pub const ROOT_VARIABLE: &str = "CKPTFS_VOLUMES";
 

@@ -38,7 +38,9 @@ impl Driver {
                 "a snapshot has no parameter {unknown}; there is {REMOTE}"
             )));
         }
-        self.volume(volume)?;
+        if !self.knows(volume, name) {
+            self.volume(volume)?;
+        }
         let remote = request.parameters.get(REMOTE).map(String::as_str);
         let mut kept = self
             .pool
@@ -72,6 +74,13 @@ impl Driver {
             }
         }
         Ok(DeleteSnapshotResponse {})
+    }
+
+    /// Whether a snapshot of this name is there, also of a volume that is deleted: it may be on its
+    /// way still.
+    fn knows(&self, volume: &str, name: &str) -> bool {
+        let record = self.pool.registry().get(volume);
+        record.is_ok_and(|record| record.snapshots_told().any(|one| one.name == name))
     }
 
     /// The id of a snapshot of this pool.

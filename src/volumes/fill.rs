@@ -1,6 +1,7 @@
 //! The tree of a volume is made.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 
@@ -11,7 +12,7 @@ use super::image;
 use super::mounts::Mounts;
 use super::options::Options;
 use super::record::{Parent, Record};
-use crate::engine::api::VerbResult;
+use crate::engine::api::{Code, VerbError, VerbResult};
 
 impl Mounts {
     /// Makes the tree of a volume.
@@ -40,10 +41,8 @@ impl Mounts {
             remove_tree(&staged)?;
         }
         make_dir(&staged, 0o700)?;
-        self.fill_tree(&staged, record, options).inspect_err(|_| {
-            // Of a volume that the remote has not, nothing stays.
-            let _ = fs::remove_dir(&staged);
-        })?;
+        self.fill_tree(&staged, record, options)
+            .inspect_err(|why| drop_unless_goes_on(&staged, why))?;
         fs::rename(&staged, &place.backing)
             .and_then(|()| sync_parent(&place.backing))
             .on(place.backing.display())
@@ -85,6 +84,21 @@ impl Mounts {
                 remote: None,
             })
         })
+    }
+}
+
+/// What was fetched stays where the same call can go on with it: not where the disk is full, the
+/// remote is damaged, or there is nothing.
+fn drop_unless_goes_on(staged: &Path, why: &VerbError) {
+    let dropped = match why.code {
+        Code::RemoteFailed => match fs::remove_dir(staged) {
+            Err(cause) if cause.kind() == ErrorKind::DirectoryNotEmpty => Ok(()),
+            removed => removed.on(staged.display()),
+        },
+        _ => remove_tree(staged),
+    };
+    if let Err(error) = dropped {
+        tracing::warn!(error = error.message, "what was fetched cannot be removed");
     }
 }
 

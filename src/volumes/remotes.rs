@@ -323,3 +323,48 @@ fn leave_unheard(locked: &Locked, error: &VerbError) {
     let text = serde_json::to_vec(error).unwrap_or_default();
     let _ = file.rewind().and_then(|()| file.write_all(&text));
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pushed(tree: &str, store: &str, checkpoint: u64, tags: &[&str]) -> Pushed {
+        Pushed {
+            snapshot: format!("{store}{checkpoint}"),
+            store: store.to_owned(),
+            checkpoint,
+            tree: tree.to_owned(),
+            tags: tags.iter().map(|&tag| tag.to_owned()).collect(),
+            note: String::new(),
+            created: String::new(),
+        }
+    }
+
+    #[test]
+    fn a_volume_is_meant_by_its_name_or_its_store_and_never_two() {
+        let all = || {
+            vec![
+                pushed("data", "s1", 1, &["v1"]),
+                pushed("data", "s1", 2, &[]),
+                pushed("data", "s2", 1, &[]),
+                pushed("other", "s3", 7, &["v1"]),
+            ]
+        };
+        let chosen = |volume: &str, state: Option<&str>| {
+            choose(all(), "home", volume, state)
+                .map(|one| one.snapshot)
+                .map_err(|why| (why.code, why.hint.unwrap_or_default()))
+        };
+        let code = |volume: &str, state: Option<&str>| chosen(volume, state).unwrap_err().0;
+        assert_eq!(chosen("other", None).unwrap(), "s37");
+        assert_eq!(chosen("s1", None).unwrap(), "s12");
+        assert_eq!(chosen("s1", Some("latest")).unwrap(), "s12");
+        assert_eq!(chosen("s1", Some("v1")).unwrap(), "s11");
+        assert_eq!(chosen("s2", Some("1")).unwrap(), "s21");
+        assert_eq!(code("s2", Some("2")), Code::UnknownCheckpoint);
+        assert_eq!(code("s", None), Code::NoSuchVolume);
+        let (ambiguous, hint) = chosen("data", Some("1")).unwrap_err();
+        assert_eq!(ambiguous, Code::Ambiguous);
+        assert!(hint.contains("from=s1, from=s2"), "{hint}");
+    }
+}

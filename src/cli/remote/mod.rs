@@ -6,7 +6,7 @@ pub mod push;
 mod tell;
 pub mod upkeep;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Subcommand;
 use serde::Serialize;
@@ -14,13 +14,13 @@ use serde::Serialize;
 use super::context::Context;
 use super::copies::Begun;
 use super::error::{Outcome, error, hinted, io_error};
+use super::locate;
 use super::locate::Served;
 use super::output::can_ask;
-use super::volumes::REMOTES_VARIABLE;
-use super::{config, locate};
+use super::remotes::names;
 use crate::engine::api::{CheckpointInfo, Code, ListCheckpoints, VerbResult};
 use crate::engine::word::word;
-use crate::remote::restic::names::{Named, Names};
+use crate::remote::restic::names::Named;
 use crate::remote::restic::{Remote, guarded};
 use crate::store::ids::CheckpointId;
 
@@ -130,24 +130,6 @@ fn absolute(url: String) -> VerbResult<String> {
     path.into_os_string()
         .into_string()
         .map_err(|_| error(Code::BadRemote, "the path of a remote must be UTF-8"))
-}
-
-/// The remotes of the user.
-///
-/// # Errors
-/// `no-directory`, `bad-config`.
-pub fn names() -> VerbResult<Names> {
-    if let Some(file) = std::env::var_os(REMOTES_VARIABLE) {
-        return Names::read(Path::new(&file));
-    }
-    let file = config::user_file().ok_or_else(|| {
-        hinted(
-            Code::NoDirectory,
-            "your remotes cannot be found",
-            "set HOME or XDG_CONFIG_HOME",
-        )
-    })?;
-    Names::read(&file.with_file_name("remotes.toml"))
 }
 
 fn add(name: &str, named: Named, force: bool, context: &mut Context) -> Outcome {

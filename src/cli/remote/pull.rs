@@ -77,7 +77,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
 
 fn pull(args: &Args, context: &mut Context) -> Outcome {
     let started = Instant::now();
-    let names = super::names()?;
+    let names = super::super::remotes::names()?;
     let remote = super::open(names.get(&args.remote)?, false)?;
     let pushed = choose(remote.pushed(None)?, args, context)?;
     let dest = copies::destination(&locate::start(context.dir())?, &args.into);

@@ -73,7 +73,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
 }
 
 fn push(args: &Args, context: &mut Context) -> Outcome {
-    let names = super::names()?;
+    let names = super::super::remotes::names()?;
     let named = names.get(&args.remote)?;
     let mut served = locate::served(context.dir())?;
     let Some(store) = super::store_of(&mut served)? else {

@@ -23,7 +23,7 @@ struct Listed<'a> {
 
 /// Prints the checkpoints that a remote has, newest first; `all`: of every tree.
 pub fn log(name: &str, all: bool, context: &mut Context) -> Outcome {
-    let names = super::names()?;
+    let names = super::super::remotes::names()?;
     let named = names.get(name)?;
     let store = if all {
         None

@@ -60,7 +60,7 @@ const DIGITS_MIN: usize = 8;
 
 /// `ckptfs remote forget`. What is not there is as good as forgotten.
 pub fn forget(args: &Forget, context: &mut Context) -> Outcome {
-    let names = super::names()?;
+    let names = super::super::remotes::names()?;
     let remote = super::open(names.get(&args.name)?, false)?;
     if let Some(short) = args.snapshots.iter().find(|id| id.len() < DIGITS_MIN) {
         return Err(hinted(
@@ -107,7 +107,7 @@ struct Pruned {
 
 /// `ckptfs remote prune`.
 pub fn prune(args: &Prune, context: &mut Context) -> Outcome {
-    let names = super::names()?;
+    let names = super::super::remotes::names()?;
     let named = names.get(&args.name)?;
     let store = super::store_of(&mut locate::served(context.dir())?)?.unwrap_or_default();
     let configured = Retention::of(&config::settings(context.dir())?);
@@ -172,7 +172,7 @@ pub fn prune(args: &Prune, context: &mut Context) -> Outcome {
 
 /// `ckptfs verify --remote`.
 pub fn verify(name: &str, deep: bool, context: &mut Context) -> Outcome {
-    let names = super::names()?;
+    let names = super::super::remotes::names()?;
     let remote = super::open(names.get(name)?, false)?;
     let spinner = Spinner::start(&context.out, "looking at the remote");
     let found = remote.damage(deep);

@@ -358,7 +358,10 @@ fn snapshots_that_leave_fit_together() {
     let [class] = kind(&all, "VolumeSnapshotClass")[..] else {
         panic!("one class");
     };
-    assert_eq!((&class["driver"], name(class)), (&json!(NAME), "ckptfs-home"));
+    assert_eq!(
+        (&class["driver"], name(class)),
+        (&json!(NAME), "ckptfs-home")
+    );
     assert_eq!(class["parameters"], json!({"remote": "home"}));
     let content = &kind(&all, "VolumeSnapshotContent")[0]["spec"];
     let snapshot = kind(&all, "VolumeSnapshot")[0];

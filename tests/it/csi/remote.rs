@@ -217,8 +217,27 @@ fn what_is_not_configured_or_not_there_is_refused_by_name() {
     assert_eq!(code(refused), Code::InvalidArgument);
     let id = sent(&rig, "v", "s").snapshot_id;
     assert_eq!(code(rig.try_snapshot("v", "s")), Code::AlreadyExists);
-    // Forged: other stores, other numbers, ways out.
     let store = id.rsplit('/').next().unwrap().to_owned();
+    forged_ids_are_none(&rig, &store);
+    assert_eq!(list(&rig, ""), [(id.clone(), true)]);
+    assert_eq!(names(&remotes), ["s"]);
+    // What nobody has called a snapshot is not forgotten by one who knows its number.
+    rig.ok(&["--volume", "v", "checkpoint", "-m", "by hand"]);
+    let file = text(&remotes.file());
+    let mut push = rig.ckptfs(&["--volume", "v", "push", "home"]);
+    crate::common::succeeds(push.env("CKPTFS_REMOTES", file), SECONDS);
+    let by_hand = format!("v@2@remote/home/{store}");
+    assert_eq!(
+        code(rig.delete_snapshot(&by_hand)),
+        Code::FailedPrecondition
+    );
+    restored(&rig, "of-one-by-hand", &by_hand);
+    rig.delete_snapshot(&id).unwrap();
+    assert_eq!(names(&remotes), ["by hand"]);
+}
+
+/// Other stores, other numbers, ways out.
+fn forged_ids_are_none(rig: &Rig, store: &str) {
     for (forged, expected) in [
         (format!("v@2@remote/home/{store}"), Code::NotFound),
         (
@@ -245,21 +264,6 @@ fn what_is_not_configured_or_not_there_is_refused_by_name() {
         };
         assert_eq!(deleted, as_expected, "{forged}");
     }
-    assert_eq!(list(&rig, ""), [(id.clone(), true)]);
-    assert_eq!(names(&remotes), ["s"]);
-    // What nobody has called a snapshot is not forgotten by one who knows its number.
-    rig.ok(&["--volume", "v", "checkpoint", "-m", "by hand"]);
-    let file = text(&remotes.file());
-    let mut push = rig.ckptfs(&["--volume", "v", "push", "home"]);
-    crate::common::succeeds(push.env("CKPTFS_REMOTES", file), SECONDS);
-    let by_hand = format!("v@2@remote/home/{store}");
-    assert_eq!(
-        code(rig.delete_snapshot(&by_hand)),
-        Code::FailedPrecondition
-    );
-    restored(&rig, "of-one-by-hand", &by_hand);
-    rig.delete_snapshot(&id).unwrap();
-    assert_eq!(names(&remotes), ["by hand"]);
 }
 
 #[test]

@@ -43,15 +43,14 @@ fn a_volume_begins_as_one_that_a_remote_has() {
     let from = |from: &str| json!({"remote": "home", "from": from});
     second.create("newest", from("data"));
     second.create("newest", from("data"));
-    second.create("tagged", from("data@v1"));
     let mut sized = from("data");
-    sized["checkpoint"] = json!("1");
+    sized["checkpoint"] = json!("v1");
     sized["size"] = json!("300M");
     second.create("sized", sized);
-    for (name, expected) in [("newest", &new), ("tagged", &old), ("sized", &old)] {
+    for (name, expected) in [("newest", &new), ("sized", &old)] {
         assert_same(&tree_of_volume(&second.mount(name, "b")), expected);
     }
-    assert_eq!(second.status("tagged")["parent"], "home:data@1");
+    assert_eq!(second.status("sized")["parent"], "home:data@1");
     let listed = second.ok(&["volumes", "ls"]);
     assert!(listed.contains("from home:data@2"), "{listed}");
     assert_eq!(second.ok(&["--volume", "newest", "checkpoint"]), "1\n");
@@ -67,9 +66,7 @@ fn a_volume_begins_as_one_that_a_remote_has() {
     assert_eq!(stores.len(), 2);
     let said = second.error("Create", &json!({"Name": "which", "Opts": from("data")}));
     assert!(stores.iter().all(|store| said.contains(store)), "{said}");
-    for store in &stores {
-        second.create(&format!("of-{store}"), from(store));
-    }
+    second.create("of-a-store", from(&stores[0]));
 }
 
 #[test]
