@@ -49,6 +49,7 @@ mod hunks;
 mod import;
 mod interrupt;
 mod launch;
+mod lent;
 mod listing;
 mod locate;
 mod log;
@@ -72,6 +73,7 @@ mod prompt;
 mod redo;
 #[cfg(feature = "remote")]
 mod remote;
+mod remotes;
 mod rename;
 mod replaced;
 mod restore;

@@ -8,16 +8,16 @@ use clap::{Subcommand, ValueEnum};
 use serde_json::json;
 
 use super::context::Context;
-use super::error::{Failure, On, Outcome, error, hinted};
-use super::launch::Starter;
-use super::output::{Color, Out, Role};
-use super::{fork, locate, mount, size, umount};
+use super::error::{On, Outcome, error, hinted};
+use super::lent::Lent;
+use super::output::Role;
+use super::remotes::REMOTES_VARIABLE;
+use super::size;
 use crate::engine::api::{Code, VerbResult};
 use crate::engine::word::{count, word};
-use crate::store::ids::CheckpointId;
-use crate::volumes::options::{OPTIONS, OnRemove, Options};
+use crate::volumes::options::{OPTIONS, OnRemove};
 use crate::volumes::serve::{PoolImage, mount_image, serve};
-use crate::volumes::{Place, Pool, Verbs, name, protocol};
+use crate::volumes::{Parent, Pool, name, protocol};
 
 /// Where volumes are unless told otherwise.
 pub const ROOT: &str = "/var/lib/ckptfs/volumes";
@@ -120,6 +120,9 @@ pub struct PoolArgs {
     /// The size of that file, if it does not exist yet; it is sparse
     #[arg(long, value_name = "SIZE", value_parser = size::parse, requires = "pool_image")]
     pool_size: Option<u64>,
+    /// The remotes of classes and options; by default those of the user who starts it
+    #[arg(long, value_name = "FILE", env = REMOTES_VARIABLE)]
+    remotes: Option<PathBuf>,
 }
 
 impl PoolArgs {
@@ -135,7 +138,9 @@ impl PoolArgs {
                 root,
             )?;
         }
-        Pool::open(root, self.mounts.as_deref(), Arc::new(Lent))
+        let absolute = |file: &PathBuf| std::path::absolute(file).on(file.display());
+        let remotes = self.remotes.as_ref().map(absolute).transpose()?;
+        Pool::open(root, self.mounts.as_deref(), Arc::new(Lent { remotes }))
     }
 }
 
@@ -169,39 +174,9 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     }
 }
 
-/// What the verbs do, for volumes. What they would say is nobody's to hear.
-#[derive(Debug)]
-struct Lent;
-
-impl Verbs for Lent {
-    fn mount(&self, place: &Place, options: &Options) -> VerbResult<()> {
-        let prepared = mount::prepare(mount::Args::of_volume(place, options)?, Path::new("/"))?;
-        mount::start(&prepared, Starter::Driver).map(drop)
-    }
-
-    fn unmount(&self, point: &Path) -> VerbResult<()> {
-        umount::unmount(point)
-    }
-
-    fn fork(&self, point: &Path, checkpoint: CheckpointId, dir: &Path) -> VerbResult<()> {
-        let quiet = Out::new(true, Color::Never);
-        let (_, copied) = fork::fork(
-            locate::served(Some(point))?,
-            &checkpoint.to_string(),
-            dir,
-            false,
-            &quiet,
-        )?;
-        match copied.report(&quiet, "try again once the cause is fixed") {
-            Err(Failure::Verb(error)) => Err(error),
-            _ => Ok(()),
-        }
-    }
-}
-
 /// The pool, which a driver or `create` has made before.
 fn pool(root: &Path) -> VerbResult<Pool> {
-    Pool::open(root, None, Arc::new(Lent))
+    Pool::open(root, None, Arc::new(Lent { remotes: None }))
 }
 
 /// Answers container engines until a signal ends it.
@@ -231,10 +206,7 @@ fn list(pool: &Pool, context: &mut Context) -> Outcome {
     let mut all = Vec::new();
     for record in pool.registry().list()? {
         let point = pool.registry().mountpoint(&record)?;
-        let parent = record
-            .parent
-            .as_ref()
-            .map(|parent| format!("{}@{}", parent.volume, parent.checkpoint));
+        let parent = record.parent.as_ref().map(Parent::told);
         if out.json {
             let point = point
                 .as_ref()

@@ -1,10 +1,13 @@
 //! Volumes and snapshots are made, listed and deleted.
 
+use std::collections::BTreeMap;
+use std::time::Duration;
+
 use tonic::{Request, Response, Status};
 
-use super::names::{self, SnapshotId};
+use super::names;
 use super::node::signed;
-use super::pages::{Key, page};
+use super::pages::page;
 use super::proto::controller_server::Controller;
 use super::proto::controller_service_capability::rpc::Type as Rpc;
 use super::proto::controller_service_capability::{Rpc as RpcOf, Type};
@@ -15,18 +18,19 @@ use super::proto::{
     CreateSnapshotRequest, CreateSnapshotResponse, CreateVolumeRequest, CreateVolumeResponse,
     DeleteSnapshotRequest, DeleteSnapshotResponse, DeleteVolumeRequest, DeleteVolumeResponse,
     GetCapacityRequest, GetCapacityResponse, GetSnapshotRequest, GetSnapshotResponse,
-    ListSnapshotsRequest, ListSnapshotsResponse, ListVolumesRequest, ListVolumesResponse, Snapshot,
+    ListSnapshotsRequest, ListSnapshotsResponse, ListVolumesRequest, ListVolumesResponse,
     ValidateVolumeCapabilitiesRequest, ValidateVolumeCapabilitiesResponse, Volume,
-    VolumeContentSource, controller_get_volume_response, list_snapshots_response,
-    list_volumes_response, validate_volume_capabilities_response,
+    VolumeContentSource, controller_get_volume_response, list_volumes_response,
+    validate_volume_capabilities_response,
 };
 use super::serve::{Driver, Service};
+use super::snapshots::no_snapshot;
 use super::status::{invalid, required};
 use super::wanted::{self, Range};
 use crate::engine::api::{self, VerbResult};
 use crate::sys::{self, host};
 use crate::volumes::options::{Options, SIZE_BYTES_MIN};
-use crate::volumes::{Claim, Record, Snapshot as Kept};
+use crate::volumes::{Claim, Pool, Record};
 
 /// What is declared.
 const CAPABILITIES: [Rpc; 9] = [
@@ -41,6 +45,9 @@ const CAPABILITIES: [Rpc; 9] = [
     Rpc::GetSnapshot,
 ];
 
+/// A fetch that takes longer is told to be under way: a provisioner waits ten seconds.
+const PATIENCE: Duration = Duration::from_secs(8);
+
 /// In the context of a volume that begins as another: whether it is a `branch` of that, or a `copy`.
 const CLONE: &str = "clone";
 
@@ -48,28 +55,17 @@ const CLONE: &str = "clone";
 struct Begins {
     /// Its id.
     id: String,
-    /// The same as the pool calls it.
+    /// The same as the pool, or the remote, calls it.
     from: String,
+    /// The remote that has it, if it is not in the pool.
+    remote: Option<String>,
     /// Its size; 0: not known.
     bytes: u64,
 }
 
-/// A name that somebody gives.
-fn named(text: &str) -> Result<&str, Status> {
-    let text = required("name", text)?;
-    if text.len() > names::NAME_BYTES_MAX {
-        Err(invalid(format!(
-            "a name has at most {} bytes",
-            names::NAME_BYTES_MAX
-        )))
-    } else {
-        Ok(text)
-    }
-}
-
 impl Driver {
     fn create_volume(&self, request: &CreateVolumeRequest) -> Result<CreateVolumeResponse, Status> {
-        let name = named(&request.name)?;
+        let name = wanted::named(&request.name)?;
         wanted::all_shown(&request.volume_capabilities)?;
         if !request.mutable_parameters.is_empty() {
             return Err(invalid("mutable parameters are not supported"));
@@ -85,8 +81,9 @@ impl Driver {
         let from = source
             .as_ref()
             .map(|source| (source.from.as_str(), source.bytes));
-        let (bytes, options) = wanted::options(&parameters, range, from)?;
-        let source = source.map(|source| source.id);
+        let (bytes, mut options) = wanted::options(&parameters, range, from)?;
+        let (source, remote) = source.map(|one| (one.id, one.remote)).unzip();
+        options.extend(remote.flatten().map(|name| ("remote".to_owned(), name)));
         let made_ns = i64::try_from(jiff::Timestamp::now().as_nanosecond()).unwrap_or(0);
         let claim = Claim {
             name: name.to_owned(),
@@ -95,40 +92,17 @@ impl Driver {
             source: source.clone(),
             made_ns,
         };
-        let same = |there: &Record| {
-            let Some(known) = &there.claim else {
-                return false;
-            };
-            !there.retired
-                && known.name == name
-                && known.parameters == parameters
-                && known.source == source
-                && range.takes(known.bytes)
+        let record = if options.contains_key("remote") {
+            let pool = self.pool.clone();
+            let fetch = move || claim_one(&pool, options, claim, range);
+            self.pool
+                .long(&format!("fetching volume {name}"), PATIENCE, fetch)?
+        } else {
+            claim_one(&self.pool, options, claim, range)?
         };
-        let record = self.pool.registry().alone(&format!("name {name}"), || {
-            self.pool.claim(&self.id_for(name)?, options, claim, same)
-        })?;
         Ok(CreateVolumeResponse {
             volume: Some(self.told(&record)),
         })
-    }
-
-    /// The id that a volume of this name has, or would have: one that was deleted and is kept, for
-    /// its snapshots or its clones, has the first in vain.
-    fn id_for(&self, name: &str) -> VerbResult<String> {
-        let first = names::volume(name);
-        let mut free = None;
-        for id in std::iter::once(first.clone()).chain(names::volumes_again(name)) {
-            match self.pool.registry().get(&id) {
-                Ok(record) if record.retired => {}
-                Ok(_) => return Ok(id),
-                Err(error) if error.code == api::Code::NoSuchVolume => {
-                    free.get_or_insert(id);
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(free.unwrap_or(first))
     }
 
     /// What a volume shall begin with.
@@ -140,6 +114,7 @@ impl Driver {
                 Ok(Begins {
                     id: volume_id.clone(),
                     from: volume_id.clone(),
+                    remote: None,
                     bytes: bytes(&record),
                 })
             }
@@ -152,11 +127,22 @@ impl Driver {
                         "snapshot {id} is on node {node}: volumes can be made from it only there"
                     )));
                 }
-                let (volume, kept) = self.find(id)?.ok_or_else(|| no_snapshot(id))?;
+                let id = id.to_owned();
+                if let Some((volume, kept)) = self.find_here(&id)? {
+                    return Ok(Begins {
+                        from: format!("{volume}@{}", kept.checkpoint),
+                        remote: None,
+                        bytes: kept.bytes,
+                        id,
+                    });
+                }
+                let (number, sent) = names::sent(&id).ok_or_else(|| no_snapshot(&id))?;
+                // Whether it is there, and what it needs, is seen when it is fetched.
                 Ok(Begins {
-                    id: id.to_owned(),
-                    from: format!("{volume}@{}", kept.checkpoint),
-                    bytes: kept.bytes,
+                    from: format!("{}@{number}", sent.store),
+                    remote: Some(sent.remote),
+                    bytes: 0,
+                    id,
                 })
             }
             None => Err(invalid("volume_content_source has no source")),
@@ -256,7 +242,7 @@ impl Driver {
         })
     }
 
-    fn records(&self) -> Result<Vec<Record>, Status> {
+    pub(super) fn records(&self) -> Result<Vec<Record>, Status> {
         self.pool.registry().list().map_err(Status::from)
     }
 
@@ -318,199 +304,48 @@ impl Driver {
             minimum_volume_size,
         })
     }
+}
 
-    fn create_snapshot(
-        &self,
-        request: &CreateSnapshotRequest,
-    ) -> Result<CreateSnapshotResponse, Status> {
-        let name = named(&request.name)?;
-        let volume = required("source_volume_id", &request.source_volume_id)?;
-        if let Some(unknown) = request
-            .parameters
-            .keys()
-            .find(|name| !name.starts_with("csi.storage.k8s.io/"))
-        {
-            return Err(invalid(format!("a snapshot has no parameter {unknown}")));
-        }
-        self.volume(volume)?;
-        let kept = self.pool.snapshot(volume, name, &names::tag(name))?;
-        Ok(CreateSnapshotResponse {
-            snapshot: Some(snapshot(
-                names::snapshot_id(volume, kept.checkpoint, &self.node),
-                volume,
-                &kept,
-            )?),
-        })
-    }
-
-    fn delete_snapshot(
-        &self,
-        request: &DeleteSnapshotRequest,
-    ) -> Result<DeleteSnapshotResponse, Status> {
-        let id = required("snapshot_id", &request.snapshot_id)?;
-        if let Some(node) = self.elsewhere(id) {
-            return Err(Status::failed_precondition(format!(
-                "snapshot {id} is on node {node}, and can be deleted only there"
-            )));
-        }
-        if let Some(SnapshotId {
-            volume, checkpoint, ..
-        }) = names::parse_snapshot_id(id)
-        {
-            self.pool.drop_snapshot(volume, checkpoint, names::tag)?;
-        }
-        Ok(DeleteSnapshotResponse {})
-    }
-
-    /// The node that a snapshot is on, if its id says that it is another than this one.
-    fn elsewhere<'a>(&self, id: &'a str) -> Option<&'a str> {
-        names::parse_snapshot_id(id)?
-            .node
-            .filter(|node| *node != names::node(&self.node))
-    }
-
-    /// A snapshot of this node, and its volume. A checkpoint that somebody has made otherwise is
-    /// one for whoever knows its id.
-    fn find(&self, id: &str) -> Result<Option<(String, Kept)>, Status> {
-        let Some(SnapshotId {
-            volume, checkpoint, ..
-        }) = names::parse_snapshot_id(id).filter(|_| self.elsewhere(id).is_none())
-        else {
-            return Ok(None);
+/// Makes what is claimed; what there is of that name is given if it is the same.
+fn claim_one(
+    pool: &Pool,
+    options: BTreeMap<String, String>,
+    claim: Claim,
+    range: Range,
+) -> VerbResult<Record> {
+    let name = claim.name.clone();
+    let wanted = claim.clone();
+    let same = |there: &Record| {
+        let Some(known) = &there.claim else {
+            return false;
         };
-        let Ok(record) = self.pool.registry().get(volume) else {
-            return Ok(None);
-        };
-        if let Some(kept) = record
-            .snapshots
-            .iter()
-            .find(|one| one.checkpoint == checkpoint)
-        {
-            return Ok((!kept.deleted).then(|| (volume.to_owned(), kept.clone())));
-        }
-        match self
-            .pool
-            .registry()
-            .history(&record)
-            .and_then(|history| history.checkpoint(&checkpoint.to_string()))
-        {
-            Ok(found) => {
-                let bytes = record.claim.as_ref().map_or(0, |claim| claim.bytes);
-                Ok(Some((
-                    volume.to_owned(),
-                    Kept {
-                        name: found.note,
-                        checkpoint,
-                        created: found.created,
-                        bytes,
-                        deleted: false,
-                    },
-                )))
+        !there.retired
+            && known.name == wanted.name
+            && known.parameters == wanted.parameters
+            && known.source == wanted.source
+            && range.takes(known.bytes)
+    };
+    pool.registry().alone(&format!("name {name}"), || {
+        pool.claim(&id_for(pool, &name)?, options, claim, same)
+    })
+}
+
+/// The id that a volume of this name has, or would have: one that was deleted and is kept, for
+/// its snapshots or its clones, has the first in vain.
+fn id_for(pool: &Pool, name: &str) -> VerbResult<String> {
+    let first = names::volume(name);
+    let mut free = None;
+    for id in std::iter::once(first.clone()).chain(names::volumes_again(name)) {
+        match pool.registry().get(&id) {
+            Ok(record) if record.retired => {}
+            Ok(_) => return Ok(id),
+            Err(error) if error.code == api::Code::NoSuchVolume => {
+                free.get_or_insert(id);
             }
-            Err(error) if error.code == api::Code::UnknownCheckpoint => Ok(None),
-            Err(error) => Err(error.into()),
+            Err(error) => return Err(error),
         }
     }
-
-    fn get_snapshot(&self, request: &GetSnapshotRequest) -> Result<GetSnapshotResponse, Status> {
-        let id = required("snapshot_id", &request.snapshot_id)?;
-        let (volume, kept) = self.find(id)?.ok_or_else(|| no_snapshot(id))?;
-        Ok(GetSnapshotResponse {
-            snapshot: Some(snapshot(id.to_owned(), &volume, &kept)?),
-        })
-    }
-
-    fn list_snapshots(
-        &self,
-        request: &ListSnapshotsRequest,
-    ) -> Result<ListSnapshotsResponse, Status> {
-        let of_volume = |volume: &str| {
-            request.source_volume_id.is_empty() || request.source_volume_id == volume
-        };
-        let known: Vec<(String, Kept)> = if request.snapshot_id.is_empty() {
-            let records = self
-                .records()?
-                .into_iter()
-                .filter(|record| of_volume(&record.name));
-            records
-                .flat_map(|record| {
-                    record
-                        .snapshots
-                        .into_iter()
-                        .filter(|kept| !kept.deleted)
-                        .map(move |kept| (record.name.clone(), kept))
-                })
-                .collect()
-        } else {
-            self.find(&request.snapshot_id)?
-                .into_iter()
-                .filter(|(volume, _)| of_volume(volume))
-                .collect()
-        };
-        let all: Vec<(Key, Snapshot)> = known
-            .iter()
-            .map(|(volume, kept)| {
-                // Asked for by its id, it has that one.
-                let id = Some(&request.snapshot_id)
-                    .filter(|id| !id.is_empty())
-                    .cloned();
-                let told = snapshot(
-                    id.unwrap_or_else(|| names::snapshot_id(volume, kept.checkpoint, &self.node)),
-                    volume,
-                    kept,
-                )?;
-                let made_ns = time(kept)?.as_nanosecond();
-                Ok((
-                    (
-                        i64::try_from(made_ns).unwrap_or(0),
-                        told.snapshot_id.clone(),
-                    ),
-                    told,
-                ))
-            })
-            .collect::<Result<_, Status>>()?;
-        let (snapshots, next_token) = page(all, request.max_entries, &request.starting_token)?;
-        let entries = snapshots
-            .into_iter()
-            .map(|one| list_snapshots_response::Entry {
-                snapshot: Some(one),
-            })
-            .collect();
-        Ok(ListSnapshotsResponse {
-            entries,
-            next_token,
-        })
-    }
-}
-
-fn no_snapshot(id: &str) -> Status {
-    Status::not_found(format!("no such snapshot: {id}"))
-}
-
-fn time(kept: &Kept) -> Result<jiff::Timestamp, Status> {
-    kept.created.parse().map_err(|_| {
-        Status::internal(format!(
-            "the time of checkpoint {} cannot be read",
-            kept.checkpoint
-        ))
-    })
-}
-
-fn snapshot(snapshot_id: String, volume: &str, kept: &Kept) -> Result<Snapshot, Status> {
-    let created = time(kept)?;
-    Ok(Snapshot {
-        size_bytes: signed(kept.bytes),
-        snapshot_id,
-        source_volume_id: volume.to_owned(),
-        creation_time: Some(prost_types::Timestamp {
-            seconds: created.as_second(),
-            nanos: created.subsec_nanosecond(),
-        }),
-        // It is one the moment it is made.
-        ready_to_use: true,
-        group_snapshot_id: String::new(),
-        accessible_topology: Vec::new(),
-    })
+    Ok(free.unwrap_or(first))
 }
 
 calls! {

@@ -3,13 +3,15 @@
 //!
 //! ```text
 //! volume_id      the volume's name in the pool        (names.rs: what the orchestrator calls it, if the pool can)
-//! snapshot_id    VOLUME@N@NODE, N the number of the checkpoint; VOLUME@N is understood too
+//! snapshot_id    VOLUME@N@NODE, N the number of the checkpoint; VOLUME@N is understood too;
+//!                VOLUME@N@remote/REMOTE/STORE of one that is in a remote, which every node understands
 //! topology       csi.ckptfs/node = the id of the node: a volume is where its files are
 //! ```
 //!
 //! **It serves nothing**, as the Docker driver beside it: the calls are decoded here, and done by
 //! the pool ([`crate::volumes`]), whose volumes have holders and daemons of their own. So it can be
-//! killed and replaced under running pods, and keeps nothing in memory.
+//! killed and replaced under running pods, and keeps nothing in memory. What comes from a remote, or
+//! goes there, ends with it, and is gone on with when it is asked for again.
 //!
 //! **What is staged and published is what the kernel's table says**: staging binds the volume at
 //! the staging path (and is a use of it in the pool's record), publishing binds it at the target
@@ -45,6 +47,7 @@ mod names;
 mod node;
 mod pages;
 mod serve;
+mod snapshots;
 mod status;
 mod wanted;
 

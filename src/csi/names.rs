@@ -1,6 +1,6 @@
 //! Names: an orchestrator's may have any characters, the pool's may not.
 
-use crate::volumes::name;
+use crate::volumes::{SNAPSHOT_TAG, Sent, name};
 
 /// Longest name that an orchestrator may give, in bytes (the specification's limit for strings).
 pub const NAME_BYTES_MAX: usize = 128;
@@ -10,10 +10,11 @@ const MAPPED: &str = "csi-";
 const HASH_DIGITS: usize = 64;
 /// So many volumes of one name may have been deleted and be kept for their clones.
 const AGAIN_MAX: u8 = 15;
-/// Tags of checkpoints that are snapshots begin so.
-const TAG: &str = "csi.";
 /// Longest rest of such a tag: a tag has at most 100 bytes.
 const TAG_REST_BYTES_MAX: usize = 96;
+/// What stands in place of a node in the id of a snapshot that is in a remote begins so; no node
+/// can be called so.
+const SENT: &str = "remote/";
 /// Longest name of a node that stands as it is in the id of a snapshot: a label of a host's name
 /// has no more bytes (RFC 1035).
 const NODE_BYTES_MAX: usize = 63;
@@ -39,7 +40,7 @@ pub fn volumes_again(text: &str) -> impl Iterator<Item = String> {
 
 /// The tag of a snapshot that is called `text`.
 pub fn tag(text: &str) -> String {
-    format!("{TAG}{}", mapped(text, TAG_REST_BYTES_MAX))
+    format!("{SNAPSHOT_TAG}{}", mapped(text, TAG_REST_BYTES_MAX))
 }
 
 fn mapped(text: &str, bytes_max: usize) -> String {
@@ -60,8 +61,10 @@ pub struct SnapshotId<'a> {
     /// The number of its checkpoint.
     pub checkpoint: u64,
     /// The node that it is on, as [`node`] writes it; an id that somebody writes by hand may leave
-    /// it out.
+    /// it out, and one that is in a remote has none.
     pub node: Option<&'a str>,
+    /// The remote that has it, and the number of the volume's store, by which it is known there.
+    pub sent: Option<(&'a str, &'a str)>,
 }
 
 /// A node as it stands in the id of a snapshot: its name, or the beginning of a hash where that is
@@ -87,6 +90,24 @@ pub fn snapshot_id(volume: &str, checkpoint: u64, on: &str) -> String {
     format!("{volume}@{checkpoint}@{}", node(on))
 }
 
+/// The id of a snapshot that is in a remote, or is to be. Every node understands it.
+pub fn sent_id(volume: &str, checkpoint: u64, sent: &Sent) -> String {
+    format!("{volume}@{checkpoint}@{SENT}{}/{}", sent.remote, sent.store)
+}
+
+/// Where a snapshot is in a remote, if its id says that it is: the number of its checkpoint, the
+/// remote and the store. What it says is to be seen there.
+pub fn sent(id: &str) -> Option<(u64, Sent)> {
+    let parsed = parse_snapshot_id(id)?;
+    let (remote, store) = parsed.sent?;
+    let sent = Sent {
+        remote: remote.to_owned(),
+        store: store.to_owned(),
+        whole: false,
+    };
+    Some((parsed.checkpoint, sent))
+}
+
 /// What the id of a snapshot says; `None`: it is none of ours.
 pub fn parse_snapshot_id(id: &str) -> Option<SnapshotId<'_>> {
     let (volume, rest) = id.split_once('@')?;
@@ -96,12 +117,22 @@ pub fn parse_snapshot_id(id: &str) -> Option<SnapshotId<'_>> {
     let digits = !number.is_empty()
         && number.bytes().all(|byte| byte.is_ascii_digit())
         && !number.starts_with('0');
+    let sent = node.and_then(|node| node.strip_prefix(SENT));
+    let sent = match sent.map(|sent| sent.split_once('/')) {
+        Some(Some((remote, store))) => {
+            name::check(remote).and(name::check(store)).ok()?;
+            Some((remote, store))
+        }
+        Some(None) => return None,
+        None => None,
+    };
     let node_ok = node.is_none_or(|node| !node.is_empty() && !node.contains('@'));
     name::check(volume).ok().filter(|()| digits && node_ok)?;
     Some(SnapshotId {
         volume,
         checkpoint: number.parse().ok()?,
-        node,
+        node: node.filter(|_| sent.is_none()),
+        sent,
     })
 }
 
@@ -155,7 +186,8 @@ mod tests {
             Some(SnapshotId {
                 volume: "pvc-1",
                 checkpoint: 12,
-                node: None
+                node: None,
+                sent: None
             })
         );
         for on in ["node-1.example", "a b", "a@b", "", &"n".repeat(200)] {
@@ -165,7 +197,8 @@ mod tests {
                 Some(SnapshotId {
                     volume: "pvc-1",
                     checkpoint: 12,
-                    node: Some(&node)
+                    node: Some(&node),
+                    sent: None
                 })
             );
             assert!(
@@ -173,7 +206,25 @@ mod tests {
                 "{node}"
             );
         }
+        let there = Sent {
+            remote: "home-2".into(),
+            store: "b644".into(),
+            whole: false,
+        };
+        let id = sent_id("pvc-1", 12, &there);
+        assert_eq!(id, "pvc-1@12@remote/home-2/b644");
+        assert_eq!(sent(&id), Some((12, there)));
+        assert_eq!(parse_snapshot_id(&id).and_then(|one| one.node), None);
+        assert_eq!(sent("pvc-1@12@node-1"), None);
         for none in [
+            "v@1@remote/",
+            "v@1@remote/home",
+            "v@1@remote/home/",
+            "v@1@remote//b644",
+            "v@1@remote/home/b644/c",
+            "v@1@remote/../b644",
+            "v@1@remote/-f/b644",
+            "v@1@remote/home/b644@c",
             "v@1@",
             "v@1@a@b",
             "",

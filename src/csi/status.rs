@@ -19,10 +19,14 @@ impl From<VerbError> for Status {
             | api::Code::BranchInUse
             | api::Code::Held
             | api::Code::Pinned
-            | api::Code::OtherMount => Code::FailedPrecondition,
+            | api::Code::OtherMount
+            | api::Code::UnknownRemote
+            | api::Code::BadPassword
+            | api::Code::BadConfig => Code::FailedPrecondition,
             api::Code::NoSpace => Code::ResourceExhausted,
             // The same call again does it, or finds it done.
             api::Code::Busy | api::Code::DaemonBusy => Code::Aborted,
+            api::Code::RemoteFailed => Code::Unavailable,
             _ => Code::Internal,
         };
         let message = match &error.hint {

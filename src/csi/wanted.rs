@@ -4,15 +4,16 @@ use std::collections::{BTreeMap, HashMap};
 
 use tonic::Status;
 
+use super::names;
 use super::proto::volume_capability::AccessType;
 use super::proto::volume_capability::access_mode::Mode;
 use super::proto::{CapacityRange, Topology, TopologyRequirement, VolumeCapability};
-use super::status::invalid;
+use super::status::{invalid, required};
 use super::{NAME, TOPOLOGY_KEY};
 use crate::volumes::options::{Options, SIZE_BYTES_MIN};
 
 /// What sidecars add to the parameters of a class.
-const OF_KUBERNETES: &str = "csi.storage.k8s.io/";
+pub const OF_KUBERNETES: &str = "csi.storage.k8s.io/";
 /// As the parameter `size`: what the claim asks for is enforced.
 const SIZE_AS_REQUESTED: &str = "requested";
 /// Flags of mount(8) that a bind takes.
@@ -38,6 +39,19 @@ pub struct Shown {
     pub alone: bool,
     /// Flags of mount(8).
     pub flags: Vec<String>,
+}
+
+/// A name that somebody gives.
+pub fn named(text: &str) -> Result<&str, Status> {
+    let text = required("name", text)?;
+    if text.len() > names::NAME_BYTES_MAX {
+        Err(invalid(format!(
+            "a name has at most {} bytes",
+            names::NAME_BYTES_MAX
+        )))
+    } else {
+        Ok(text)
+    }
 }
 
 /// Understands a capability.

@@ -110,7 +110,9 @@ pub use process::{
     clock_ahead_ns, ids, inherited, kill, kill_group, name_process, nofile, now, process_group,
     raise_nofile, setsid, stamp_now, terminal_rows, umask0, wait_for_tick,
 };
-pub use signal::{on_terminate, pass_signals_on, start_unblocked, wait_ended, wait_terminate};
+pub use signal::{
+    end_with_us, on_terminate, pass_signals_on, start_unblocked, wait_ended, wait_terminate,
+};
 pub use types::{
     Allocation, Asker, Errno, ExtentMap, Kind, Placed, ProcessFacts, Stat, SysResult, Time, Xattrs,
 };

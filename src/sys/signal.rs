@@ -123,6 +123,28 @@ pub fn start_unblocked(command: &mut Command) {
     }
 }
 
+/// Has a command that this thread starts end with it, killed, and after so many seconds in any
+/// case, by SIGALRM.
+pub fn end_with_us(command: &mut Command, seconds: u32) {
+    use std::os::unix::process::CommandExt;
+    let starter = std::process::id();
+    // SAFETY: what runs in the child between fork and exec are three system calls, which touch no
+    // memory of ours (signal-safety(7)).
+    unsafe {
+        command.pre_exec(move || {
+            #[cfg(target_os = "linux")]
+            rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
+            // Whoever starts it may have ended just before.
+            let parent = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get());
+            if parent.map(i32::cast_unsigned) != Some(starter) {
+                return Err(std::io::ErrorKind::BrokenPipe.into());
+            }
+            libc::alarm(seconds);
+            Ok(())
+        });
+    }
+}
+
 /// Waits for a signal of a set, all of which are blocked; with it, whether a process sent it, and
 /// not the terminal.
 #[cfg(target_os = "linux")]

@@ -65,6 +65,17 @@ impl Mark {
             Err(errno) => Err(errno),
         }
     }
+
+    /// Removes the mark of a directory that is to be none any more.
+    ///
+    /// # Errors
+    /// Those of removexattr(2).
+    pub fn remove(dir: impl AsFd) -> SysResult<()> {
+        match sys::removexattr(dir, MARK_NAME) {
+            Err(Errno::NO_XATTR | Errno::EOPNOTSUPP) => Ok(()),
+            done => done,
+        }
+    }
 }
 
 #[cfg(test)]

@@ -13,12 +13,16 @@ use super::facts;
 use super::image;
 use super::name::key;
 use super::pool::Pool;
-use super::record::{Claim, Record, Snapshot};
+use super::record::{Claim, Record, Sent, Snapshot};
+use super::remotes::store_of;
 use crate::control::Client;
 use crate::engine::api::{
     ChangeTags, CheckpointInfo, CheckpointOptions, Code, Delete, PinCheckpoint, Retag,
     ShowCheckpoint, StateName, VerbResult,
 };
+
+/// Tags of checkpoints that are snapshots begin so.
+pub const SNAPSHOT_TAG: &str = "csi.";
 
 impl Pool {
     /// Makes a volume for somebody; one that is there is given if `same` says that it is what was
@@ -56,11 +60,18 @@ impl Pool {
     }
 
     /// Makes a checkpoint that is called `name`, and tagged `tag`; one that there is of that name
-    /// is given.
+    /// is given. `remote`: where it is to be as well ([`Pool::send`]).
     ///
     /// # Errors
-    /// `no-such-volume`; `snapshot-exists`: of another volume.
-    pub fn snapshot(&self, volume: &str, name: &str, tag: &str) -> VerbResult<Snapshot> {
+    /// `no-such-volume`; `unknown-remote`; `snapshot-exists`: of another volume, or for another
+    /// remote.
+    pub fn snapshot(
+        &self,
+        volume: &str,
+        name: &str,
+        tag: &str,
+        remote: Option<&str>,
+    ) -> VerbResult<Snapshot> {
         self.registry().alone(&format!("snapshot {name}"), || {
             let all = self.registry().list()?;
             let known = all.iter().find_map(|record| {
@@ -70,7 +81,14 @@ impl Pool {
                     .map(|one| (record, one))
             });
             match known {
-                Some((of, snapshot)) if of.name == volume => return Ok(snapshot.clone()),
+                Some((of, snapshot)) if of.name == volume => {
+                    let known = snapshot.sent.as_ref().map(|sent| sent.remote.as_str());
+                    if known != remote {
+                        let message = format!("snapshot {name} exists, for another remote");
+                        return Err(error(Code::SnapshotExists, message));
+                    }
+                    return Ok(snapshot.clone());
+                }
                 Some((of, _)) => {
                     return Err(error(
                         Code::SnapshotExists,
@@ -79,7 +97,18 @@ impl Pool {
                 }
                 None => {}
             }
-            let made = self.ask(volume, tag, |client| mark(client, name, tag))?;
+            remote.map_or(Ok(()), |remote| self.check_remote(remote))?;
+            let (made, sent) = self.ask(volume, tag, |client| {
+                let made = mark(client, name, tag)?;
+                let sent = remote.map(|remote| {
+                    Ok(Sent {
+                        remote: remote.to_owned(),
+                        store: store_of(client, made.id)?,
+                        whole: false,
+                    })
+                });
+                Ok((made, sent.transpose()?))
+            })?;
             self.registry().change(volume, |record| {
                 let bytes = record.claim.as_ref().map_or(0, |claim| claim.bytes);
                 let snapshot = Snapshot {
@@ -88,6 +117,7 @@ impl Pool {
                     created: made.created.clone(),
                     bytes,
                     deleted: false,
+                    sent,
                 };
                 record.snapshots.push(snapshot.clone());
                 Ok(snapshot)

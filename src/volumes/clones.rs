@@ -70,7 +70,8 @@ impl Mounts {
         record: &mut Record,
         options: &Options,
     ) -> VerbResult<bool> {
-        let Some((volume, state)) = &options.from else {
+        let Some((volume, state)) = options.from.as_ref().filter(|_| options.remote.is_none())
+        else {
             return Ok(false);
         };
         let source = self.registry.get(volume)?.parsed()?;
@@ -82,6 +83,7 @@ impl Mounts {
             volume: volume.clone(),
             checkpoint: 0,
             branch: Some(branch_name(&record.name)),
+            remote: None,
         });
         record.removing = true;
         self.registry.save(record)?;

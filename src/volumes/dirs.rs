@@ -14,13 +14,14 @@ use crate::engine::api::VerbResult;
 
 /// The directories of a pool, and their modes: users of containers get through to where volumes are
 /// mounted, and to nothing else.
-const DIRECTORIES: [(&str, u32); 8] = [
+const DIRECTORIES: [(&str, u32); 9] = [
     ("", 0o711),
     ("volumes", 0o700),
     ("mnt", 0o711),
     ("meta", 0o700),
     ("locks", 0o700),
     ("staging", 0o700),
+    ("fetched", 0o700),
     ("images", 0o700),
     ("gone", 0o700),
 ];
@@ -103,6 +104,11 @@ impl Dirs {
         self.root.join("staging").join(name)
     }
 
+    /// Where a tree is while it comes from a remote.
+    pub fn fetched(&self, name: &str) -> PathBuf {
+        self.root.join("fetched").join(name)
+    }
+
     /// What is locked by whoever works on a volume.
     pub fn lock(&self, name: &str) -> PathBuf {
         self.root.join("locks").join(name)
@@ -138,9 +144,9 @@ impl Dirs {
         Ok(names)
     }
 
-    /// The names of trees that are, or were, being made.
-    pub fn staged_names(&self) -> Vec<String> {
-        let entries = fs::read_dir(self.root.join("staging"))
+    /// The names of trees that are, or were, being made: in `staging` or `fetched`.
+    pub fn names_in(&self, dir: &str) -> Vec<String> {
+        let entries = fs::read_dir(self.root.join(dir))
             .into_iter()
             .flatten()
             .flatten();

@@ -1,6 +1,7 @@
 //! The tree of a volume is made.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 
@@ -11,7 +12,7 @@ use super::image;
 use super::mounts::Mounts;
 use super::options::Options;
 use super::record::{Parent, Record};
-use crate::engine::api::VerbResult;
+use crate::engine::api::{Code, VerbError, VerbResult};
 
 impl Mounts {
     /// Makes the tree of a volume.
@@ -30,10 +31,18 @@ impl Mounts {
             self.fill_tree(&place.backing, record, options)?;
             return image::unmount(&place.backing);
         }
-        let staged = dirs.staged(&record.name);
-        remove_tree(&staged)?;
+        let staged = if options.remote.is_some() {
+            // What was fetched until something went wrong is not fetched again.
+            dirs.fetched(&record.name)
+        } else {
+            dirs.staged(&record.name)
+        };
+        if options.remote.is_none() {
+            remove_tree(&staged)?;
+        }
         make_dir(&staged, 0o700)?;
-        self.fill_tree(&staged, record, options)?;
+        self.fill_tree(&staged, record, options)
+            .inspect_err(|why| drop_unless_goes_on(&staged, why))?;
         fs::rename(&staged, &place.backing)
             .and_then(|()| sync_parent(&place.backing))
             .on(place.backing.display())
@@ -41,7 +50,11 @@ impl Mounts {
 
     fn fill_tree(&self, dir: &Path, record: &mut Record, options: &Options) -> VerbResult<()> {
         if let Some((volume, state)) = &options.from {
-            record.parent = Some(self.clone_into(dir, volume, state.as_deref(), &record.name)?);
+            let state = state.as_deref();
+            record.parent = Some(match &options.remote {
+                Some(remote) => self.fetch_into(dir, remote, volume, state)?,
+                None => self.clone_into(dir, volume, state, &record.name)?,
+            });
         } else {
             fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).on(dir.display())?;
         }
@@ -68,8 +81,24 @@ impl Mounts {
                 volume: volume.to_owned(),
                 checkpoint: state.0,
                 branch: None,
+                remote: None,
             })
         })
+    }
+}
+
+/// What was fetched stays where the same call can go on with it: not where the disk is full, the
+/// remote is damaged, or there is nothing.
+fn drop_unless_goes_on(staged: &Path, why: &VerbError) {
+    let dropped = match why.code {
+        Code::RemoteFailed => match fs::remove_dir(staged) {
+            Err(cause) if cause.kind() == ErrorKind::DirectoryNotEmpty => Ok(()),
+            removed => removed.on(staged.display()),
+        },
+        _ => remove_tree(staged),
+    };
+    if let Err(error) = dropped {
+        tracing::warn!(error = error.message, "what was fetched cannot be removed");
     }
 }
 

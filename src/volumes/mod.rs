@@ -7,6 +7,7 @@
 //! ROOT/meta/NAME.json     what is known of it; written whole (new file, fsync, rename), so that it is the old or the new one
 //! ROOT/locks/NAME         locked (flock(2)) while somebody works on it: the driver's threads and programs of the command line alike
 //! ROOT/staging/           trees that are being made, and such that are being removed
+//! ROOT/fetched/NAME/      what has come of a volume that a remote has; it is gone on with for a day
 //! ROOT/trash/             volumes that were removed with on-remove=trash
 //! ```
 //!
@@ -44,6 +45,7 @@ mod pool;
 pub mod protocol;
 mod record;
 mod registry;
+mod remotes;
 pub mod serve;
 mod sizes;
 mod sweep;
@@ -52,7 +54,8 @@ pub mod tool;
 mod trash;
 mod verbs;
 
+pub use claims::SNAPSHOT_TAG;
 pub use facts::Place;
 pub use pool::Pool;
-pub use record::{Claim, Record, Snapshot};
-pub use verbs::Verbs;
+pub use record::{Claim, Parent, Record, Sent, Snapshot};
+pub use verbs::{Pushed, Verbs};

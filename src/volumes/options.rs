@@ -12,7 +12,7 @@ use crate::engine::api::{Code, VerbError, VerbResult};
 use crate::engine::settings::{self, Value};
 
 /// Every option, and what it wants.
-pub const OPTIONS: [(&str, &str); 14] = [
+pub const OPTIONS: [(&str, &str); 15] = [
     (
         "from",
         "a volume, or VOLUME@CHECKPOINT, to begin with a copy of",
@@ -22,6 +22,10 @@ pub const OPTIONS: [(&str, &str); 14] = [
         "the checkpoint of `from`; its newest state if not given",
     ),
     ("fromSnapshot", "the same as checkpoint"),
+    (
+        "remote",
+        "the name of a remote, which has the volume of `from`",
+    ),
     (
         "source",
         "the absolute path of an existing directory, which is mounted in place",
@@ -80,6 +84,8 @@ pub struct Auto {
 pub struct Options {
     /// The volume to begin with, and which state of it.
     pub from: Option<(String, Option<String>)>,
+    /// The remote that has that volume, if it is not in this pool.
+    pub remote: Option<String>,
     /// The directory to serve.
     pub source: Option<PathBuf>,
     /// Bytes that it may take.
@@ -130,6 +136,10 @@ impl Options {
                             "checkpoint and fromSnapshot are the same option: give one of them: give one of them",
                         ));
                     }
+                }
+                "remote" => {
+                    name::check(value).map_err(|_| wrong())?;
+                    options.remote = Some(value.clone());
                 }
                 "source" => {
                     let path = Some(PathBuf::from(value)).filter(|path| path.is_absolute());
@@ -182,6 +192,20 @@ impl Options {
                 Code::BadOption,
                 "ephemeral=true needs a volume to copy",
                 "name it: from=VOLUME",
+            ));
+        }
+        if self.remote.is_some() && self.from.is_none() {
+            return Err(hinted(
+                Code::BadOption,
+                "remote needs a volume that is there",
+                "name it: from=VOLUME",
+            ));
+        }
+        if self.remote.is_some() && self.ephemeral {
+            return Err(hinted(
+                Code::BadOption,
+                "a volume that is in a remote would be fetched at each use",
+                "make a volume of it, and ephemeral copies of that",
             ));
         }
         let alone = [
@@ -386,7 +410,10 @@ mod tests {
 
     #[test]
     fn what_cannot_be_is_refused() {
-        let bad: [&[(&str, &str)]; 22] = [
+        let bad: [&[(&str, &str)]; 25] = [
+            &[("remote", "home")],
+            &[("remote", "../home"), ("from", "a")],
+            &[("remote", "home"), ("from", "a"), ("ephemeral", "true")],
             &[("size", "10M")],
             &[("size", "much")],
             &[("uid", "-1")],

@@ -26,6 +26,9 @@ use crate::engine::api::{CheckpointInfo, Code, VerbError, VerbResult};
 
 /// Mount is answered within this time.
 const MOUNT_TIMEOUT: Duration = Duration::from_millis(4500);
+/// Docker waits two minutes for Create. Podman waits no longer than for anything; asked again, it
+/// finds the volume made.
+const FETCH_TIMEOUT: Duration = Duration::from_secs(100);
 /// What a volume's state says of its history must not keep an engine waiting.
 const STATUS_TIMEOUT: Duration = Duration::from_millis(2000);
 /// Checkpoints that are listed.
@@ -180,6 +183,12 @@ fn create(pool: &Pool, asked: &Asked) -> VerbResult<()> {
     let named = name::parse(&asked.name)?;
     let options = asked.opts.clone().unwrap_or_default();
     let what = match (&named.checkpoint, &named.branch) {
+        (None, None) if options.contains_key("remote") => {
+            let (maker, name) = (pool.clone(), named.volume.clone());
+            let fetch = move || maker.create(&name, &options).map(drop);
+            let thing = format!("fetching volume {}", named.volume);
+            return pool.long(&thing, FETCH_TIMEOUT, fetch);
+        }
         (None, None) => return pool.create(&named.volume, &options).map(drop),
         (Some(_), _) => "past state",
         (None, Some(_)) => "branch",
@@ -305,10 +314,7 @@ pub fn status(registry: &Registry, record: &Record) -> Value {
         add("branches", names.collect());
     }
     if let Some(parent) = &record.parent {
-        add(
-            "parent",
-            json!(format!("{}@{}", parent.volume, parent.checkpoint)),
-        );
+        add("parent", json!(parent.told()));
     }
     status
 }

@@ -27,6 +27,18 @@ pub struct Parent {
     /// The branch of that volume which this one is; `None`: it is a copy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub branch: Option<String>,
+    /// The remote that it was fetched from; `None`: the volume is, or was, in this pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remote: Option<String>,
+}
+
+impl Parent {
+    /// As it is told: `VOLUME@CHECKPOINT`, or `REMOTE:VOLUME@CHECKPOINT`.
+    pub fn told(&self) -> String {
+        let remote = self.remote.iter().map(|remote| format!("{remote}:"));
+        let remote: String = remote.collect();
+        format!("{remote}{}@{}", self.volume, self.checkpoint)
+    }
 }
 
 /// A mount that an engine, or a program, has asked for.
@@ -78,6 +90,20 @@ pub struct Snapshot {
     /// goes with the last of them.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub deleted: bool,
+    /// Where it is to be as well.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sent: Option<Sent>,
+}
+
+/// Where a checkpoint was sent, or is to be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sent {
+    /// The name of the remote.
+    pub remote: String,
+    /// The number of the volume's store, by which it is known there.
+    pub store: String,
+    /// The remote has it whole.
+    pub whole: bool,
 }
 
 /// A volume.
@@ -156,6 +182,13 @@ impl Record {
     /// The snapshots that the orchestrator knows, oldest first.
     pub fn snapshots_told(&self) -> impl Iterator<Item = &Snapshot> {
         self.snapshots.iter().filter(|one| !one.deleted)
+    }
+
+    /// The snapshot that was sent so, or is to be, if the orchestrator knows it.
+    pub fn sent(&self, checkpoint: u64, to: &Sent) -> Option<&Snapshot> {
+        let same = |known: &Sent| known.remote == to.remote && known.store == to.store;
+        self.snapshots_told()
+            .find(|one| one.checkpoint == checkpoint && one.sent.as_ref().is_some_and(same))
     }
 
     /// When it was made, in nanoseconds since 1970: exact if it was claimed.
@@ -285,6 +318,7 @@ mod tests {
             volume: "w".into(),
             checkpoint: 3,
             branch: Some("volume.v".into()),
+            remote: None,
         });
         assert!(
             record.add("a", "boot", None)

@@ -32,6 +32,11 @@ pub(super) struct Locked {
 }
 
 impl Locked {
+    /// What is locked: a file that whoever has it may write to.
+    pub(super) fn file(&self) -> &File {
+        &self.file
+    }
+
     /// The volume is gone, and its lock with it.
     pub(super) fn forget(self) {
         // One that is left is an empty file.
@@ -162,6 +167,7 @@ impl Registry {
         let file = OpenOptions::new()
             .create(true)
             .truncate(false)
+            .read(true)
             .write(true)
             .mode(0o600)
             .open(&path)

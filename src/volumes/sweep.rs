@@ -2,6 +2,8 @@
 //! nobody uses any more.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 use super::files::remove_tree;
 use super::pool::Pool;
@@ -11,6 +13,8 @@ use crate::engine::api::VerbResult;
 
 /// A use so young may be one whose container is just being started.
 const GRACE_SECONDS: u64 = 60;
+/// What was fetched of a volume that was never made is kept so long, for whoever asks again.
+const FETCHED_SECONDS: i64 = 24 * 60 * 60;
 
 impl Pool {
     /// Puts the pool in order. Uses that were begun before `since` (seconds since 1970), and of
@@ -29,8 +33,15 @@ impl Pool {
                 tracing::debug!(%name, error = error.message, "what the history takes is not known");
             }
         }
-        for name in self.registry().dirs().staged_names() {
-            self.sweep_staged(&name);
+        let dirs = self.registry().dirs();
+        for name in dirs.names_in("staging") {
+            self.sweep_tree(&name, &dirs.staged(&name));
+        }
+        for name in dirs.names_in("fetched") {
+            let tree = dirs.fetched(&name);
+            if fs::symlink_metadata(&tree).is_ok_and(|found| is_old(&found)) {
+                self.sweep_tree(&name, &tree);
+            }
         }
         for entry in fs::read_dir(self.registry().dirs().gone())
             .into_iter()
@@ -66,19 +77,23 @@ impl Pool {
     }
 
     /// Removes a tree that was being made by somebody who died, if nobody makes it now.
-    fn sweep_staged(&self, name: &str) {
-        let dirs = self.registry().dirs();
+    fn sweep_tree(&self, name: &str, tree: &Path) {
         if let Ok(Some(locked)) = self.registry().try_lock(name) {
-            if let Err(error) = remove_tree(&dirs.staged(name)) {
+            if let Err(error) = remove_tree(tree) {
                 tracing::warn!(
                     name,
                     error = error.message,
                     "what is left of a volume cannot be deleted"
                 );
             }
-            if !dirs.meta(name).exists() {
+            if !self.registry().dirs().meta(name).exists() {
                 locked.forget();
             }
         }
     }
+}
+
+/// Nobody has gone on with it for a day.
+fn is_old(tree: &fs::Metadata) -> bool {
+    jiff::Timestamp::now().as_second() - tree.ctime() > FETCHED_SECONDS
 }

@@ -16,6 +16,7 @@ use serde::Serialize;
 
 use super::context::Context;
 use super::error::{Outcome, error, io_error};
+use super::remotes::names;
 use super::{locate, size};
 use crate::engine::api::{CheckpointInfo, Code, ListCheckpoints, VerbResult};
 use crate::engine::word::word;
@@ -68,6 +69,8 @@ enum What {
     /// Forget checkpoints of this tree there by the rules that `ckptfs gc` applies here, and free
     /// what nothing needs any more
     Prune(upkeep::Prune),
+    /// Forget snapshots there; what only they need is freed by `prune`
+    Forget(upkeep::Forget),
     /// List the checkpoints that a remote has, newest first
     Log {
         /// The remote
@@ -110,13 +113,14 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         }
         What::List => list(context),
         What::Remove { name } => {
-            repository::names()?.remove(&name)?;
+            names()?.remove(&name)?;
             let removed = serde_json::json!({ "removed": name });
             let out = &mut context.out;
             out.answer(&removed, |out| {
                 out.text_line(&format!("{name} is forgotten; what is stored there stays"))
             })
         }
+        What::Forget(forget) => guarded(|| upkeep::forget(&forget, context)),
         What::Prune(prune) => guarded(|| upkeep::prune(&prune, context)),
         What::Log { name, all } => guarded(|| tell::log(&name, all, context)),
     }
@@ -134,7 +138,7 @@ fn absolute(url: String) -> VerbResult<String> {
 }
 
 fn add(name: &str, named: Named, force: bool, context: &mut Context) -> Outcome {
-    let mut names = repository::names()?;
+    let mut names = names()?;
     names.check(name, &named, force)?;
     if named.url.starts_with('/') && std::path::Path::new(&named.url).is_file() {
         return Err(error(Code::NotADirectory, format!("{} is a file", named.url)).into());
@@ -155,7 +159,7 @@ fn add(name: &str, named: Named, force: bool, context: &mut Context) -> Outcome 
 }
 
 fn list(context: &mut Context) -> Outcome {
-    let names = repository::names()?;
+    let names = names()?;
     let listed: Vec<Listed<'_>> = names
         .all()
         .map(|(name, named)| Listed { name, named })
@@ -181,7 +185,7 @@ fn list(context: &mut Context) -> Outcome {
 pub fn unpushed(name: &str, context: &Context) -> VerbResult<Vec<CheckpointId>> {
     let mut served = locate::served(context.dir())?;
     let store = repository::store_of(&mut served)?.unwrap_or_default();
-    let pushed = repository::open(repository::names()?.get(name)?, false)?.pushed(Some(&store))?;
+    let pushed = repository::open(names()?.get(name)?, false)?.pushed(Some(&store))?;
     let kept = served.client.ask(ListCheckpoints)?;
     let is_there = |one: &CheckpointInfo| pushed.iter().any(|known| push::is_of(known, one));
     Ok(kept

@@ -14,6 +14,7 @@ use super::super::context::Context;
 use super::super::copies::{self, Copied};
 use super::super::error::{On, Outcome};
 use super::super::locate::{self, Served};
+use super::super::remotes::names;
 use super::pull::{Args, choose, fetch};
 use super::push::is_of;
 use super::repository;
@@ -47,7 +48,7 @@ struct Answer {
 /// Pulls into a branch.
 pub fn pull(args: &Args, name: &str, context: &mut Context) -> Outcome {
     let started = Instant::now();
-    let names = repository::names()?;
+    let names = names()?;
     let mut served = locate::served(context.dir())?;
     let remote = repository::open(names.get(&args.remote)?, false)?;
     let pushed = choose(remote.pushed(None)?, args, context)?;

@@ -12,6 +12,7 @@ use super::super::copies::{self, Copied};
 use super::super::error::{On, Outcome, hinted};
 use super::super::locate;
 use super::super::progress::Bar;
+use super::super::remotes::names;
 use super::{oci, onto, repository};
 use crate::engine::api::{Code, VerbResult, host_path, microseconds};
 use crate::engine::export::parts::Refused;
@@ -88,7 +89,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
 
 fn pull(args: &Args, into: &Path, context: &mut Context) -> Outcome {
     let started = Instant::now();
-    let names = repository::names()?;
+    let names = names()?;
     let remote = repository::open(names.get(&args.remote)?, false)?;
     let pushed = choose(remote.pushed(None)?, args, context)?;
     let dest = copies::destination(&locate::start(context.dir())?, into);

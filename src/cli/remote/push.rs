@@ -11,6 +11,7 @@ use super::super::error::{Outcome, error, hinted};
 use super::super::locate::{self, Served};
 use super::super::past::Tree;
 use super::super::progress::Bar;
+use super::super::remotes::names;
 use super::super::{size, time};
 use super::{auto, oci, repository};
 use crate::engine::api::{
@@ -82,7 +83,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
 
 /// Sends what is wanted, once: `ids`, or all that the remote has not.
 pub(super) fn push(args: &Args, ids: &[String], context: &mut Context) -> Outcome {
-    let names = repository::names()?;
+    let names = names()?;
     let named = names.get(&args.remote)?;
     let mut served = locate::served(context.dir())?;
     let Some(store) = repository::store_of(&mut served)? else {

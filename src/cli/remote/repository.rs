@@ -1,25 +1,12 @@
-//! What the verbs of remotes have in common: whose they are, and how one is opened.
+//! What the verbs of remotes have in common: how one is opened, and which tree is meant.
 
-use super::super::config;
 use super::super::copies::Begun;
 use super::super::error::{error, hinted, io_error};
 use super::super::locate::Served;
 use super::super::output::can_ask;
 use crate::engine::api::{Code, ListCheckpoints, VerbResult};
 use crate::remote::restic::Remote;
-use crate::remote::restic::names::{Named, Names};
-
-/// The remotes of the user.
-pub fn names() -> VerbResult<Names> {
-    let file = config::user_file().ok_or_else(|| {
-        hinted(
-            Code::NoDirectory,
-            "your remotes cannot be found",
-            "set HOME or XDG_CONFIG_HOME",
-        )
-    })?;
-    Names::read(file.parent().unwrap_or(&file))
-}
+use crate::remote::restic::names::Named;
 
 /// Opens a repository; asks for the password where none is told.
 ///

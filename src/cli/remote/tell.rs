@@ -5,6 +5,7 @@ use serde::Serialize;
 use super::super::context::Context;
 use super::super::error::Outcome;
 use super::super::output::Role;
+use super::super::remotes::names;
 use super::super::{locate, time};
 use super::repository;
 use crate::remote::restic::Pushed;
@@ -18,12 +19,13 @@ struct Listed<'a> {
     created: String,
     store: &'a str,
     host: &'a str,
+    tree: &'a str,
     snapshot: &'a str,
 }
 
 /// Prints the checkpoints that a remote has, newest first; `all`: of every tree.
 pub fn log(name: &str, all: bool, context: &mut Context) -> Outcome {
-    let names = repository::names()?;
+    let names = names()?;
     let named = names.get(name)?;
     let store = if all {
         None
@@ -47,14 +49,23 @@ pub fn log(name: &str, all: bool, context: &mut Context) -> Outcome {
         };
         let first_line = one.note.lines().next().unwrap_or_default();
         let note = out.text(first_line).into_owned();
-        let host = out.text(&one.host).into_owned();
+        let host = if all {
+            format!("{}:{}", one.host, one.root)
+        } else {
+            one.host.clone()
+        };
+        let host = out.text(&host).into_owned();
         out.line(&format!(
             "{id}  {}  {short}  {host}{tags}  {note}",
             time::local(&one.created.to_string())
         ))?;
     }
     if pushed.is_empty() {
-        out.talk("it has no checkpoint of this tree; --all lists those of other trees");
+        out.talk(if all {
+            "it has no checkpoint of any tree"
+        } else {
+            "it has no checkpoint of this tree; --all lists those of other trees"
+        });
     }
     Ok(())
 }
@@ -67,6 +78,7 @@ fn listed(one: &Pushed) -> Listed<'_> {
         created: one.created.to_string(),
         store: &one.store,
         host: &one.host,
+        tree: &one.root,
         snapshot: &one.snapshot,
     }
 }

@@ -3,13 +3,15 @@
 use serde::Serialize;
 
 use super::super::context::Context;
-use super::super::error::{Failure, Outcome};
+use super::super::error::{Failure, Outcome, hinted};
 use super::super::progress::Spinner;
+use super::super::remotes::names;
 use super::super::{config, locate, size};
 use super::repository;
-use crate::engine::api::Retention;
+use crate::engine::api::{Code, Retention};
 use crate::engine::retention;
 use crate::engine::word::{count, word};
+use crate::remote::restic::Pushed;
 use crate::store::ids::CheckpointId;
 
 /// The arguments of `remote prune`.
@@ -38,6 +40,62 @@ pub struct Prune {
     yes: bool,
 }
 
+/// The arguments of `remote forget`.
+#[derive(Debug, clap::Args)]
+pub struct Forget {
+    /// The remote
+    #[arg(value_name = "REMOTE")]
+    name: String,
+    /// Numbers of snapshots, as `ckptfs remote log` shows them
+    #[arg(value_name = "SNAPSHOT", required = true)]
+    snapshots: Vec<String>,
+    /// Only show what would be forgotten
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+    /// Do not ask (without a terminal, nothing is asked)
+    #[arg(short, long)]
+    yes: bool,
+}
+
+/// Digits that name a snapshot at the least.
+const DIGITS_MIN: usize = 8;
+
+/// `ckptfs remote forget`. What is not there is as good as forgotten.
+pub fn forget(args: &Forget, context: &mut Context) -> Outcome {
+    let names = names()?;
+    let remote = repository::open(names.get(&args.name)?, false)?;
+    if let Some(short) = args.snapshots.iter().find(|id| id.len() < DIGITS_MIN) {
+        return Err(hinted(
+            Code::Ambiguous,
+            format!("{short} is too short for the number of a snapshot"),
+            format!("ckptfs remote log {} shows them", word(&args.name)),
+        )
+        .into());
+    }
+    let is_meant = |one: &Pushed| {
+        let snapshot = &one.snapshot;
+        args.snapshots.iter().any(|id| snapshot.starts_with(id))
+    };
+    let mut gone = remote.pushed(None)?;
+    gone.retain(is_meant);
+    let what = format!("{} in {}", count(gone.len(), "checkpoint"), args.name);
+    if !args.dry_run && !gone.is_empty() {
+        let question = format!("Forget {what}?");
+        context
+            .out
+            .go_on(args.yes, &question, "nothing was forgotten")?;
+        remote.forget(&gone.iter().collect::<Vec<_>>())?;
+    }
+    let snapshots: Vec<&str> = gone.iter().map(|one| one.snapshot.as_str()).collect();
+    let answer = serde_json::json!({
+        "remote": args.name, "forgotten": snapshots, "dry_run": args.dry_run,
+    });
+    context.out.answer(&answer, |out| {
+        let would = if args.dry_run { "would be " } else { "" };
+        out.text_line(&format!("{what} {would}forgotten"))
+    })
+}
+
 /// What was forgotten, for `--json`.
 #[derive(Serialize)]
 struct Pruned {
@@ -51,7 +109,7 @@ struct Pruned {
 
 /// `ckptfs remote prune`.
 pub fn prune(args: &Prune, context: &mut Context) -> Outcome {
-    let names = repository::names()?;
+    let names = names()?;
     let named = names.get(&args.name)?;
     let store = repository::store_of(&mut locate::served(context.dir())?)?.unwrap_or_default();
     let configured = Retention::of(&config::settings(context.dir())?);
@@ -116,7 +174,7 @@ pub fn prune(args: &Prune, context: &mut Context) -> Outcome {
 
 /// `ckptfs verify --remote`.
 pub fn verify(name: &str, deep: bool, context: &mut Context) -> Outcome {
-    let names = repository::names()?;
+    let names = names()?;
     let remote = repository::open(names.get(name)?, false)?;
     let spinner = Spinner::start(&context.out, "looking at the remote");
     let found = remote.damage(deep);

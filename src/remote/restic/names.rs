@@ -1,4 +1,5 @@
-//! The remotes of a user: `~/.config/ckptfs/remotes.toml`, which only they may read.
+//! The remotes of a user: `~/.config/ckptfs/remotes.toml`, or a file that they name, which only they
+//! may read.
 //!
 //! They are never in a store: somebody else may have made it, and an address or a command in it
 //! would be followed with the rights of whoever pushes. No password is in the file, only where one
@@ -52,12 +53,12 @@ pub struct Names {
 }
 
 impl Names {
-    /// Reads them. `dir`: where the user's configuration is.
+    /// Reads them; none, if the file is not there.
     ///
     /// # Errors
     /// `bad-config` if the file cannot be read, or others may write to it.
-    pub fn read(dir: &Path) -> VerbResult<Names> {
-        let path = dir.join("remotes.toml");
+    pub fn read(file: &Path) -> VerbResult<Names> {
+        let path = file.to_owned();
         let bad = |why: &str, hint: &str| {
             hinted(
                 Code::BadConfig,

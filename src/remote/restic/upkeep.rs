@@ -20,16 +20,25 @@ impl Remote {
         })
     }
 
+    /// Removes snapshots; what only they need stays until the next [`Remote::prune`].
+    ///
+    /// # Errors
+    /// `remote-failed`; what was removed before stays removed.
+    pub fn forget(&self, gone: &[&Pushed]) -> VerbResult<()> {
+        let ids: Vec<_> = gone.iter().map(|one| one.file.id).collect();
+        if ids.is_empty() {
+            return Ok(());
+        }
+        self.repo.delete_snapshots(&ids).map_err(failed)
+    }
+
     /// Removes snapshots, and marks what no snapshot of anybody needs; what has been marked for 23
     /// hours, longer than a push lasts, is freed. Gives how many bytes nothing needs.
     ///
     /// # Errors
     /// `remote-failed`; what was removed before stays removed.
     pub fn prune(&self, gone: &[&Pushed]) -> VerbResult<u64> {
-        let ids: Vec<_> = gone.iter().map(|one| one.file.id).collect();
-        if !ids.is_empty() {
-            self.repo.delete_snapshots(&ids).map_err(failed)?;
-        }
+        self.forget(gone)?;
         let options = PruneOptions::default();
         let plan = self.repo.prune_plan(&options).map_err(failed)?;
         let unneeded = plan.stats.size_sum().unused + plan.stats.size_unref;

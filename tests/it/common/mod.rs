@@ -30,6 +30,8 @@ pub mod pool;
 pub mod process;
 pub mod prometheus;
 pub mod random;
+#[cfg(feature = "remote")]
+pub mod remotes;
 pub mod run_dir;
 pub mod sample;
 pub mod served;

@@ -100,6 +100,23 @@ fn specs(report: &str) -> Vec<Spec> {
 
 #[test]
 fn csi_sanity_passes_and_skips_nothing_that_is_claimed() {
+    passes(Rig::start, None);
+}
+
+/// The same where each snapshot goes to a remote.
+#[cfg(feature = "remote")]
+#[test]
+#[ignore = "repositories are opened a hundred times: a minute"]
+fn csi_sanity_passes_with_snapshots_that_are_sent() {
+    let remotes = crate::common::remotes::Remotes::new();
+    let file = remotes.file().display().to_string();
+    let start = || Rig::start_as(crate::csi::support::NODE, &["--remotes", &file]);
+    passes(start, Some("remote: home\n"));
+    assert_eq!(remotes.log("home"), Vec::<serde_json::Value>::new());
+}
+
+/// `parameters`: those of the class of snapshots.
+fn passes(start: impl FnOnce() -> Rig, parameters: Option<&str>) {
     let suite = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tools/bin/csi-sanity");
     if !suite.is_file() {
         return skip("csi-sanity is not installed (tests/tools.sh says why)");
@@ -107,7 +124,7 @@ fn csi_sanity_passes_and_skips_nothing_that_is_claimed() {
     if unavailable() {
         return;
     }
-    let rig = Rig::start();
+    let rig = start();
     let (report, dir) = (rig.disk().join("junit.xml"), rig.disk().join("sanity"));
     fs::create_dir(&dir).unwrap();
     let mut command = std::process::Command::new(suite);
@@ -120,6 +137,11 @@ fn csi_sanity_passes_and_skips_nothing_that_is_claimed() {
             dir.join("staging").display()
         ))
         .arg(format!("--ginkgo.junit-report={}", report.display()));
+    if let Some(parameters) = parameters {
+        let file = rig.disk().join("parameters.yaml");
+        fs::write(&file, parameters).unwrap();
+        command.arg(format!("--csi.testsnapshotparameters={}", file.display()));
+    }
     let output = run_limited(command.arg("--ginkgo.no-color"), SECONDS * 4);
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     let specs = specs(

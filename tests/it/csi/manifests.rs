@@ -6,7 +6,7 @@ use std::path::Path;
 
 use ckptfs::internals::csi::proto::CreateVolumeRequest;
 use ckptfs::internals::csi::{NAME, TOPOLOGY_KEY};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::common::command::try_run_limited;
 use crate::common::{skip, tool};
@@ -346,6 +346,33 @@ fn the_example_uses_what_there_is() {
                 .is_subset(&names("PersistentVolumeClaim")),
             "{pod}"
         );
+    }
+}
+
+/// What a class of snapshots says of a remote is its name, and the id of one that is there is one.
+#[test]
+fn snapshots_that_leave_fit_together() {
+    let Some(all) = documents(&["remote.yaml"]) else {
+        return;
+    };
+    let [class] = kind(&all, "VolumeSnapshotClass")[..] else {
+        panic!("one class");
+    };
+    assert_eq!(
+        (&class["driver"], name(class)),
+        (&json!(NAME), "ckptfs-home")
+    );
+    assert_eq!(class["parameters"], json!({"remote": "home"}));
+    let content = &kind(&all, "VolumeSnapshotContent")[0]["spec"];
+    let snapshot = kind(&all, "VolumeSnapshot")[0];
+    let claim = &kind(&all, "PersistentVolumeClaim")[0]["spec"];
+    assert_eq!(content["driver"], NAME);
+    let handle = content["source"]["snapshotHandle"].as_str().unwrap();
+    assert!(handle.contains("@1@remote/home/"), "{handle}");
+    assert_eq!(content["volumeSnapshotRef"]["name"], name(snapshot));
+    assert_eq!(claim["dataSource"]["name"], name(snapshot));
+    for one in [content, &snapshot["spec"]] {
+        assert_eq!(one["volumeSnapshotClassName"], name(class));
     }
 }
 

@@ -8,5 +8,7 @@ mod clones;
 mod conformance;
 mod manifests;
 mod node;
+#[cfg(feature = "remote")]
+mod remote;
 mod snapshots;
 mod survival;

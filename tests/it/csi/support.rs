@@ -38,6 +38,9 @@ pub const NODE: &str = "node-1";
 pub struct Rig {
     pool: Pool,
     runtime: Runtime,
+    node: &'static str,
+    /// Further arguments of the driver.
+    arguments: Vec<String>,
 }
 
 impl Deref for Rig {
@@ -116,9 +119,16 @@ pub fn from_snapshot(id: &str) -> Option<VolumeContentSource> {
 impl Rig {
     /// A pool on XFS, served.
     pub fn start() -> Rig {
+        Rig::start_as(NODE, &[])
+    }
+
+    /// The same of another node, with further arguments of the driver.
+    pub fn start_as(node: &'static str, arguments: &[&str]) -> Rig {
         let mut rig = Rig {
             pool: Pool::new(Fs::Xfs, "run/csi.sock"),
             runtime: runtime(),
+            node,
+            arguments: arguments.iter().map(|&one| one.to_owned()).collect(),
         };
         rig.serve();
         rig
@@ -127,7 +137,17 @@ impl Rig {
     /// Starts a driver, and waits until it answers.
     pub fn serve(&mut self) {
         let endpoint = format!("unix://{}", self.socket.display());
-        let command = self.ckptfs(&["serve", "csi", "--endpoint", &endpoint, "--node-id", NODE]);
+        let mut command = self.ckptfs(&[
+            "serve",
+            "csi",
+            "--endpoint",
+            &endpoint,
+            "--node-id",
+            self.node,
+        ]);
+        command.args(&self.arguments);
+        #[cfg(feature = "remote")]
+        command.envs(crate::common::remotes::BUCKET_USER);
         self.pool.serve(command, |_| true);
     }
 
@@ -472,4 +492,29 @@ pub fn snapshot_at(socket: &Path, volume: &str, name: &str) -> Result<String, St
             .into_inner();
         Ok(made.snapshot.expect("a snapshot").snapshot_id)
     })
+}
+
+/// A call to the controller, on a connection of its own, of somebody who does not have the rig.
+pub fn controller_at<T, F: Future<Output = Result<Response<T>, Status>>>(
+    socket: &Path,
+    call: impl FnOnce(ControllerClient<Channel>) -> F,
+) -> Result<T, Status> {
+    let endpoint = endpoint(socket).timeout(Duration::from_secs(SECONDS));
+    runtime().block_on(async move {
+        let channel = endpoint
+            .connect()
+            .await
+            .map_err(|error| Status::unavailable(error.to_string()))?;
+        call(ControllerClient::new(channel))
+            .await
+            .map(Response::into_inner)
+    })
+}
+
+/// Asks for a volume so.
+pub fn create_at(socket: &Path, request: CreateVolumeRequest) -> Result<(), Status> {
+    controller_at(socket, |mut client| async move {
+        client.create_volume(request).await
+    })
+    .map(drop)
 }

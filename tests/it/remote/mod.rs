@@ -2,4 +2,4 @@
 
 mod oci;
 mod proxy;
-mod restic;
+pub mod restic;

@@ -8,6 +8,8 @@ mod cli;
 mod metrics;
 mod names;
 mod options;
+#[cfg(feature = "remote")]
+mod remote;
 mod survival;
 mod transcript;
 mod uses;

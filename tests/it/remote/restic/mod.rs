@@ -4,7 +4,7 @@ mod auto;
 mod faults;
 mod onto;
 mod same;
-mod servers;
+pub mod servers;
 mod upkeep;
 
 use std::ffi::OsString;

@@ -1,0 +1,177 @@
+//! What the verbs do, for volumes. What they would say is nobody's to hear.
+
+use std::fs::File;
+use std::io::{Read, Seek};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use super::error::{Failure, On, error, hinted};
+use super::launch::{self, Starter};
+use super::output::{Color, Out};
+use super::remotes::REMOTES_VARIABLE;
+use super::{fork, locate, mount, umount};
+use crate::engine::api::{Code, VerbError, VerbResult};
+use crate::store::ids::CheckpointId;
+use crate::sys;
+use crate::volumes::options::Options;
+use crate::volumes::{Place, Pushed, Verbs, tool};
+
+/// What only looks at a remote, or forgets something there, has so many seconds.
+const LOOK_SECONDS: u32 = 60;
+/// What sends or fetches a tree has a day, and is begun again after that: what is there stays.
+const TREE_SECONDS: u32 = 24 * 60 * 60;
+/// The same number on every system that there is.
+const SIGKILL: i32 = 9;
+
+/// The verbs, for a pool.
+#[derive(Debug)]
+pub struct Lent {
+    /// The file that has the remotes; `None`: those of the user.
+    pub remotes: Option<PathBuf>,
+}
+
+impl Verbs for Lent {
+    fn mount(&self, place: &Place, options: &Options) -> VerbResult<()> {
+        let prepared = mount::prepare(mount::Args::of_volume(place, options)?, Path::new("/"))?;
+        mount::start(&prepared, Starter::Driver).map(drop)
+    }
+
+    fn unmount(&self, point: &Path) -> VerbResult<()> {
+        umount::unmount(point)
+    }
+
+    fn fork(&self, point: &Path, checkpoint: CheckpointId, dir: &Path) -> VerbResult<()> {
+        let quiet = Out::new(true, Color::Never);
+        let (_, copied) = fork::fork(
+            locate::served(Some(point))?,
+            &checkpoint.to_string(),
+            dir,
+            false,
+            &quiet,
+        )?;
+        match copied.report(&quiet, "try again once the cause is fixed") {
+            Err(Failure::Verb(error)) => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    #[cfg(feature = "remote")]
+    fn check_remote(&self, remote: &str) -> VerbResult<()> {
+        let names = match &self.remotes {
+            Some(file) => crate::remote::restic::names::Names::read(file),
+            None => super::remotes::names(),
+        };
+        names?.get(remote).map(drop)
+    }
+
+    #[cfg(not(feature = "remote"))]
+    fn check_remote(&self, _remote: &str) -> VerbResult<()> {
+        Err(hinted(
+            Code::Usage,
+            "this ckptfs was built without remotes",
+            "the released programs have them; cargo build --features remote makes one that has",
+        ))
+    }
+
+    fn pushed(&self, remote: &str) -> VerbResult<Vec<Pushed>> {
+        self.check_remote(remote)?;
+        let log = command(["remote", "log", "--all", "--", remote]);
+        // It lists the newest first.
+        let mut all: Vec<Pushed> = self.answer(log, LOOK_SECONDS)?;
+        all.reverse();
+        Ok(all)
+    }
+
+    fn push(&self, point: &Path, remote: &str, checkpoint: CheckpointId) -> VerbResult<()> {
+        self.check_remote(remote)?;
+        let mut push = command(["push"]);
+        push.arg("-C").arg(point).arg("--").arg(remote);
+        push.arg(checkpoint.to_string());
+        self.done(push, TREE_SECONDS)
+    }
+
+    fn pull(&self, remote: &str, snapshot: &str, dir: &Path) -> VerbResult<()> {
+        self.check_remote(remote)?;
+        let mut pull = command(["pull", "--into"]);
+        pull.arg(dir).arg("--").args([remote, snapshot]);
+        self.done(pull, TREE_SECONDS)
+    }
+
+    fn forget(&self, remote: &str, snapshot: &str) -> VerbResult<()> {
+        self.check_remote(remote)?;
+        let forget = command(["remote", "forget", "--yes", "--", remote, snapshot]);
+        self.done(forget, LOOK_SECONDS)
+    }
+}
+
+/// This program once more, with a verb.
+fn command<'a>(arguments: impl IntoIterator<Item = &'a str>) -> Command {
+    let mut command = Command::new(launch::program());
+    command.arg("--json").args(arguments);
+    command
+}
+
+/// How a verb tells with `--json` why it has failed.
+#[derive(Deserialize)]
+struct Told {
+    error: VerbError,
+}
+
+impl Lent {
+    fn done(&self, command: Command, seconds: u32) -> VerbResult<()> {
+        self.answer::<serde::de::IgnoredAny>(command, seconds)
+            .map(drop)
+    }
+
+    /// What a verb answers that is run by a process of its own: what hangs in it, or fails in a way
+    /// that nobody has expected, is ended with it. It ends with this one, too.
+    fn answer<T: DeserializeOwned>(&self, mut command: Command, seconds: u32) -> VerbResult<T> {
+        // Files, and no pipes: what it has started may hold them open when it is gone.
+        let answers = || sys::unnamed_file(None).on("memory");
+        let (mut out, mut err) = (answers()?, answers()?);
+        tool::clean(&mut command);
+        command
+            .stdout(Stdio::from(out.try_clone().on("memory")?))
+            .stderr(Stdio::from(err.try_clone().on("memory")?))
+            .process_group(0)
+            .envs(self.remotes.iter().map(|file| (REMOTES_VARIABLE, file)));
+        sys::end_with_us(&mut command, seconds);
+        let mut child = command.spawn().on("starting a verb")?;
+        let ended = child.wait().on("waiting for a verb")?;
+        let group = i32::try_from(child.id()).unwrap_or_default();
+        // Most have started nothing that outlives them.
+        let _ = sys::kill_group(group, SIGKILL);
+        if ended.success() {
+            return serde_json::from_str(&text(&mut out)?)
+                .map_err(|cause| error(Code::Protocol, format!("the answer of a verb: {cause}")));
+        }
+        let said = text(&mut err)?;
+        let told = said
+            .lines()
+            .rev()
+            .find_map(|line| serde_json::from_str::<Told>(line).ok());
+        Err(told.map_or_else(
+            || {
+                tracing::warn!(said, %ended, "a verb has not ended as it should");
+                hinted(
+                    Code::RemoteFailed,
+                    format!("the remote did not answer in time, or what asks it failed ({ended})"),
+                    "try again later",
+                )
+            },
+            |told| told.error,
+        ))
+    }
+}
+
+fn text(file: &mut File) -> VerbResult<String> {
+    let mut bytes = Vec::new();
+    file.rewind()
+        .and_then(|()| file.read_to_end(&mut bytes))
+        .on("memory")?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}

@@ -1,0 +1,370 @@
+//! What goes to a remote, and what comes from one (docs/adr/0038-volumes-that-leave.md).
+//!
+//! **A remote is named** by whoever asks, and configured by whoever runs the driver: an address or a
+//! command of a claim's author would be followed with the rights of the driver.
+//!
+//! **What may take long** is done in a thread of its own, by a program of its own: who asks waits
+//! for a while, is told that it is under way, and finds it done when it asks again. It holds the lock of
+//! the one volume that it makes, or none; and a program that is killed takes nothing with it. What
+//! went wrong when nobody waited any more is in the file of its lock, and is told to who asks next.
+
+use std::io::{Read, Seek, Write};
+use std::path::Path;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use super::claims::SNAPSHOT_TAG;
+use super::error::{On, error, hinted};
+use super::files::{make_dir, remove_tree};
+use super::mounts::Mounts;
+use super::name::{self, key};
+use super::pool::Pool;
+use super::record::{Parent, Sent, Snapshot};
+use super::registry::Locked;
+use super::verbs::Pushed;
+use crate::control::Client;
+use crate::engine::api::{Code, StateName, VerbError, VerbResult};
+use crate::engine::export::parts::ExportAsk;
+use crate::engine::word::word;
+use crate::store::ids::CheckpointId;
+use crate::sys;
+use crate::transfer::mark::Mark;
+
+/// So many trees are on their way at once, from this pool or to it.
+const AT_ONCE_MAX: u32 = 4;
+
+impl Mounts {
+    /// Fetches a state of a volume that a remote has into a directory, in which there may be what
+    /// came of it before. Everything is compared with its hash.
+    pub(super) fn fetch_into(
+        &self,
+        dir: &Path,
+        remote: &str,
+        volume: &str,
+        state: Option<&str>,
+    ) -> VerbResult<Parent> {
+        let found = choose(self.verbs.pushed(remote)?, remote, volume, state)?;
+        match self.verbs.pull(remote, &found.snapshot, dir) {
+            // What is there came of something else.
+            Err(why) if why.code == Code::NotEmpty => {
+                remove_tree(dir)?;
+                make_dir(dir, 0o700)?;
+                self.verbs.pull(remote, &found.snapshot, dir)?;
+            }
+            done => done?,
+        }
+        let root = sys::open_root(dir).on(dir.display())?;
+        // From now on it is a volume, and no copy of something.
+        Mark::remove(&root).on(dir.display())?;
+        sys::fsync(&root).on(dir.display())?;
+        // The repository may be somebody else's, and say anything.
+        let is_name = name::check(&found.tree).is_ok();
+        Ok(Parent {
+            volume: if is_name { found.tree } else { found.store },
+            checkpoint: found.checkpoint,
+            branch: None,
+            remote: Some(remote.to_owned()),
+        })
+    }
+}
+
+/// The snapshot of a volume, named by its name or by the number of its store.
+fn choose(
+    mut all: Vec<Pushed>,
+    remote: &str,
+    volume: &str,
+    state: Option<&str>,
+) -> VerbResult<Pushed> {
+    all.retain(|one| one.tree == volume || one.store == volume);
+    let mut stores: Vec<&str> = all.iter().map(|one| one.store.as_str()).collect();
+    stores.sort_unstable();
+    stores.dedup();
+    let log = format!("ckptfs remote log {} --all", word(remote));
+    if stores.len() > 1 {
+        return Err(hinted(
+            Code::Ambiguous,
+            format!("{remote} has several volumes that are called {volume}"),
+            format!("name one by its store: from={}", stores.join(", from=")),
+        ));
+    }
+    if all.is_empty() {
+        let message = format!("{remote} has no volume {volume}");
+        return Err(hinted(
+            Code::NoSuchVolume,
+            message,
+            format!("{log} lists what is there"),
+        ));
+    }
+    let state = state.filter(|state| *state != "latest");
+    let is_meant = |one: &Pushed| {
+        let is_state =
+            |state| one.checkpoint.to_string() == state || one.tags.iter().any(|tag| tag == state);
+        state.is_none_or(is_state)
+    };
+    all.retain(is_meant);
+    all.pop().ok_or_else(|| {
+        hinted(
+            Code::UnknownCheckpoint,
+            format!(
+                "{remote} has no checkpoint {} of volume {volume}",
+                state.unwrap_or_default()
+            ),
+            format!("{log} lists what is there"),
+        )
+    })
+}
+
+/// The number of the store of what a daemon serves.
+pub(super) fn store_of(client: &mut Client, checkpoint: CheckpointId) -> VerbResult<String> {
+    let state = StateName(checkpoint.to_string());
+    // It ends with the connection, before anything is told.
+    let (begun, _) = client.ask_with_files(ExportAsk::Whole { state, since: None })?;
+    Ok(begun.store)
+}
+
+fn sending(volume: &str, checkpoint: u64) -> String {
+    format!("sending {volume}@{checkpoint}")
+}
+
+/// The lock of something that may take long.
+fn lock_of(thing: &str) -> String {
+    format!(".long-{}", key(thing))
+}
+
+fn under_way(thing: &str) -> VerbError {
+    hinted(
+        Code::Busy,
+        format!("{thing} is under way"),
+        "it continues; try again in a moment",
+    )
+}
+
+impl Pool {
+    /// Refuses what is not the name of a remote that somebody has configured, and that can be in
+    /// the id of a snapshot.
+    pub(super) fn check_remote(&self, remote: &str) -> VerbResult<()> {
+        self.mounts().verbs.check_remote(remote)?;
+        name::check(remote).map_err(|_| {
+            hinted(
+                Code::BadOption,
+                format!("snapshots cannot be sent to the remote {remote}"),
+                "rename it: its name must begin with a letter or digit",
+            )
+        })
+    }
+
+    /// What a remote has of a store's checkpoint.
+    ///
+    /// # Errors
+    /// `unknown-remote`, `bad-password`, `remote-failed`.
+    pub fn pushed(&self, remote: &str, store: &str, checkpoint: u64) -> VerbResult<Vec<Pushed>> {
+        let mut all = self.mounts().verbs.pushed(remote)?;
+        all.retain(|one| one.store == store && one.checkpoint == checkpoint);
+        Ok(all)
+    }
+
+    /// Does something that may take long and that nobody does meanwhile. Who asks waits for
+    /// `patience` at most.
+    ///
+    /// # Errors
+    /// `busy`: it is under way, or too much else is; those of the work, also of the last time if
+    /// nobody has heard of that: it has begun again then.
+    pub fn long<T: Send + 'static>(
+        &self,
+        thing: &str,
+        patience: Duration,
+        work: impl FnOnce() -> VerbResult<T> + Send + 'static,
+    ) -> VerbResult<T> {
+        let registry = self.registry();
+        let Some(locked) = registry.try_lock(&lock_of(thing))? else {
+            return Err(under_way(thing));
+        };
+        let slots = (0..AT_ONCE_MAX).map(|number| registry.try_lock(&format!(".long-{number}")));
+        let Some(slot) = slots.filter_map(Result::transpose).next().transpose()? else {
+            return Err(hinted(
+                Code::Busy,
+                format!("{thing} has to wait for {AT_ONCE_MAX} others"),
+                "try again in a moment",
+            ));
+        };
+        let unheard = take_unheard(&locked);
+        let (tell, told) = mpsc::channel();
+        let work = move || {
+            let done = work();
+            drop(slot);
+            // Who waits has the lock before it has the answer, and may ask again at once.
+            let Err(unheard) = tell.send((done, locked)) else {
+                return;
+            };
+            match unheard.0 {
+                (Ok(_), locked) => locked.forget(),
+                (Err(error), locked) => {
+                    tracing::warn!(code = %error.code, error = error.message, "it failed later");
+                    leave_unheard(&locked, &error);
+                }
+            }
+        };
+        std::thread::Builder::new()
+            .name("long".into())
+            .spawn(work)
+            .on("starting threads")?;
+        match unheard {
+            Some(error) => Err(error),
+            None => match told.recv_timeout(patience) {
+                Ok((done, locked)) => {
+                    locked.forget();
+                    done
+                }
+                Err(_) => Err(under_way(thing)),
+            },
+        }
+    }
+
+    /// Sees to it that a snapshot is where it is to be. `false`: it is on its way.
+    ///
+    /// # Errors
+    /// Why it is not, and does not go on by itself.
+    pub fn send(&self, volume: &str, snapshot: &Snapshot, patience: Duration) -> VerbResult<bool> {
+        let Some(sent) = snapshot.sent.clone().filter(|sent| !sent.whole) else {
+            return Ok(true);
+        };
+        let (pool, volume, number) = (self.clone(), volume.to_owned(), snapshot.checkpoint);
+        let done = self.long(&sending(&volume, number), patience, move || {
+            pool.send_now(&volume, number, &sent)
+        });
+        match done {
+            Err(why) if why.code == Code::Busy => Ok(false),
+            done => done.map(|()| true),
+        }
+    }
+
+    fn send_now(&self, volume: &str, number: u64, sent: &Sent) -> VerbResult<()> {
+        // The second begins where the first has ended, and reads only what has changed since.
+        let one = self.registry().try_lock(&lock_of(volume))?;
+        let one = one.ok_or_else(|| under_way(&format!("sending volume {volume}")))?;
+        let what = format!("send {number}");
+        let pushed = self.mounts().during(volume, &what, |point| {
+            let verbs = &self.mounts().verbs;
+            verbs.push(&point, &sent.remote, CheckpointId(number))
+        });
+        one.forget();
+        pushed?;
+        self.registry().change(volume, |record| {
+            let mut all = record.snapshots.iter_mut();
+            let found = all.find(|one| one.checkpoint == number);
+            if let Some(sent) = found.and_then(|one| one.sent.as_mut()) {
+                sent.whole = true;
+            }
+            Ok(())
+        })
+    }
+
+    /// Forgets a snapshot in the remote that has it, and deletes its checkpoint if the volume is
+    /// here. `tag`: what a snapshot of a name is tagged. None is as good.
+    ///
+    /// # Errors
+    /// `busy`: it is being sent. `pinned`: nobody has called it a snapshot. Those of the remote:
+    /// nothing is deleted then.
+    pub fn drop_sent(
+        &self,
+        volume: &str,
+        checkpoint: u64,
+        sent: &Sent,
+        tag: impl Fn(&str) -> String,
+    ) -> VerbResult<()> {
+        let thing = sending(volume, checkpoint);
+        let Some(idle) = self.registry().try_lock(&lock_of(&thing))? else {
+            return Err(under_way(&thing));
+        };
+        let dropped = self.drop_idle(volume, checkpoint, sent, tag);
+        idle.forget();
+        dropped
+    }
+
+    fn drop_idle(
+        &self,
+        volume: &str,
+        checkpoint: u64,
+        sent: &Sent,
+        tag: impl Fn(&str) -> String,
+    ) -> VerbResult<()> {
+        for one in self.pushed(&sent.remote, &sent.store, checkpoint)? {
+            if !one.tags.iter().any(|tag| tag.starts_with(SNAPSHOT_TAG)) {
+                return Err(error(
+                    Code::Pinned,
+                    format!(
+                        "{} has that checkpoint, and nobody has called it a snapshot",
+                        sent.remote
+                    ),
+                ));
+            }
+            self.mounts().verbs.forget(&sent.remote, &one.snapshot)?;
+        }
+        match self.registry().get(volume) {
+            Ok(record) if record.sent(checkpoint, sent).is_some() => {
+                self.drop_snapshot(volume, checkpoint, tag)
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What went wrong the last time, when nobody waited for it any more.
+fn take_unheard(locked: &Locked) -> Option<VerbError> {
+    let mut text = Vec::new();
+    locked.file().take(1 << 16).read_to_end(&mut text).ok()?;
+    locked.file().set_len(0).ok()?;
+    serde_json::from_slice(&text).ok()
+}
+
+/// Leaves it to who asks next; where that cannot be done, the log has it.
+fn leave_unheard(locked: &Locked, error: &VerbError) {
+    let mut file = locked.file();
+    let text = serde_json::to_vec(error).unwrap_or_default();
+    let _ = file.rewind().and_then(|()| file.write_all(&text));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pushed(tree: &str, store: &str, checkpoint: u64, tags: &[&str]) -> Pushed {
+        Pushed {
+            snapshot: format!("{store}{checkpoint}"),
+            store: store.to_owned(),
+            checkpoint,
+            tree: tree.to_owned(),
+            tags: tags.iter().map(|&tag| tag.to_owned()).collect(),
+            note: String::new(),
+            created: String::new(),
+        }
+    }
+
+    #[test]
+    fn a_volume_is_meant_by_its_name_or_its_store_and_never_two() {
+        let all = || {
+            vec![
+                pushed("data", "s1", 1, &["v1"]),
+                pushed("data", "s1", 2, &[]),
+                pushed("data", "s2", 1, &[]),
+                pushed("other", "s3", 7, &["v1"]),
+            ]
+        };
+        let chosen = |volume: &str, state: Option<&str>| {
+            choose(all(), "home", volume, state)
+                .map(|one| one.snapshot)
+                .map_err(|why| (why.code, why.hint.unwrap_or_default()))
+        };
+        let code = |volume: &str, state: Option<&str>| chosen(volume, state).unwrap_err().0;
+        assert_eq!(chosen("other", None).unwrap(), "s37");
+        assert_eq!(chosen("s1", None).unwrap(), "s12");
+        assert_eq!(chosen("s1", Some("latest")).unwrap(), "s12");
+        assert_eq!(chosen("s1", Some("v1")).unwrap(), "s11");
+        assert_eq!(chosen("s2", Some("1")).unwrap(), "s21");
+        assert_eq!(code("s2", Some("2")), Code::UnknownCheckpoint);
+        assert_eq!(code("s", None), Code::NoSuchVolume);
+        let (ambiguous, hint) = chosen("data", Some("1")).unwrap_err();
+        assert_eq!(ambiguous, Code::Ambiguous);
+        assert!(hint.contains("from=s1, from=s2"), "{hint}");
+    }
+}
