@@ -290,8 +290,10 @@ fn config(
         Some(before) => before.root,
         None => sys::open_root(&args.backing).on(args.backing.display())?,
     };
+    let serving = &args.serving;
     Ok(Config {
         succession,
+        origin: super::origin::of(&root, (serving.cache, serving.no_fetch))?,
         ..config_of(args, root)
     })
 }
@@ -325,6 +327,7 @@ pub fn config_of(args: &Args, root: OwnedFd) -> Config {
         auto: args.serving.auto(),
         hooks: args.serving.hooks(),
         base: None,
+        origin: None,
     }
 }
 

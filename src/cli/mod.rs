@@ -62,6 +62,7 @@ mod more;
 mod mount;
 mod mounts;
 mod ops;
+mod origin;
 mod output;
 mod pager;
 mod past;

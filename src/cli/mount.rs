@@ -13,7 +13,7 @@ use super::holders::{self, Holder};
 use super::launch::{Ready, Starter};
 use super::serving::{MountFlag, OthersIo, Serving, Snapdir};
 use super::tree_path::{beyond_links, normal};
-use super::{changes, daemon, launch, locate, mounts};
+use super::{changes, daemon, launch, locate, mounts, origin};
 use crate::control::{Client, STORE_NAME, Store};
 use crate::engine::api::{AbsenceInfo, Code, VerbResult, host_path};
 use crate::engine::word::word;
@@ -38,6 +38,11 @@ pub struct Args {
     /// Where to mount it; over DIR itself by default
     #[arg(value_name = "MOUNTPOINT")]
     mountpoint: Option<PathBuf>,
+    /// Mount a checkpoint of a remote (`ckptfs remote`) in DIR, which is empty or does not exist:
+    /// usable at once, content comes when it is opened. ID as `ckptfs pull` takes it; default: the
+    /// newest. Later mounts need only DIR
+    #[arg(long, value_name = "REMOTE[:ID]")]
+    from: Option<String>,
     #[command(flatten)]
     serving: Serving,
     /// If the daemon dies, leave a dead mount; by default another takes over, and programs continue
@@ -77,6 +82,8 @@ struct Mounted<'a> {
 /// A mount that can be made, as far as is known without its daemon.
 pub struct Prepared {
     daemon: daemon::Args,
+    /// That of a remote, if somebody has typed it.
+    password: Option<String>,
     /// Dead mounts that were taken away.
     repaired: usize,
     /// What is mounted inside, and so not served.
@@ -84,11 +91,21 @@ pub struct Prepared {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
-    let prepared = prepare(args, &locate::start(context.dir())?)?;
+    let cwd = locate::start(context.dir())?;
+    let typed = match &args.from {
+        Some(from) => origin::begin(from, &cwd.join(&args.dir), context)?,
+        None => None,
+    };
+    let mut prepared = prepare(args, &cwd)?;
+    prepared.password = match typed {
+        None => origin::password(sys::open_root(&prepared.daemon.backing).on("the directory")?)?,
+        typed => typed,
+    };
     let Prepared {
         daemon,
         repaired,
         not_served,
+        ..
     } = &prepared;
     if has_old_mark(&daemon.backing) {
         context.out.warn("an import into this directory by an older ckptfs was not finished: something may be missing");
@@ -133,6 +150,7 @@ impl Args {
         Ok(Args {
             dir: place.backing.clone(),
             mountpoint,
+            from: None,
             serving,
             no_holder,
             foreground,
@@ -177,6 +195,7 @@ pub fn prepare(mut args: Args, cwd: &Path) -> VerbResult<Prepared> {
     };
     Ok(Prepared {
         daemon,
+        password: None,
         repaired,
         not_served,
     })
@@ -192,7 +211,7 @@ pub fn start(prepared: &Prepared, starter: Starter) -> VerbResult<Ready> {
     let answers =
         || matches!(Store::of(&daemon.backing), Ok(Some(store)) if Client::of(&store).is_ok());
     loop {
-        match launch::launch(daemon.arguments(), starter) {
+        match launch::launch(daemon.arguments(), prepared.password.as_deref(), starter) {
             Err(error)
                 if error.code == Code::InUse && began.elapsed() < DYING_MAX && !answers() => {}
             launched => return launched,

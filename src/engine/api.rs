@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::store::ids::CheckpointId;
 use crate::store::record::{Actor, Kept, Reason};
 
-pub use self::status::{AbsenceInfo, DaemonInfo, SealerInfo, Stats, Status};
+pub use self::status::{AbsenceInfo, DaemonInfo, OriginInfo, SealerInfo, Stats, Status};
 pub use self::tree_path::{TreePath, host_path, is_among};
 pub use super::branches::radar::{Clash, Conflict, ListConflicts, Touch, WatchConflicts, Watched};
 pub use super::branches::verbs::{

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::api::VerbResult;
 use super::error;
+use super::origin::ServedOrigin;
 use super::succession::Succession;
 use crate::history::base::Base;
 pub use crate::live::HashMode;
@@ -58,6 +59,8 @@ pub struct Config {
     pub hooks: Option<HooksConfig>,
     /// What the tree began as, if it is a branch.
     pub base: Option<Arc<Base>>,
+    /// Where its content is, if that is elsewhere.
+    pub origin: Option<ServedOrigin>,
 }
 
 impl Config {
@@ -79,6 +82,7 @@ impl Config {
             auto: AutoConfig::default(),
             hooks: None,
             base: None,
+            origin: None,
         }
     }
 }

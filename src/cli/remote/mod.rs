@@ -1,5 +1,6 @@
 //! `ckptfs remote`, `push` and `pull`.
 
+pub mod lazy;
 mod oci;
 pub mod pull;
 pub mod push;
@@ -188,19 +189,26 @@ fn list(context: &mut Context) -> Outcome {
 fn open(named: &Named, create: bool) -> VerbResult<Remote> {
     let password = match named.password()? {
         Some(password) => password,
-        None if can_ask() => {
-            let asked = rpassword::prompt_password(format!("password of {}: ", named.url));
-            asked.map_err(|cause| io_error("the terminal", cause))?
-        }
-        None => {
-            return Err(hinted(
-                Code::NoTerminal,
-                format!("no password is known for {}", named.url),
-                "set CKPTFS_REMOTE_PASSWORD, or name a file or a command: ckptfs remote add \
-                 NAME URL --force --password-file FILE",
-            ));
-        }
+        None => asked(named)?,
     };
+    open_with(named, &password, create)
+}
+
+/// The password that somebody types.
+fn asked(named: &Named) -> VerbResult<String> {
+    if can_ask() {
+        let asked = rpassword::prompt_password(format!("password of {}: ", named.url));
+        return asked.map_err(|cause| io_error("the terminal", cause));
+    }
+    Err(hinted(
+        Code::NoTerminal,
+        format!("no password is known for {}", named.url),
+        "set CKPTFS_REMOTE_PASSWORD, or name a file or a command: ckptfs remote add \
+         NAME URL --force --password-file FILE",
+    ))
+}
+
+fn open_with(named: &Named, password: &str, create: bool) -> VerbResult<Remote> {
     if password.is_empty() {
         return Err(hinted(
             Code::BadPassword,
@@ -208,7 +216,7 @@ fn open(named: &Named, create: bool) -> VerbResult<Remote> {
             "whoever may read the repository would read everything in it",
         ));
     }
-    Remote::open(&named.url, &password, create)
+    Remote::open(&named.url, password, create)
 }
 
 /// The checkpoints of the tree that a remote has not.

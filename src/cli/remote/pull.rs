@@ -79,7 +79,11 @@ fn pull(args: &Args, context: &mut Context) -> Outcome {
     let started = Instant::now();
     let names = super::names()?;
     let remote = super::open(names.get(&args.remote)?, false)?;
-    let pushed = choose(remote.pushed(None)?, args, context)?;
+    let pushed = choose(
+        remote.pushed(None)?,
+        (&args.remote, args.id.as_deref()),
+        context,
+    )?;
     let dest = copies::destination(&locate::start(context.dir())?, &args.into);
     let mut answer = Answer {
         pulled: pushed.checkpoint,
@@ -137,8 +141,12 @@ fn pull(args: &Args, context: &mut Context) -> Outcome {
     Ok(())
 }
 
-/// The snapshot that was meant.
-fn choose(mut pushed: Vec<Pushed>, args: &Args, context: &Context) -> VerbResult<Pushed> {
+/// The snapshot of a remote that was meant.
+pub(super) fn choose(
+    mut pushed: Vec<Pushed>,
+    (remote, id): (&str, Option<&str>),
+    context: &Context,
+) -> VerbResult<Pushed> {
     // In a tree its own checkpoints are meant, elsewhere whatever is there.
     let own = locate::served(context.dir())
         .ok()
@@ -148,7 +156,7 @@ fn choose(mut pushed: Vec<Pushed>, args: &Args, context: &Context) -> VerbResult
     {
         pushed.retain(|one| one.store == *own);
     }
-    let id = args.id.as_deref().unwrap_or("latest");
+    let id = id.unwrap_or("latest");
     let is_meant = |one: &Pushed| {
         one.checkpoint.to_string() == id
             || one.tags.iter().any(|tag| tag == id)
@@ -157,7 +165,7 @@ fn choose(mut pushed: Vec<Pushed>, args: &Args, context: &Context) -> VerbResult
     pushed.sort_by_key(|one| one.created);
     let is_there = !pushed.is_empty();
     if id == "latest" {
-        return pushed.pop().ok_or_else(|| unknown(args, is_there));
+        return pushed.pop().ok_or_else(|| unknown((remote, id), is_there));
     }
     pushed.retain(is_meant);
     if let [first, .., last] = pushed.as_slice()
@@ -166,31 +174,21 @@ fn choose(mut pushed: Vec<Pushed>, args: &Args, context: &Context) -> VerbResult
         return Err(hinted(
             Code::Ambiguous,
             format!("several trees have a checkpoint {id} there"),
-            format!(
-                "name its snapshot: ckptfs remote log {} --all",
-                word(&args.remote)
-            ),
+            format!("name its snapshot: ckptfs remote log {} --all", word(remote)),
         ));
     }
-    pushed.pop().ok_or_else(|| unknown(args, is_there))
+    pushed.pop().ok_or_else(|| unknown((remote, id), is_there))
 }
 
-fn unknown(args: &Args, is_there: bool) -> crate::engine::api::VerbError {
+fn unknown((remote, id): (&str, &str), is_there: bool) -> crate::engine::api::VerbError {
     let hint = if is_there {
-        format!(
-            "ckptfs remote log {} --all lists what is there",
-            word(&args.remote)
-        )
+        format!("ckptfs remote log {} --all lists what is there", word(remote))
     } else {
-        format!("nothing is there yet: ckptfs push {}", word(&args.remote))
+        format!("nothing is there yet: ckptfs push {}", word(remote))
     };
     hinted(
         Code::UnknownCheckpoint,
-        format!(
-            "{} has no checkpoint {}",
-            args.remote,
-            args.id.as_deref().unwrap_or("latest")
-        ),
+        format!("{remote} has no checkpoint {id}"),
         hint,
     )
 }

@@ -196,7 +196,7 @@ impl<'a> Restorer<'a> {
     /// it takes its time. What fails here fails again in the freeze, and is told then.
     fn own_ahead(self, plan: &Plan) {
         let live = &self.engine.live;
-        if self.engine.branches().own_id().is_none() {
+        if live.inodes.level() == 0 {
             return;
         }
         let dirs = plan.tree.dirs.iter();

@@ -66,7 +66,7 @@ fn own_offset(name: &[u8]) -> u64 {
 }
 
 impl Inodes {
-    /// How many branches deep this tree is; 0: it is no branch.
+    /// How many bases deep this tree is; 0: it looks through to nothing.
     pub fn level(&self) -> u64 {
         self.through
             .as_ref()
@@ -75,8 +75,7 @@ impl Inodes {
 
     /// The history of the tree that this is a branch of; `None`: it is no branch.
     pub fn parent(&self) -> Option<&Timeline> {
-        let through = self.through.as_ref()?;
-        Some(&through.base.timeline)
+        self.through.as_ref()?.base.parent()
     }
 
     /// What is inherited.

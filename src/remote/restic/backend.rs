@@ -117,6 +117,8 @@ pub struct Watched {
     pub is_told: AtomicBool,
     /// Bytes that were written.
     pub sent: AtomicU64,
+    /// Reads of packs that failed where they are, and not because of what is in them.
+    pub unread: AtomicU64,
 }
 
 /// A piece of a pack: which, from where, and what is there.
@@ -144,6 +146,7 @@ impl Watched {
             failed: Mutex::new(None),
             is_told: AtomicBool::new(false),
             sent: AtomicU64::new(0),
+            unread: AtomicU64::new(0),
         }
     }
 
@@ -179,7 +182,13 @@ impl ReadBackend for Watched {
         offset: u32,
         length: u32,
     ) -> RusticResult<bytes::Bytes> {
-        let direct = || self.inner.read_partial(tpe, id, cacheable, offset, length);
+        let read = |length| {
+            let read = self.inner.read_partial(tpe, id, cacheable, offset, length);
+            read.inspect_err(|_| {
+                self.unread.fetch_add(1, Ordering::Relaxed);
+            })
+        };
+        let direct = || read(length);
         let Some(ahead) = self.ahead.as_ref().filter(|_| tpe == FileType::Pack) else {
             return direct();
         };
@@ -196,9 +205,7 @@ impl ReadBackend for Watched {
             return Ok(part);
         }
         // Behind the end of the pack there is nothing: what is there comes.
-        let bytes = self
-            .inner
-            .read_partial(tpe, id, cacheable, offset, length.max(AHEAD_BYTES))?;
+        let bytes = read(length.max(AHEAD_BYTES))?;
         let piece = Piece {
             pack: *id,
             from: offset,

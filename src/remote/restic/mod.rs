@@ -5,6 +5,7 @@
 //! asked there each time: no list of it is kept elsewhere.
 
 mod backend;
+pub mod lazy;
 pub mod names;
 mod node;
 pub mod pull;
