@@ -11,11 +11,12 @@ use super::context::Context;
 use super::error::{On, Outcome, error, hinted, io_error};
 use super::holders::{self, Holder};
 use super::launch::{Ready, Starter};
+use super::origin::{self, Begun};
 use super::serving::{MountFlag, OthersIo, Serving, Snapdir};
 use super::tree_path::{beyond_links, normal};
-use super::{changes, daemon, launch, locate, mounts, origin};
+use super::{changes, daemon, launch, locate, mounts};
 use crate::control::{Client, STORE_NAME, Store};
-use crate::engine::api::{AbsenceInfo, Code, VerbResult, host_path};
+use crate::engine::api::{AbsenceInfo, CheckpointOptions, Code, VerbResult, host_path};
 use crate::engine::word::word;
 use crate::sys::{self, MountPoint};
 use crate::transfer::import::keep;
@@ -82,8 +83,7 @@ struct Mounted<'a> {
 /// A mount that can be made, as far as is known without its daemon.
 pub struct Prepared {
     daemon: daemon::Args,
-    /// That of a remote, if somebody has typed it.
-    password: Option<String>,
+    origin: Begun,
     /// Dead mounts that were taken away.
     repaired: usize,
     /// What is mounted inside, and so not served.
@@ -92,14 +92,18 @@ pub struct Prepared {
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let cwd = locate::start(context.dir())?;
-    let typed = match &args.from {
-        Some(from) => origin::begin(from, &cwd.join(&args.dir), context)?,
-        None => None,
-    };
+    let begun = args
+        .from
+        .as_ref()
+        .map(|from| origin::begin(from, &cwd.join(&args.dir), context))
+        .transpose()?;
     let mut prepared = prepare(args, &cwd)?;
-    prepared.password = match typed {
-        None => origin::password(sys::open_root(&prepared.daemon.backing).on("the directory")?)?,
-        typed => typed,
+    prepared.origin = match begun {
+        Some(begun) => begun,
+        None => {
+            let root = &prepared.daemon.backing;
+            origin::goes_on(sys::open_root(root).on(root.display())?, context)?
+        }
     };
     let Prepared {
         daemon,
@@ -117,11 +121,22 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         ));
     }
     if daemon.foreground {
+        if prepared.origin.password.is_some() {
+            return Err(hinted(
+                Code::NoTerminal,
+                "a daemon in the foreground asks for no password",
+                "set CKPTFS_REMOTE_PASSWORD",
+            )
+            .into());
+        }
         not_served.iter().for_each(|text| context.out.warn(text));
         return daemon::run(prepared.daemon, context);
     }
     let mut ready = start(&prepared, Starter::Verb)?;
     ready.warnings.extend(not_served.clone());
+    if let Some(note) = &prepared.origin.note {
+        first_checkpoint(&daemon.backing, note)?;
+    }
     report(daemon, &ready, *repaired, context)
 }
 
@@ -160,6 +175,18 @@ impl Args {
     }
 }
 
+/// What the tree began as is kept under a number of its own.
+fn first_checkpoint(backing: &Path, note: &str) -> VerbResult<()> {
+    let store = Store::of(backing).on(backing.join(STORE_NAME).display())?;
+    let store = store.ok_or_else(|| error(Code::DaemonLost, "the daemon is gone"))?;
+    let options = CheckpointOptions {
+        note: note.to_owned(),
+        ..CheckpointOptions::default()
+    };
+    let mut client = Client::of(&store).on("the daemon")?;
+    client.ask(options).map(drop)
+}
+
 /// Looks whether a directory can be mounted, and takes dead mounts away that are in the way.
 ///
 /// # Errors
@@ -195,7 +222,7 @@ pub fn prepare(mut args: Args, cwd: &Path) -> VerbResult<Prepared> {
     };
     Ok(Prepared {
         daemon,
-        password: None,
+        origin: Begun::default(),
         repaired,
         not_served,
     })
@@ -211,7 +238,11 @@ pub fn start(prepared: &Prepared, starter: Starter) -> VerbResult<Ready> {
     let answers =
         || matches!(Store::of(&daemon.backing), Ok(Some(store)) if Client::of(&store).is_ok());
     loop {
-        match launch::launch(daemon.arguments(), prepared.password.as_deref(), starter) {
+        match launch::launch(
+            daemon.arguments(),
+            prepared.origin.password.as_deref(),
+            starter,
+        ) {
             Err(error)
                 if error.code == Code::InUse && began.elapsed() < DYING_MAX && !answers() => {}
             launched => return launched,

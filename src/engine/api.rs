@@ -470,6 +470,9 @@ pub struct Verified {
     pub unhashed: u64,
     /// What is wrong.
     pub findings: Vec<Damage>,
+    /// What is in a remote alone, in words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub elsewhere: Option<String>,
 }
 
 /// One thing that is wrong with a store.

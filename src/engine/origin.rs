@@ -13,6 +13,22 @@ pub trait Origin: Present {
     fn info(&self) -> OriginInfo;
     /// The tree is served: what is not here may be brought.
     fn begin(&self);
+    /// What is there and not here, in words; `None`: all is here.
+    fn elsewhere(&self) -> Option<String> {
+        let info = self.info();
+        let (files, bytes) = (
+            info.files.saturating_sub(info.files_here),
+            info.bytes.saturating_sub(info.bytes_here),
+        );
+        let what = super::word::count(files, "file");
+        (files > 0).then(|| {
+            format!(
+                "{what} ({bytes} bytes) as checkpoint {} of the remote {} has them are not kept here: \
+                 what shows them reads them there",
+                info.checkpoint, info.remote
+            )
+        })
+    }
     /// Nothing is brought any more; whoever waits for it gets EIO.
     fn end(&self);
 }

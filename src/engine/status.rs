@@ -69,7 +69,10 @@ impl Engine {
         {
             warnings.push("the process that restarts the daemon has died: if the daemon dies too, the mount is dead (`ckptfs mount` repairs it)".into());
         }
-        let trouble = self.origin.as_ref().and_then(|origin| origin.info().trouble);
+        let trouble = self
+            .origin
+            .as_ref()
+            .and_then(|origin| origin.info().trouble);
         warnings.extend(trouble);
         warnings
     }

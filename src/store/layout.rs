@@ -62,6 +62,7 @@ use self::notes::synced_ns;
 use super::at;
 use super::error::{Mistrust, StoreError, StoreResult};
 use super::reserve::Reserve;
+use crate::sys;
 
 /// The name of the store in the directory that it is for.
 pub const STORE_NAME: &str = ".ckptfs";
@@ -89,8 +90,7 @@ pub fn is_made(root: impl AsFd) -> bool {
 /// Whether the content of the tree in the directory `root` is elsewhere, as far as it has a store.
 pub fn has_origin(root: impl AsFd) -> bool {
     open_trusted(&root, &root, STORE_NAME)
-        .and_then(|dir| open_trusted(&dir, &dir, ORIGIN_NAME))
-        .is_ok()
+        .is_ok_and(|dir| sys::stat_at(&dir, ORIGIN_NAME.as_bytes()).is_ok())
 }
 
 /// Makes the store directory of `root` with what is known of content that is elsewhere, if there is
@@ -493,7 +493,9 @@ fn check_unfinished(dir: &OwnedFd) -> StoreResult<()> {
         };
         let ours = match name.as_slice() {
             // The last ones: an import is making the tree, it is a branch, or its content is elsewhere.
-            b"lock" | b"format.new" | b"importing" | b"importing.new" | b"branch" | b"origin" => true,
+            b"lock" | b"format.new" | b"importing" | b"importing.new" | b"branch" | b"origin" => {
+                true
+            }
             b"journal" => empty("journal")?,
             b"layers" => empty("layers")?,
             b"tmp" => empty("tmp")?,

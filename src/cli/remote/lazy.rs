@@ -8,22 +8,23 @@ use std::sync::Arc;
 use super::super::context::Context;
 use super::super::copies;
 use super::super::error::{On, hinted};
+use super::super::origin::Begun;
+use super::super::output::can_ask;
 use super::oci;
 use crate::engine::api::{Code, VerbResult};
 use crate::engine::origin::{ServedOrigin, TYPED_PASSWORD};
 use crate::engine::word::word;
-use crate::remote::restic::guarded;
 use crate::remote::restic::lazy::record::Stored;
 use crate::remote::restic::lazy::{Lazy, Wishes};
+use crate::remote::restic::{Purpose, guarded};
 use crate::sys;
 
 /// Makes `dest`, which is empty or is not there, a tree that looks through to a checkpoint of a
-/// remote, unless it is one already. `from`: `REMOTE[:ID]`. A password that somebody has typed, for
-/// the daemon.
+/// remote, unless it is one already. `from`: `REMOTE[:ID]`.
 ///
 /// # Errors
 /// `not-empty`; those of the remote.
-pub fn begin(from: &str, dest: &Path, context: &mut Context) -> VerbResult<Option<String>> {
+pub fn begin(from: &str, dest: &Path, context: &mut Context) -> VerbResult<Begun> {
     if oci::is_place(from) {
         return Err(hinted(
             Code::BadRemote,
@@ -39,14 +40,20 @@ pub fn begin(from: &str, dest: &Path, context: &mut Context) -> VerbResult<Optio
     let named = names.get(name)?;
     let root = File::from(copies::open_destination(dest)?);
     if Stored::is_there(&root) {
-        return again((name, id), dest, &root);
+        return again((name, id), dest, &root, context);
     }
-    if !sys::list_dir(&root).on(dest.display())?.iter().all(|entry| entry.name == b".ckptfs")
+    if !sys::list_dir(&root)
+        .on(dest.display())?
+        .iter()
+        .all(|entry| entry.name == b".ckptfs")
         || crate::store::layout::is_made(&root)
     {
         return Err(hinted(
             Code::NotEmpty,
-            format!("{} is not empty, and nothing was mounted from a remote there", dest.display()),
+            format!(
+                "{} is not empty, and nothing was mounted from a remote there",
+                dest.display()
+            ),
             "name a directory that does not exist or is empty",
         ));
     }
@@ -57,10 +64,10 @@ pub fn begin(from: &str, dest: &Path, context: &mut Context) -> VerbResult<Optio
             (typed.clone(), Some(typed))
         }
     };
-    let left_out = guarded(|| {
-        let remote = super::open_with(named, &password, false)?;
+    let (left_out, checkpoint) = guarded(|| {
+        let remote = super::open_with(named, &password, Purpose::Verb)?;
         let pushed = super::pull::choose(remote.pushed(None)?, (name, id), context)?;
-        remote.make_origin(name, &pushed, &root)
+        Ok((remote.make_origin(name, &pushed, &root)?, pushed.checkpoint))
     })?;
     if left_out > 0 {
         context.out.warn(&format!(
@@ -68,7 +75,10 @@ pub fn begin(from: &str, dest: &Path, context: &mut Context) -> VerbResult<Optio
             crate::engine::word::count(left_out, "name")
         ));
     }
-    Ok(typed)
+    Ok(Begun {
+        password: typed,
+        note: Some(format!("mounted from checkpoint {checkpoint} of {name}")),
+    })
 }
 
 /// What was made before is mounted again if it is the same.
@@ -76,9 +86,10 @@ fn again(
     (name, id): (&str, Option<&str>),
     dest: &Path,
     root: &File,
-) -> VerbResult<Option<String>> {
+    context: &mut Context,
+) -> VerbResult<Begun> {
     let Some(stored) = Stored::of(root)? else {
-        return Ok(None);
+        return Ok(Begun::default());
     };
     let record = &stored.record;
     let same = id.is_none_or(|id| {
@@ -98,24 +109,34 @@ fn again(
             "mount it with: ckptfs mount DIR; mount another checkpoint in a directory of its own",
         ));
     }
-    password(root)
+    goes_on(root, context)
 }
 
-/// The password for a tree that was mounted from a remote before, if somebody must type it.
+/// A tree that was mounted from a remote before is about to be mounted again.
 ///
 /// # Errors
-/// Those of the terminal.
-pub fn password(root: impl AsFd) -> VerbResult<Option<String>> {
+/// `bad-store`; those of the terminal.
+pub fn goes_on(root: impl AsFd, context: &mut Context) -> VerbResult<Begun> {
+    let mut begun = Begun::default();
     let Some(stored) = Stored::of(root)? else {
-        return Ok(None);
+        return Ok(begun);
     };
-    let names = super::names()?;
-    let named = names.get(&stored.record.remote)?;
-    match named.password() {
-        Ok(None) if super::can_ask() => super::asked(named).map(Some),
-        // Names are served without it.
-        _ => Ok(None),
+    let password = super::names().and_then(|names| {
+        let named = names.get(&stored.record.remote)?;
+        match named.password()? {
+            None if can_ask() => super::asked(named).map(Some),
+            _ => Ok(None),
+        }
+    });
+    match password {
+        Ok(typed) => begun.password = typed,
+        // Names are served without it, and what is here.
+        Err(error) => context.out.warn(&format!(
+            "what is not here cannot be read: {}",
+            error.message
+        )),
     }
+    Ok(begun)
 }
 
 /// What a tree looks through to that was mounted from a remote; `None`: it was not.
@@ -134,7 +155,7 @@ pub fn of(root: &OwnedFd, wishes: (Option<u64>, bool)) -> VerbResult<Option<Serv
         let password = named.password()?;
         let password = password.or_else(|| std::env::var(TYPED_PASSWORD).ok());
         let password = password.unwrap_or_default();
-        super::open_with(named, &password, false)
+        super::open_with(named, &password, Purpose::Serve)
     };
     let (limit, on_open_only) = wishes;
     let wishes = Wishes {

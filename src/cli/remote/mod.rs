@@ -21,7 +21,7 @@ use super::{config, locate};
 use crate::engine::api::{CheckpointInfo, Code, ListCheckpoints, VerbResult};
 use crate::engine::word::word;
 use crate::remote::restic::names::{Named, Names};
-use crate::remote::restic::{Remote, guarded};
+use crate::remote::restic::{Purpose, Remote, guarded};
 use crate::store::ids::CheckpointId;
 
 /// Begins the address of an image.
@@ -147,7 +147,7 @@ fn add(name: &str, named: Named, force: bool, context: &mut Context) -> Outcome 
     if named.url.starts_with('/') && std::path::Path::new(&named.url).is_file() {
         return Err(error(Code::NotADirectory, format!("{} is a file", named.url)).into());
     }
-    open(&named, true)?;
+    open(&named, Purpose::Create)?;
     names.add(name, named.clone(), force)?;
     let listed = Listed {
         name,
@@ -186,12 +186,12 @@ fn list(context: &mut Context) -> Outcome {
 ///
 /// # Errors
 /// `bad-password`, `no-terminal`; those of the repository.
-fn open(named: &Named, create: bool) -> VerbResult<Remote> {
+fn open(named: &Named, purpose: Purpose) -> VerbResult<Remote> {
     let password = match named.password()? {
         Some(password) => password,
         None => asked(named)?,
     };
-    open_with(named, &password, create)
+    open_with(named, &password, purpose)
 }
 
 /// The password that somebody types.
@@ -208,7 +208,7 @@ fn asked(named: &Named) -> VerbResult<String> {
     ))
 }
 
-fn open_with(named: &Named, password: &str, create: bool) -> VerbResult<Remote> {
+fn open_with(named: &Named, password: &str, purpose: Purpose) -> VerbResult<Remote> {
     if password.is_empty() {
         return Err(hinted(
             Code::BadPassword,
@@ -216,7 +216,7 @@ fn open_with(named: &Named, password: &str, create: bool) -> VerbResult<Remote> 
             "whoever may read the repository would read everything in it",
         ));
     }
-    Remote::open(&named.url, password, create)
+    Remote::open(&named.url, password, purpose)
 }
 
 /// The checkpoints of the tree that a remote has not.
@@ -226,7 +226,7 @@ fn open_with(named: &Named, password: &str, create: bool) -> VerbResult<Remote> 
 pub fn unpushed(name: &str, context: &Context) -> VerbResult<Vec<CheckpointId>> {
     let mut served = locate::served(context.dir())?;
     let store = store_of(&mut served)?.unwrap_or_default();
-    let pushed = open(names()?.get(name)?, false)?.pushed(Some(&store))?;
+    let pushed = open(names()?.get(name)?, Purpose::Verb)?.pushed(Some(&store))?;
     let kept = served.client.ask(ListCheckpoints)?;
     let is_there = |one: &CheckpointInfo| pushed.iter().any(|known| push::is_of(known, one));
     Ok(kept

@@ -15,7 +15,7 @@ use super::oci;
 use crate::engine::api::{Code, VerbResult, host_path, microseconds};
 use crate::engine::word::word;
 use crate::remote::restic::pull::Reader;
-use crate::remote::restic::{Pushed, guarded};
+use crate::remote::restic::{Purpose, Pushed, guarded};
 use crate::store::ids::CheckpointId;
 use crate::sys::{self, Errno};
 use crate::transfer::mark::Mark;
@@ -78,7 +78,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
 fn pull(args: &Args, context: &mut Context) -> Outcome {
     let started = Instant::now();
     let names = super::names()?;
-    let remote = super::open(names.get(&args.remote)?, false)?;
+    let remote = super::open(names.get(&args.remote)?, Purpose::Verb)?;
     let pushed = choose(
         remote.pushed(None)?,
         (&args.remote, args.id.as_deref()),
@@ -174,7 +174,10 @@ pub(super) fn choose(
         return Err(hinted(
             Code::Ambiguous,
             format!("several trees have a checkpoint {id} there"),
-            format!("name its snapshot: ckptfs remote log {} --all", word(remote)),
+            format!(
+                "name its snapshot: ckptfs remote log {} --all",
+                word(remote)
+            ),
         ));
     }
     pushed.pop().ok_or_else(|| unknown((remote, id), is_there))
@@ -182,7 +185,10 @@ pub(super) fn choose(
 
 fn unknown((remote, id): (&str, &str), is_there: bool) -> crate::engine::api::VerbError {
     let hint = if is_there {
-        format!("ckptfs remote log {} --all lists what is there", word(remote))
+        format!(
+            "ckptfs remote log {} --all lists what is there",
+            word(remote)
+        )
     } else {
         format!("nothing is there yet: ckptfs push {}", word(remote))
     };

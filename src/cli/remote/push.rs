@@ -19,7 +19,7 @@ use crate::engine::api::{
 };
 use crate::engine::word::count as plural;
 use crate::remote::restic::push::What;
-use crate::remote::restic::{Pushed, Remote, guarded};
+use crate::remote::restic::{Purpose, Pushed, Remote, guarded};
 use crate::store::ids::CheckpointId;
 
 /// Send checkpoints to a remote: a repository in restic's format, or an image in a registry
@@ -84,7 +84,7 @@ fn push(args: &Args, context: &mut Context) -> Outcome {
         )
         .into());
     };
-    let mut remote = super::open(named, false)?;
+    let mut remote = super::open(named, Purpose::Verb)?;
     let mut pushed = remote.pushed(Some(&store))?;
     let kept = served.client.ask(ListCheckpoints)?;
     let wanted = wanted(args, &mut served, &kept, &pushed)?;

@@ -6,7 +6,7 @@ use super::super::context::Context;
 use super::super::error::Outcome;
 use super::super::output::Role;
 use super::super::{locate, time};
-use crate::remote::restic::Pushed;
+use crate::remote::restic::{Purpose, Pushed};
 
 /// A checkpoint that a remote has, for `--json`.
 #[derive(Serialize)]
@@ -29,7 +29,7 @@ pub fn log(name: &str, all: bool, context: &mut Context) -> Outcome {
     } else {
         super::store_of(&mut locate::served(context.dir())?)?
     };
-    let mut pushed = super::open(named, false)?.pushed(store.as_deref())?;
+    let mut pushed = super::open(named, Purpose::Verb)?.pushed(store.as_deref())?;
     pushed.reverse();
     let out = &mut context.out;
     if out.json {

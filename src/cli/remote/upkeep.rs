@@ -9,6 +9,7 @@ use super::super::{config, locate, size};
 use crate::engine::api::Retention;
 use crate::engine::retention;
 use crate::engine::word::{count, word};
+use crate::remote::restic::Purpose;
 use crate::store::ids::CheckpointId;
 
 /// The arguments of `remote prune`.
@@ -62,7 +63,7 @@ pub fn prune(args: &Prune, context: &mut Context) -> Outcome {
         keep_within_s: configured.keep_within_s,
         ..Retention::default()
     };
-    let remote = super::open(named, false)?;
+    let remote = super::open(named, Purpose::Verb)?;
     let pushed = remote.pushed(Some(&store))?;
     let made = |nanoseconds: i128| i64::try_from(nanoseconds).unwrap_or(i64::MAX);
     let copies: Vec<(i64, bool)> = pushed
@@ -116,7 +117,7 @@ pub fn prune(args: &Prune, context: &mut Context) -> Outcome {
 /// `ckptfs verify --remote`.
 pub fn verify(name: &str, deep: bool, context: &mut Context) -> Outcome {
     let names = super::names()?;
-    let remote = super::open(names.get(name)?, false)?;
+    let remote = super::open(names.get(name)?, Purpose::Verb)?;
     let spinner = Spinner::start(&context.out, "looking at the remote");
     let found = remote.damage(deep);
     spinner.stop();

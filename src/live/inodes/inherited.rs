@@ -73,6 +73,11 @@ impl Inodes {
             .map_or(0, |through| through.base.level)
     }
 
+    /// The tree has an inode for it, and does not look through to it.
+    pub fn is_own(&self, slot: Slot) -> bool {
+        !self.base().is_inherited(slot)
+    }
+
     /// The history of the tree that this is a branch of; `None`: it is no branch.
     pub fn parent(&self) -> Option<&Timeline> {
         self.through.as_ref()?.base.parent()

@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use rustic_backend::{BackendOptions, LocalBackend, RestBackend};
 use rustic_core::{
@@ -55,17 +56,17 @@ pub fn check(url: &str) -> VerbResult<()> {
     }
 }
 
-/// Goes to an address.
+/// Goes to an address. `quick`: a server that does not answer is not waited for long, where we say so.
 ///
 /// # Errors
 /// `bad-remote`, `remote-failed`.
-pub fn open(url: &str) -> VerbResult<Arc<dyn WriteBackend>> {
+pub fn open(url: &str, quick: bool) -> VerbResult<Arc<dyn WriteBackend>> {
     check(url)?;
     let none = Vec::<(String, String)>::new();
     let local = url.strip_prefix("local:").unwrap_or(url);
     Ok(match url.split_once(':') {
         _ if is_local(url) => Arc::new(LocalBackend::new(local, none).map_err(failed)?),
-        Some(("s3", at)) => Arc::new(S3::new(at)?),
+        Some(("s3", at)) => Arc::new(S3::new(at, quick)?),
         Some(("rest", at)) => Arc::new(RestBackend::new(with_user(at), none).map_err(failed)?),
         _ => {
             let options = BackendOptions::default().repository(url.to_owned());
@@ -99,10 +100,14 @@ fn escaped(text: &str) -> String {
         .collect()
 }
 
-/// Bytes of a pack that are fetched at once, and how many such pieces are kept: what is read one
-/// after the other lies in a pack one after the other.
-const AHEAD_BYTES: u32 = 4 << 20;
+/// Bytes of a pack that are fetched at once, first, at least and at most, and how many such pieces are
+/// kept: what is read one after the other lies in a pack one after the other.
+const AHEAD_BYTES: u32 = 1 << 20;
+const AHEAD_RANGE: (u32, u32) = (64 << 10, 4 << 20);
 const AHEAD_PIECES: usize = 8;
+/// After a piece that came sooner the next is larger, after one that took longer smaller.
+const AHEAD_QUICK: Duration = Duration::from_millis(300);
+const AHEAD_SLOW: Duration = Duration::from_millis(1500);
 
 /// A backend that counts what is sent, and takes no snapshot once something went wrong: rustic
 /// logs what it could not read or write of a tree, and would save a snapshot without it. What is
@@ -113,6 +118,7 @@ pub struct Watched {
     failed: Mutex<Option<VerbError>>,
     /// Pieces of packs, the one that was used last behind; `None`: the repository is here.
     ahead: Option<Mutex<VecDeque<Piece>>>,
+    ahead_bytes: AtomicU32,
     /// The whole tree was told: without it no snapshot is saved, however whoever tells it ended.
     pub is_told: AtomicBool,
     /// Bytes that were written.
@@ -142,6 +148,7 @@ impl Watched {
     pub fn new(inner: Arc<dyn WriteBackend>, is_local: bool) -> Watched {
         Watched {
             ahead: (!is_local).then(Mutex::default),
+            ahead_bytes: AtomicU32::new(AHEAD_BYTES),
             inner,
             failed: Mutex::new(None),
             is_told: AtomicBool::new(false),
@@ -205,7 +212,15 @@ impl ReadBackend for Watched {
             return Ok(part);
         }
         // Behind the end of the pack there is nothing: what is there comes.
-        let bytes = read(length.max(AHEAD_BYTES))?;
+        let (ahead_bytes, began) = (self.ahead_bytes.load(Ordering::Relaxed), Instant::now());
+        let bytes = read(length.max(ahead_bytes))?;
+        let (least, most) = AHEAD_RANGE;
+        let next = match began.elapsed() {
+            took if took < AHEAD_QUICK => most.min(ahead_bytes * 2),
+            took if took > AHEAD_SLOW => least.max(ahead_bytes / 2),
+            _ => ahead_bytes,
+        };
+        self.ahead_bytes.store(next, Ordering::Relaxed);
         let piece = Piece {
             pack: *id,
             from: offset,

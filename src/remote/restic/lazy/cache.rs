@@ -151,9 +151,15 @@ mod tests {
     fn what_was_not_used_for_the_longest_time_goes_first() {
         let mut kept = Kept::default();
         (2..5).for_each(|n| kept.put(Slot(n), Found::Before, n));
-        assert_eq!((kept.used(Slot(2)), kept.used(Slot(9))), (Some(Found::Before), None));
+        assert_eq!(
+            (kept.used(Slot(2)), kept.used(Slot(9))),
+            (Some(Found::Before), None)
+        );
         kept.put(Slot(3), Found::Proven, 30);
-        assert_eq!((kept.bytes, kept.files(), kept.oldest()), (36, 3, Some(Slot(4))));
+        assert_eq!(
+            (kept.bytes, kept.files(), kept.oldest()),
+            (36, 3, Some(Slot(4)))
+        );
         kept.remove(Slot(4));
         kept.remove(Slot(4));
         assert_eq!((kept.bytes, kept.oldest()), (32, Some(Slot(2))));
@@ -166,7 +172,9 @@ mod tests {
             std::fs::write(dir.path().join(name), "abc").expect("written");
         }
         let cache = Cache(File::open(dir.path()).expect("opened").into());
-        let kept = cache.kept(|slot| (slot == Slot(2)).then_some(3)).expect("read");
+        let kept = cache
+            .kept(|slot| (slot == Slot(2)).then_some(3))
+            .expect("read");
         assert_eq!((kept.files(), kept.bytes), (1, 3));
         assert_eq!(std::fs::read_dir(dir.path()).expect("read").count(), 1);
         assert!(cache.open(Slot(2), 3).is_some() && cache.open(Slot(2), 4).is_none());

@@ -219,7 +219,10 @@ impl Inner {
                     self.state.lock().kept.put(slot, Found::Proven, size);
                     return Ok(file);
                 }
-                tracing::warn!(slot = slot.0, "what was fetched of a file is damaged or gone: it is fetched again");
+                tracing::warn!(
+                    slot = slot.0,
+                    "what was fetched of a file is damaged or gone: it is fetched again"
+                );
                 self.state.lock().kept.remove(slot);
                 self.cache.remove(slot);
             }
@@ -287,9 +290,7 @@ impl Inner {
             let done = catch_unwind(work).unwrap_or_else(panicked);
             inner.note_end(slot, &doing, done);
         };
-        let started = std::thread::Builder::new()
-            .name("fetch".into())
-            .spawn(work);
+        let started = std::thread::Builder::new().name("fetch".into()).spawn(work);
         started.map_err(|_| Errno::EAGAIN)?;
         state.fetches.insert(slot, Arc::clone(&fetch));
         Ok(fetch)
@@ -369,7 +370,10 @@ impl Inner {
     /// What goes for a file that has come.
     fn evict(&self, state: &mut State, but: Slot) -> Vec<Slot> {
         let mut evicted = Vec::new();
-        while self.wishes.limit.is_some_and(|limit| state.kept.bytes > limit)
+        while self
+            .wishes
+            .limit
+            .is_some_and(|limit| state.kept.bytes > limit)
             && let Some(oldest) = state.kept.oldest().filter(|oldest| *oldest != but)
         {
             state.kept.remove(oldest);
@@ -426,7 +430,10 @@ impl Inner {
 
 /// Fetches what is not here while nothing else is, until all is, or there is no room for more.
 fn fetch_rest(inner: &Weak<Inner>) {
-    let Some(files) = inner.upgrade().map(|inner| inner.tree.files().collect::<Vec<_>>()) else {
+    let Some(files) = inner
+        .upgrade()
+        .map(|inner| inner.tree.files().collect::<Vec<_>>())
+    else {
         return;
     };
     for (slot, size) in files {
@@ -436,7 +443,9 @@ fn fetch_rest(inner: &Weak<Inner>) {
                 None => return,
                 Some(wait) if !wait.is_zero() => {
                     let mut state = inner.state.lock();
-                    inner.changed.wait_for(&mut state, wait.min(Duration::from_secs(1)));
+                    inner
+                        .changed
+                        .wait_for(&mut state, wait.min(Duration::from_secs(1)));
                 }
                 // What is damaged there is left out; while the remote is away it is asked again.
                 Some(_) if inner.fetch(slot).is_ok() || inner.state.lock().away.is_none() => break,

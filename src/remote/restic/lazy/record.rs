@@ -200,7 +200,8 @@ impl Remote {
         let mut open: Vec<(Slot, std::vec::IntoIter<Node>)> = Vec::new();
         let top = repo.get_tree(&pushed.file.tree).map_err(failed)?.nodes;
         let mut roots = top.into_iter();
-        let root = roots.find(|node| node.is_dir() && node.name().as_bytes() == pushed.root.as_bytes());
+        let root =
+            roots.find(|node| node.is_dir() && node.name().as_bytes() == pushed.root.as_bytes());
         let mut next = root.map(|root| (Slot(0), root));
         if next.is_none() {
             return Err(broken(format!("it has no directory {}", pushed.root)));
@@ -217,12 +218,18 @@ impl Remote {
             }) else {
                 break;
             };
-            let name = if up == Slot(0) { Vec::new() } else { node.name().as_bytes().to_vec() };
+            let name = if up == Slot(0) {
+                Vec::new()
+            } else {
+                node.name().as_bytes().to_vec()
+            };
             let Some(entry) = node::to_entry(&node, name) else {
                 left_out += 1;
                 continue;
             };
-            let linked = entry.is_linked().then_some((node.meta.device_id, node.meta.inode));
+            let linked = entry
+                .is_linked()
+                .then_some((node.meta.device_id, node.meta.inode));
             let subtree = node.subtree.filter(|_| node.is_dir());
             let blobs = node.content.filter(|_| entry.kind == sys::Kind::File);
             let row = Row {
@@ -239,11 +246,15 @@ impl Remote {
                 Err(_) => return Err(broken("a name in it cannot be one".to_owned())),
             };
             if node.node_type == rustic_core::repofile::NodeType::Dir {
-                let tree = subtree.ok_or_else(|| broken("a directory has no content".to_owned()))?;
+                let tree =
+                    subtree.ok_or_else(|| broken("a directory has no content".to_owned()))?;
                 if open.len() >= DEPTH_MAX {
                     return Err(broken("its directories are too deep".to_owned()));
                 }
-                open.push((slot, repo.get_tree(&tree).map_err(failed)?.nodes.into_iter()));
+                open.push((
+                    slot,
+                    repo.get_tree(&tree).map_err(failed)?.nodes.into_iter(),
+                ));
             }
         }
         Ok((written.finish().map_err(unusable)?, left_out))

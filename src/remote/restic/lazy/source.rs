@@ -119,7 +119,11 @@ impl Source {
 
     fn forget_this(&self, open: &Arc<Open>) {
         let mut state = self.state.lock();
-        if state.open.as_ref().is_some_and(|now| Arc::ptr_eq(now, open)) {
+        if state
+            .open
+            .as_ref()
+            .is_some_and(|now| Arc::ptr_eq(now, open))
+        {
             state.open = None;
         }
     }
@@ -147,7 +151,9 @@ impl Source {
             progress.fetch_add(1, Ordering::Relaxed);
         }
         if at != size {
-            return Err(Unread::Damaged(format!("{at} bytes are there, and not {size}")));
+            return Err(Unread::Damaged(format!(
+                "{at} bytes are there, and not {size}"
+            )));
         }
         Ok(sys::truncate(out, size)?)
     }

@@ -23,8 +23,9 @@ pub const DEPTH_MAX: usize = 4096;
 const NAME_MAX: usize = 255;
 /// The number of the first inode that is not the root.
 const FIRST: u64 = 2;
-/// Inodes: their numbers are no larger than those of a backing filesystem may be.
-const INODES_MAX: usize = 1 << 32;
+/// Names of a tree. A directory that is at many places of a snapshot is one blob there: without a
+/// bound a few bytes could tell of more names than there is memory for.
+const NAMES_MAX: usize = 16 << 20;
 /// Bytes of a line: extended attributes, and the numbers of all blobs of a large file.
 const LINE_BYTES_MAX: u64 = 256 << 20;
 /// Begins names that a tree which looks through keeps to itself.
@@ -63,13 +64,16 @@ struct Inode {
 pub struct Tree {
     /// By their numbers, the root first.
     inodes: Vec<Inode>,
+    names: usize,
 }
 
 /// Where in [`Tree::inodes`] a slot is.
 fn index_of(slot: Slot) -> Option<usize> {
     match slot {
         Slot::ROOT => Some(0),
-        Slot(number) => usize::try_from(number.checked_sub(FIRST)?).ok()?.checked_add(1),
+        Slot(number) => usize::try_from(number.checked_sub(FIRST)?)
+            .ok()?
+            .checked_add(1),
     }
 }
 
@@ -149,7 +153,8 @@ impl Tree {
             && i64::try_from(entry.size).is_ok()
             && (is_root || is_name(up, name.as_bytes()) && depth <= DEPTH_MAX);
         fits.then_some(()).ok_or(Errno::EINVAL)?;
-        let is_next = index == self.inodes.len() && index < INODES_MAX;
+        self.names += 1;
+        let is_next = index == self.inodes.len() && self.names <= NAMES_MAX;
         match self.inodes.get_mut(index) {
             None if is_next => {
                 let stat = stat_of(&entry, slot, latest);
@@ -174,7 +179,9 @@ impl Tree {
                 });
             }
             // One more name.
-            Some(known) if !is_dir && known.attr.stat.kind == entry.kind => {
+            Some(known)
+                if !is_dir && self.names <= NAMES_MAX && known.attr.stat.kind == entry.kind =>
+            {
                 known.attr.stat.nlink = known.attr.stat.nlink.saturating_add(1);
             }
             _ => return Err(Errno::EINVAL),
@@ -214,7 +221,9 @@ impl Tree {
         let mut tree = Tree::default();
         loop {
             line.clear();
-            let read = (&mut lines).take(LINE_BYTES_MAX).read_until(b'\n', &mut line);
+            let read = (&mut lines)
+                .take(LINE_BYTES_MAX)
+                .read_until(b'\n', &mut line);
             match read {
                 Ok(0) => break,
                 Ok(_) => {}
@@ -387,7 +396,10 @@ mod tests {
             target: (kind == Kind::Symlink).then(|| TreePath(b"to".to_vec())),
             xattrs: vec![
                 (TreePath(b"user.b".to_vec()), TreePath(b"1".to_vec())),
-                (TreePath(b"user.ckptfs.origin".to_vec()), TreePath(vec![0; 20])),
+                (
+                    TreePath(b"user.ckptfs.origin".to_vec()),
+                    TreePath(vec![0; 20]),
+                ),
             ],
             data: ExportData::None,
             again: false,
@@ -415,13 +427,26 @@ mod tests {
         let tree = Tree::read(&tree(), LATEST).expect("as written");
         let root = Trail::root();
         let names: Vec<_> = tree.list(&root).expect("a directory");
-        assert_eq!(names.iter().map(|(name, _)| name.as_bytes()).collect::<Vec<_>>(), [b"a", b"b"]);
+        assert_eq!(
+            names
+                .iter()
+                .map(|(name, _)| name.as_bytes())
+                .collect::<Vec<_>>(),
+            [b"a", b"b"]
+        );
         let dir = root.step(&names[0].0, names[0].1.slot);
-        let linked = tree.child(&dir, &Name::new(b"b2")).expect("asked").expect("there");
+        let linked = tree
+            .child(&dir, &Name::new(b"b2"))
+            .expect("asked")
+            .expect("there");
         assert_eq!(linked, names[1].1, "both are one inode");
         let attr = tree.attr(linked.slot).expect("there");
         assert_eq!((attr.stat.nlink, attr.stat.ctime), (2, LATEST));
-        assert_eq!(tree.xattrs(linked.slot).expect("there").len(), 1, "none of ours");
+        assert_eq!(
+            tree.xattrs(linked.slot).expect("there").len(),
+            1,
+            "none of ours"
+        );
         assert_eq!(tree.path(linked.slot), b"b");
         assert_eq!(tree.files().count(), 1);
     }
@@ -445,8 +470,10 @@ mod tests {
             let said = format!("{bad:?}");
             assert_eq!(root.add(bad, LATEST), Err(Errno::EINVAL), "{said}");
         }
-        root.add(row(1, 2, Kind::File, "twice"), LATEST).expect("once");
-        root.add(row(1, 2, Kind::File, "twice"), LATEST).expect("another name");
+        root.add(row(1, 2, Kind::File, "twice"), LATEST)
+            .expect("once");
+        root.add(row(1, 2, Kind::File, "twice"), LATEST)
+            .expect("another name");
         assert_eq!(root.finish(), Err(Errno::EINVAL));
         let whole = tree();
         for at in 0..whole.len() {
