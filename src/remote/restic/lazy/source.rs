@@ -139,9 +139,13 @@ impl Source {
         out: &File,
         progress: &AtomicU64,
     ) -> Result<(), Unread> {
-        let mut at = 0;
+        let (mut at, mut last) = (0, None);
         for id in blobs {
-            let blob = self.blob(id)?;
+            // A long hole is the same blob over and over.
+            let blob = match last.take() {
+                Some((known, blob)) if known == *id => blob,
+                _ => self.blob(id)?,
+            };
             for piece in blob.chunks(HOLE_BYTES) {
                 if !is_zeros(piece) {
                     sys::write_all_at(out, piece, at)?;
@@ -149,6 +153,7 @@ impl Source {
                 at += piece.len() as u64;
             }
             progress.fetch_add(1, Ordering::Relaxed);
+            last = Some((*id, blob));
         }
         if at != size {
             return Err(Unread::Damaged(format!(

@@ -1,6 +1,7 @@
 //! Repositories in restic's format, read by restic.
 
 mod faults;
+mod lazy;
 mod same;
 mod servers;
 mod upkeep;

@@ -12,14 +12,14 @@ use crate::common::tree::{assert_same, tree};
 use crate::common::{MountOpts, Variant, for_each_variant, sample_tree, skip, tool};
 
 /// A server that speaks S3 and keeps everything in memory (the Python package moto).
-struct Moto {
+pub struct Moto {
     server: Child,
-    port: u16,
+    pub port: u16,
 }
 
 impl Moto {
     /// `None`: it is not installed.
-    fn start() -> Option<Moto> {
+    pub fn start() -> Option<Moto> {
         let program =
             Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tools/python/bin/moto_server");
         if !program.exists() {
