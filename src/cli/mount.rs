@@ -92,11 +92,16 @@ pub struct Prepared {
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let cwd = locate::start(context.dir())?;
-    let begun = args
-        .from
-        .as_ref()
-        .map(|from| origin::begin(from, &cwd.join(&args.dir), context))
-        .transpose()?;
+    let dest = cwd.join(&args.dir);
+    let begun = match &args.from {
+        // That it is mounted, or was and its daemon has died, is seen to below.
+        Some(from)
+            if !mounts::top(&mounts::all()?, &normal(&dest)).is_some_and(MountPoint::is_ours) =>
+        {
+            Some(origin::begin(from, &dest, context)?)
+        }
+        _ => None,
+    };
     let mut prepared = prepare(args, &cwd)?;
     prepared.origin = match begun {
         Some(begun) => begun,

@@ -257,7 +257,7 @@ fn named(branches: &[BranchInfo]) -> String {
 }
 
 /// What is here of what is there.
-fn remote(origin: &OriginInfo) -> String {
+pub fn remote(origin: &OriginInfo) -> String {
     let OriginInfo {
         remote,
         checkpoint,

@@ -71,8 +71,8 @@ impl Engine {
         if has_origin(&config.root) && config.origin.is_none() {
             return Err(error::hinted(
                 Code::NotMounted,
-                "the content of this tree is in a remote, and nothing of it can be told from here",
-                "mount it, with a ckptfs that has remotes (crate feature `remote`)",
+                "the content of this tree is in a remote: that can be done, or told, only while it is mounted",
+                "ckptfs mount DIR mounts it, if ckptfs was built with remotes (crate feature `remote`)",
             ));
         }
         let opened = match &config.base {

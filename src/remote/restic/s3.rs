@@ -23,7 +23,7 @@ use crate::engine::api::{Code, VerbResult, hinted};
 /// How long one request may take: a pack of 32 MiB and more over a slow line.
 const REQUEST_SECONDS: u64 = 600;
 /// The same, of small pieces for programs that wait.
-const QUICK_SECONDS: u64 = 30;
+const QUICK_SECONDS: u64 = 120;
 /// How long until a connection is made.
 const CONNECT_SECONDS: u64 = 15;
 /// How often a request is made again, after pauses that double from a tenth of a second: some six

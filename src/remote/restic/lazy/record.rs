@@ -149,12 +149,8 @@ impl Stored {
 
 impl Remote {
     /// The repository's number, in hexadecimal digits.
-    ///
-    /// # Errors
-    /// `remote-failed`.
-    pub fn id(&self) -> VerbResult<String> {
-        let id = self.repo.config_id().map_err(failed)?;
-        Ok(id.map(|id| id.to_hex().to_string()).unwrap_or_default())
+    pub fn id(&self) -> String {
+        self.repo.config().id.to_hex().to_string()
     }
 
     /// Reads the names and attributes of a snapshot, and writes them to the store of the directory
@@ -165,7 +161,7 @@ impl Remote {
     /// `remote-failed`; `incomplete`: it holds no tree of ours, or one that cannot be.
     pub fn make_origin(self, name: &str, pushed: &Pushed, root: &File) -> VerbResult<u64> {
         let made = sys::now();
-        let repository = self.id()?;
+        let repository = self.id();
         let (tree, left_out) = self.names(pushed, made)?;
         let record = Record {
             remote: name.to_owned(),

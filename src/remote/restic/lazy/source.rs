@@ -99,15 +99,15 @@ impl Source {
     }
 
     fn open_now(&self) -> VerbResult<Arc<Open>> {
-        let Remote { repo, watched } = (self.opener)()?;
-        let id = repo.config_id().map_err(failed)?;
-        if id.is_none_or(|id| id.to_hex().to_string() != self.id) {
+        let remote = (self.opener)()?;
+        if remote.id() != self.id {
             return Err(hinted(
                 Code::BadRemote,
                 "at the address is another repository than the one that the tree was mounted from",
                 "name the right one: ckptfs remote add NAME URL --force",
             ));
         }
+        let Remote { repo, watched } = remote;
         let repo = repo.to_indexed().map_err(failed)?;
         Ok(Arc::new(Open { repo, watched }))
     }

@@ -4,8 +4,6 @@ mod away;
 mod kept;
 mod same;
 
-use std::path::PathBuf;
-
 use serde_json::Value;
 
 use super::User;
@@ -18,17 +16,21 @@ struct Lazy {
 
 impl Lazy {
     /// With these arguments of `ckptfs mount` besides.
-    fn mount(v: Variant, user: &User, rig: &Rig, name: &str, arguments: &[&str]) -> Lazy {
-        let dir = Lazy::dir(rig, name);
-        let opts = Lazy::opts(v, user);
+    fn mount(v: Variant, user: &User, rig: &Rig, arguments: &[&str]) -> Lazy {
+        Lazy::mount_with(Lazy::opts(v, user), rig, arguments)
+    }
+
+    /// As [`Lazy::mount`]; a server is waited for two seconds, and not ten.
+    fn impatient(v: Variant, user: &User, rig: &Rig, arguments: &[&str]) -> Lazy {
+        Lazy::mount_with(Lazy::opts(v, user).leaving_out("patience"), rig, arguments)
+    }
+
+    fn mount_with(opts: MountOpts, rig: &Rig, arguments: &[&str]) -> Lazy {
+        let dir = rig.image.dir("lazy");
         let opts = arguments.iter().fold(opts, |opts, one| opts.arg(one));
         let mut mount = Mount::start(&dir, &opts.clone().arg("--from").arg("home"));
         mount.opts = opts;
         Lazy { mount }
-    }
-
-    fn dir(rig: &Rig, name: &str) -> PathBuf {
-        rig.image.dir(name)
     }
 
     fn opts(v: Variant, user: &User) -> MountOpts {
