@@ -72,9 +72,7 @@ pub fn print(found: &Verified, deep: bool, repaired: &[String], context: &mut Co
     for done in repaired {
         out.text_line(done)?;
     }
-    if let Some(elsewhere) = elsewhere {
-        out.talk(elsewhere);
-    }
+    elsewhere.iter().for_each(|text| out.talk(text));
     let read = if deep {
         format!("{} read", count(*bytes, "byte"))
     } else {

@@ -106,6 +106,19 @@ pub fn make_origin(root: impl AsFd) -> StoreResult<OwnedFd> {
     open_trusted(&dir, &dir, ORIGIN_NAME)
 }
 
+/// Brings what is known of content that is elsewhere to the disk, whose files were synced.
+///
+/// # Errors
+/// Those of fsync(2).
+pub fn sync_origin(root: impl AsFd) -> StoreResult<()> {
+    let failed = || StoreError::io("sync", ORIGIN_NAME);
+    let dir = open_trusted(&root, &root, STORE_NAME)?;
+    at::sync_name(&dir, ORIGIN_NAME.as_bytes())
+        .and_then(|()| at::sync_dir(&dir))
+        .and_then(|()| at::sync_in_order(&root))
+        .map_err(failed())
+}
+
 /// What is known of content that is elsewhere.
 ///
 /// # Errors

@@ -21,7 +21,7 @@ use super::cache::Cache;
 use super::tree::{DEPTH_MAX, Row, Tree, Written};
 use crate::engine::api::{Code, VerbError, VerbResult, hinted};
 use crate::store::ids::{CheckpointId, Slot};
-use crate::store::layout::{make_origin, open_origin};
+use crate::store::layout::{make_origin, open_origin, sync_origin};
 use crate::sys::{self, Errno, Open, OpenKind, RenameMode, SysResult, Time};
 
 const RECORD: &[u8] = b"record";
@@ -87,7 +87,7 @@ fn read(dir: &OwnedFd, name: &[u8], max: u64) -> SysResult<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Writes a file under another name, and gives it its name when it is on disk.
+/// Writes a file under another name, and gives it its name when what is in it is on disk.
 fn write(dir: &OwnedFd, name: &[u8], bytes: &[u8]) -> SysResult<()> {
     let new = [name, b".new"].concat();
     match sys::unlink_at(dir, &new) {
@@ -97,8 +97,7 @@ fn write(dir: &OwnedFd, name: &[u8], bytes: &[u8]) -> SysResult<()> {
     let file = sys::create_file_at(dir, &new, Open::READ_WRITE, 0o600)?;
     sys::write_all_at(&file, bytes, 0)?;
     sys::fsync(&file)?;
-    sys::rename_at(dir, &new, dir, name, RenameMode::Replace)?;
-    sys::fsync(dir)
+    sys::rename_at(dir, &new, dir, name, RenameMode::Replace)
 }
 
 impl Stored {
@@ -177,7 +176,7 @@ impl Remote {
         let dir = make_origin(root).map_err(|cause| unusable(cause.errno()))?;
         write(&dir, TREE, &tree)
             .and_then(|()| write(&dir, RECORD, &record))
-            .and_then(|()| sys::syncfs(&dir))
+            .and_then(|()| Ok(sync_origin(root)?))
             .map_err(unusable)?;
         Ok(left_out)
     }
@@ -202,18 +201,7 @@ impl Remote {
         if next.is_none() {
             return Err(broken(format!("it has no directory {}", pushed.root)));
         }
-        loop {
-            let Some((up, node)) = next.take().or_else(|| {
-                while let Some((up, nodes)) = open.last_mut() {
-                    if let Some(node) = nodes.next() {
-                        return Some((*up, node));
-                    }
-                    open.pop();
-                }
-                None
-            }) else {
-                break;
-            };
+        while let Some((up, node)) = next.take().or_else(|| next_of(&mut open)) {
             let name = if up == Slot(0) {
                 Vec::new()
             } else {
@@ -255,4 +243,15 @@ impl Remote {
         }
         Ok((written.finish().map_err(unusable)?, left_out))
     }
+}
+
+/// The next node of a walk.
+fn next_of(open: &mut Vec<(Slot, std::vec::IntoIter<Node>)>) -> Option<(Slot, Node)> {
+    while let Some((up, nodes)) = open.last_mut() {
+        if let Some(node) = nodes.next() {
+            return Some((*up, node));
+        }
+        open.pop();
+    }
+    None
 }

@@ -72,6 +72,19 @@ fn what_is_damaged_is_fetched_again_or_refused(v: Variant) {
     assert_same(&tree(&path), &expected);
     assert!(!origin.join("cache/1.9.new").exists());
     lazy.mount.umount();
+    lazy.mount.remount();
+    assert_same(&tree(&path), &expected);
+}
+
+for_each_variant! { xfs => a_store_that_is_damaged_is_refused }
+
+fn a_store_that_is_damaged_is_refused(v: Variant) {
+    let (rig, user) = pushed(v);
+    let expected = tree(rig.path());
+    let mut lazy = Lazy::mount(v, &user, &rig, &["--no-fetch"]);
+    let path = lazy.mount.path().to_owned();
+    lazy.mount.umount();
+    let origin = path.join(".ckptfs/origin");
     // Names that somebody has changed, a record that is none, one that was not finished.
     let length = fs::metadata(origin.join("tree")).expect("there").len();
     let refused = |why: &str| {
@@ -103,19 +116,14 @@ fn what_is_damaged_is_fetched_again_or_refused(v: Variant) {
         said.contains("was mounted from checkpoint 1 of home"),
         "{said}"
     );
+    let full = rig.image.dir("full");
+    fs::write(full.join("a"), "").expect("written");
+    let full = full.to_str().expect("UTF-8");
     let said = fails(
-        &mut user.command(
-            rig.path(),
-            &[
-                "mount",
-                "--from",
-                "home",
-                rig.path().to_str().expect("UTF-8"),
-            ],
-        ),
+        &mut user.command(rig.path(), &["mount", "--from", "home", full]),
         SECONDS,
     );
-    assert!(said.contains("not empty"), "{said}");
+    assert!(said.contains("is not empty"), "{said}");
     lazy.mount.remount();
     assert_same(&tree(&path), &expected);
 }

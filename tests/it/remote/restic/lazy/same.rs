@@ -55,7 +55,7 @@ fn what_was_pushed_is_seen_and_can_be_changed(v: Variant) {
     lazy.mount.ok(&["branch", "create", "aside", "--no-git"]);
     let branch = path.with_file_name("lazy@aside");
     assert_same(&tree(&branch), &changed);
-    lazy.mount.ok(&["branch", "drop", "aside", "--yes"]);
+    lazy.mount.ok(&["branch", "drop", "aside", "--force"]);
     let exported = path.with_file_name("exported");
     lazy.mount
         .ok(&["export", "1", exported.to_str().expect("UTF-8")]);
