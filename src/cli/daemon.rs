@@ -300,8 +300,10 @@ fn config(
         Some(before) => before.root,
         None => sys::open_root(&args.backing).on(args.backing.display())?,
     };
+    let serving = &args.serving;
     Ok(Config {
         succession,
+        origin: super::origin::of(&root, (serving.cache, serving.no_fetch))?,
         ..config_of(args, root)
     })
 }
@@ -339,6 +341,7 @@ pub fn config_of(args: &Args, root: OwnedFd) -> Config {
         #[cfg(not(feature = "remote"))]
         before_unmount: None,
         base: None,
+        origin: None,
     }
 }
 

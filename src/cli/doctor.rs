@@ -12,7 +12,7 @@ use super::error::{Failure, Outcome, io_error, plain};
 use super::output::{Out, Role};
 use super::{locate, mount, mounts};
 use crate::control::{STORE_NAME, Store};
-use crate::engine::api::{VerbResult, host_path};
+use crate::engine::api::{GetStatus, VerbResult, host_path};
 use crate::engine::word::word;
 use crate::sys::host;
 use crate::sys::{self, Errno, Open, SysResult};
@@ -198,6 +198,7 @@ fn about_directory(directory: &Path) -> Vec<Finding> {
         Err(finding) => return vec![finding],
     };
     let mut findings = vec![served(directory)];
+    findings.extend(remote(directory));
     // Through the mount the store's link leads to the real directory; where nothing is mounted the
     // directory itself is real.
     let store = Store::of(directory).ok().flatten();
@@ -249,6 +250,16 @@ fn served(directory: &Path) -> Finding {
         Some(mount) => ok("mounted", format!("at {}", mount.at.display())),
         None => ok("mounted", "no"),
     }
+}
+
+/// Whether content that is in a remote can be had, of a tree that was mounted from one.
+fn remote(directory: &Path) -> Option<Finding> {
+    let mut served = locate::served_at_once(directory).ok()??;
+    let origin = served.client.ask(GetStatus).ok()?.origin?;
+    Some(match origin.trouble {
+        Some(trouble) => warn("remote", trouble, "opening what is not here fails", None),
+        None => ok("remote", super::status::remote(&origin)),
+    })
 }
 
 /// Whether the store is, or can be, on the directory's filesystem.

@@ -18,6 +18,8 @@ struct Report<'a> {
     bytes: u64,
     unhashed: u64,
     findings: &'a [Damage],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    elsewhere: Option<&'a str>,
     #[serde(skip_serializing_if = "<[String]>::is_empty")]
     repaired: &'a [String],
 }
@@ -30,6 +32,7 @@ pub fn print(found: &Verified, deep: bool, repaired: &[String], context: &mut Co
         bytes,
         unhashed,
         findings,
+        elsewhere,
         ..
     } = found;
     let out = &mut context.out;
@@ -43,6 +46,7 @@ pub fn print(found: &Verified, deep: bool, repaired: &[String], context: &mut Co
             bytes: *bytes,
             unhashed: *unhashed,
             findings,
+            elsewhere: elsewhere.as_deref(),
             repaired,
         };
         return Ok(out.json(&report)?);
@@ -68,6 +72,7 @@ pub fn print(found: &Verified, deep: bool, repaired: &[String], context: &mut Co
     for done in repaired {
         out.text_line(done)?;
     }
+    elsewhere.iter().for_each(|text| out.talk(text));
     let read = if deep {
         format!("{} read", count(*bytes, "byte"))
     } else {

@@ -15,6 +15,7 @@ use super::error::{On, error, hinted};
 use super::holders::Holder;
 use super::output::hand_on;
 use crate::engine::api::{AbsenceInfo, Code, VerbError, VerbResult};
+use crate::engine::origin::TYPED_PASSWORD;
 use crate::sys::host;
 use crate::volumes::tool;
 
@@ -84,20 +85,32 @@ impl Starter {
 }
 
 /// Starts the daemon with `arguments`, and waits until it serves. No time limit: an index may have
-/// to be rebuilt first.
-pub fn launch(mut arguments: Vec<OsString>, starter: Starter) -> VerbResult<Ready> {
+/// to be rebuilt first. `password`: that of a remote, which goes to the daemon by its environment
+/// alone.
+pub fn launch(
+    mut arguments: Vec<OsString>,
+    password: Option<&str>,
+    starter: Starter,
+) -> VerbResult<Ready> {
     arguments.extend((starter == Starter::Driver).then(|| "--stays".into()));
     let (ours, theirs) = UnixStream::pair().on("starting the daemon")?;
-    let mut child = spawn(arguments, theirs.into()).on("starting the daemon")?;
+    let mut child = spawn(arguments, password, theirs.into()).on("starting the daemon")?;
     let served = wait(&mut child, ours, starter);
     starter.leave(child);
     served
 }
 
-fn spawn(arguments: Vec<OsString>, pipe: OwnedFd) -> std::io::Result<Child> {
+fn spawn(
+    arguments: Vec<OsString>,
+    password: Option<&str>,
+    pipe: OwnedFd,
+) -> std::io::Result<Child> {
     host::close_on_exec();
     let mut command = Command::new(program());
     tool::clean(&mut command);
+    if let Some(password) = password {
+        command.env(TYPED_PASSWORD, password);
+    }
     command
         .arg0("ckptfs")
         .args(arguments)

@@ -63,6 +63,7 @@ mod more;
 mod mount;
 mod mounts;
 mod ops;
+mod origin;
 mod output;
 mod pager;
 mod past;

@@ -11,11 +11,12 @@ use super::context::Context;
 use super::error::{On, Outcome, error, hinted, io_error};
 use super::holders::{self, Holder};
 use super::launch::{Ready, Starter};
+use super::origin::{self, Begun};
 use super::serving::{MountFlag, OthersIo, Serving, Snapdir};
 use super::tree_path::{beyond_links, normal};
 use super::{changes, daemon, launch, locate, mounts};
 use crate::control::{Client, STORE_NAME, Store};
-use crate::engine::api::{AbsenceInfo, Code, VerbResult, host_path};
+use crate::engine::api::{AbsenceInfo, CheckpointOptions, Code, VerbResult, host_path};
 use crate::engine::word::word;
 use crate::sys::{self, MountPoint};
 use crate::transfer::import::keep;
@@ -38,6 +39,11 @@ pub struct Args {
     /// Where to mount it; over DIR itself by default
     #[arg(value_name = "MOUNTPOINT")]
     mountpoint: Option<PathBuf>,
+    /// Mount a checkpoint of a remote (`ckptfs remote`) in DIR, which is empty or does not exist:
+    /// usable at once, content comes when it is opened. ID as `ckptfs pull` takes it; default: the
+    /// newest. Later mounts need only DIR
+    #[arg(long, value_name = "REMOTE[:ID]")]
+    from: Option<String>,
     #[command(flatten)]
     serving: Serving,
     /// If the daemon dies, leave a dead mount; by default another takes over, and programs continue
@@ -77,6 +83,7 @@ struct Mounted<'a> {
 /// A mount that can be made, as far as is known without its daemon.
 pub struct Prepared {
     daemon: daemon::Args,
+    origin: Begun,
     /// Dead mounts that were taken away.
     repaired: usize,
     /// What is mounted inside, and so not served.
@@ -84,11 +91,30 @@ pub struct Prepared {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
-    let prepared = prepare(args, &locate::start(context.dir())?)?;
+    let cwd = locate::start(context.dir())?;
+    let dest = cwd.join(&args.dir);
+    let begun = match &args.from {
+        // That it is mounted, or was and its daemon has died, is seen to below.
+        Some(from)
+            if !mounts::top(&mounts::all()?, &normal(&dest)).is_some_and(MountPoint::is_ours) =>
+        {
+            Some(origin::begin(from, &dest, context)?)
+        }
+        _ => None,
+    };
+    let mut prepared = prepare(args, &cwd)?;
+    prepared.origin = match begun {
+        Some(begun) => begun,
+        None => {
+            let root = &prepared.daemon.backing;
+            origin::goes_on(sys::open_root(root).on(root.display())?, context)?
+        }
+    };
     let Prepared {
         daemon,
         repaired,
         not_served,
+        ..
     } = &prepared;
     if has_old_mark(&daemon.backing) {
         context.out.warn("an import into this directory by an older ckptfs was not finished: something may be missing");
@@ -100,11 +126,22 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         ));
     }
     if daemon.foreground {
+        if prepared.origin.password.is_some() {
+            return Err(hinted(
+                Code::NoTerminal,
+                "a daemon in the foreground asks for no password",
+                "set CKPTFS_REMOTE_PASSWORD",
+            )
+            .into());
+        }
         not_served.iter().for_each(|text| context.out.warn(text));
         return daemon::run(prepared.daemon, context);
     }
     let mut ready = start(&prepared, Starter::Verb)?;
     ready.warnings.extend(not_served.clone());
+    if let Some(note) = &prepared.origin.note {
+        first_checkpoint(&daemon.backing, note)?;
+    }
     report(daemon, &ready, *repaired, context)
 }
 
@@ -133,6 +170,7 @@ impl Args {
         Ok(Args {
             dir: place.backing.clone(),
             mountpoint,
+            from: None,
             serving,
             no_holder,
             foreground,
@@ -140,6 +178,18 @@ impl Args {
             no_allow_other,
         })
     }
+}
+
+/// What the tree began as is kept under a number of its own.
+fn first_checkpoint(backing: &Path, note: &str) -> VerbResult<()> {
+    let store = Store::of(backing).on(backing.join(STORE_NAME).display())?;
+    let store = store.ok_or_else(|| error(Code::DaemonLost, "the daemon is gone"))?;
+    let options = CheckpointOptions {
+        note: note.to_owned(),
+        ..CheckpointOptions::default()
+    };
+    let mut client = Client::of(&store).on("the daemon")?;
+    client.ask(options).map(drop)
 }
 
 /// Looks whether a directory can be mounted, and takes dead mounts away that are in the way.
@@ -177,6 +227,7 @@ pub fn prepare(mut args: Args, cwd: &Path) -> VerbResult<Prepared> {
     };
     Ok(Prepared {
         daemon,
+        origin: Begun::default(),
         repaired,
         not_served,
     })
@@ -192,7 +243,11 @@ pub fn start(prepared: &Prepared, starter: Starter) -> VerbResult<Ready> {
     let answers =
         || matches!(Store::of(&daemon.backing), Ok(Some(store)) if Client::of(&store).is_ok());
     loop {
-        match launch::launch(daemon.arguments(), starter) {
+        match launch::launch(
+            daemon.arguments(),
+            prepared.origin.password.as_deref(),
+            starter,
+        ) {
             Err(error)
                 if error.code == Code::InUse && began.elapsed() < DYING_MAX && !answers() => {}
             launched => return launched,

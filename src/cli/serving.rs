@@ -90,6 +90,13 @@ pub struct Serving {
     #[cfg(feature = "remote")]
     #[arg(long, value_name = "REMOTE", value_parser = push_to)]
     pub push: Option<String>,
+    /// Of a tree that was mounted from a remote: keep at most this much of what was fetched, such as
+    /// 10G; what was not opened for the longest time goes
+    #[arg(long, value_name = "SIZE", value_parser = super::size::parse)]
+    pub cache: Option<u64>,
+    /// Of a tree that was mounted from a remote: fetch only what is opened
+    #[arg(long)]
+    pub no_fetch: bool,
     /// Mount options as in mount(8), separated by commas; nodev, nosuid and exec by default
     #[arg(short, value_enum, value_name = "OPTIONS", value_delimiter = ',')]
     pub options: Vec<MountFlag>,
@@ -331,6 +338,8 @@ impl Serving {
             self.snapdir_mode
                 .map(|mode| format!("--snapdir-mode={mode:o}").into()),
         );
+        arguments.extend(self.cache.map(|bytes| format!("--cache={bytes}").into()));
+        arguments.extend(self.no_fetch.then(|| "--no-fetch".into()));
         for flag in &self.options {
             arguments.extend([
                 "-o".into(),
@@ -424,6 +433,8 @@ impl Serving {
             hooks: self.hooks,
             #[cfg(feature = "remote")]
             push: self.push,
+            cache: self.cache.or_else(|| settings.number("mount.cache")),
+            no_fetch: self.no_fetch || settings.text("mount.fetch") == Some("off"),
             options: self.options,
         })
     }

@@ -12,8 +12,8 @@ use super::holders::{self, Holder, Tree};
 use super::tree_path::in_tree;
 use super::{locate, size, stats, time};
 use crate::engine::api::{
-    BranchInfo, CompareByProcess, DaemonInfo, GetStats, GetStatus, ListBranches, Stats, Status,
-    TreePath, VerbResult,
+    BranchInfo, CompareByProcess, DaemonInfo, GetStats, GetStatus, ListBranches, OriginInfo, Stats,
+    Status, TreePath, VerbResult,
 };
 use crate::engine::metrics;
 use crate::engine::word::count;
@@ -166,6 +166,9 @@ fn print(status: &Status, branches: &[BranchInfo], context: &mut Context) -> Out
         ),
         ("history", latest),
     ];
+    if let Some(origin) = &status.origin {
+        lines.push(("remote", remote(origin)));
+    }
     if !branches.is_empty() {
         lines.push(("branches", named(branches)));
     }
@@ -251,6 +254,29 @@ fn named(branches: &[BranchInfo]) -> String {
         String::new()
     };
     format!("{}{rest} (ckptfs branch list)", names.join(", "))
+}
+
+/// What is here of what is there.
+pub fn remote(origin: &OriginInfo) -> String {
+    let OriginInfo {
+        remote,
+        checkpoint,
+        files,
+        bytes,
+        files_here,
+        bytes_here,
+        ..
+    } = origin;
+    let here = match files_here == files {
+        true => "all of it is here".to_owned(),
+        false => format!(
+            "{files_here} of {} here ({} of {})",
+            count(*files, "file"),
+            size::human(*bytes_here),
+            size::human(*bytes)
+        ),
+    };
+    format!("checkpoint {checkpoint} of {remote}, {here}")
 }
 
 fn takeovers(daemon: &DaemonInfo) -> String {

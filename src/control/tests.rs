@@ -100,6 +100,7 @@ fn status(count: usize) -> Status {
         dirty: changes(count),
         shared: Default::default(),
         absence: None,
+        origin: None,
         warnings: vec![],
         had_below: false,
     }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::store::ids::CheckpointId;
 use crate::store::record::{Actor, Kept, Reason};
 
-pub use self::status::{AbsenceInfo, DaemonInfo, SealerInfo, Stats, Status};
+pub use self::status::{AbsenceInfo, DaemonInfo, OriginInfo, SealerInfo, Stats, Status};
 pub use self::tree_path::{TreePath, host_path, is_among};
 pub use super::branches::radar::{Clash, Conflict, ListConflicts, Touch, WatchConflicts, Watched};
 pub use super::branches::verbs::{
@@ -470,6 +470,9 @@ pub struct Verified {
     pub unhashed: u64,
     /// What is wrong.
     pub findings: Vec<Damage>,
+    /// What is in a remote alone, in words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub elsewhere: Option<String>,
 }
 
 /// One thing that is wrong with a store.

@@ -21,7 +21,7 @@ use crate::store::ids::{Address, CheckpointId, ObjectOrigin};
 use crate::store::index::{Doubt, Index};
 use crate::store::journal::Journal;
 use crate::store::layers::Layers;
-use crate::store::layout::Layout;
+use crate::store::layout::{Layout, has_origin};
 use crate::store::{Store, StoreError, check_end, may_lack_index};
 
 /// What [`StoreCheck::repair`] says of an index that it has made.
@@ -103,6 +103,7 @@ fn tell(run: u64, check: &mut Check) -> Verified {
         bytes: check.totals.bytes,
         unhashed: check.totals.unhashed,
         findings: told.iter().map(damage).collect(),
+        elsewhere: None,
     }
 }
 
@@ -338,7 +339,13 @@ impl StoreCheck {
         }
         self.repaired
             .extend(self.check.findings.iter().take(PART_FINDINGS_MAX).cloned());
-        tell(0, &mut self.check)
+        let elsewhere = has_origin(&self.root).then(|| {
+            "what was not changed here is in a remote, but for files that were fetched".into()
+        });
+        Verified {
+            elsewhere,
+            ..tell(0, &mut self.check)
+        }
     }
 
     /// `all`: does what can be done about all that was told, and is safe: nothing is destroyed,

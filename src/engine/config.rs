@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::api::VerbResult;
 use super::error;
+use super::origin::ServedOrigin;
 use super::succession::Succession;
 use crate::history::base::Base;
 pub use crate::live::HashMode;
@@ -60,6 +61,8 @@ pub struct Config {
     pub before_unmount: Option<fn()>,
     /// What the tree began as, if it is a branch.
     pub base: Option<Arc<Base>>,
+    /// Where its content is, if that is elsewhere.
+    pub origin: Option<ServedOrigin>,
 }
 
 impl Config {
@@ -82,6 +85,7 @@ impl Config {
             hooks: None,
             before_unmount: None,
             base: None,
+            origin: None,
         }
     }
 }

@@ -27,6 +27,7 @@ use std::time::{Duration, Instant};
 use super::api::VerbResult;
 use super::config::HooksConfig;
 use super::error;
+use super::origin::TYPED_PASSWORD;
 use crate::store::record::Actor;
 use crate::sys::lock::{Mutex, Rank};
 use crate::sys::{self, Errno, Kind};
@@ -118,6 +119,7 @@ impl Hooks {
             .current_dir("/")
             .process_group(0);
         command
+            .env_remove(TYPED_PASSWORD)
             .env("CKPTFS_HOOK", name)
             .env("CKPTFS_MOUNT", mount)
             .envs(variables.iter().map(|(key, value)| (*key, value)));

@@ -50,6 +50,7 @@ pub mod merge;
 pub mod metrics;
 pub mod offline;
 mod opening;
+pub mod origin;
 mod past;
 mod pin;
 mod quiesce;
@@ -123,6 +124,8 @@ pub struct Engine {
     branches: branches::Branches,
     announcer: Arc<announce::Announcer>,
     succession: Option<succession::Succession>,
+    /// Where content is that this tree has not, if there is such.
+    origin: Option<Arc<dyn origin::Origin>>,
     /// What the kernel must forget because a restore was finished before this worker served
     /// anything.
     stale: Mutex<Option<(restore::stale::Stale, crate::live::Forgetting)>>,
@@ -201,12 +204,14 @@ impl Engine {
     /// A checkpoint of this tree, for a branch to begin as. It must be held for as long as there is
     /// such a branch.
     pub fn as_base(&self, at: CheckpointId) -> Arc<Base> {
-        Arc::new(Base {
-            timeline: Arc::clone(self.live.timeline()),
-            present: Arc::clone(&self.live.inodes) as Arc<dyn Present>,
+        let present = Arc::clone(&self.live.inodes) as Arc<dyn Present>;
+        let depth = self.live.inodes.level();
+        Arc::new(Base::of_parent(
+            Arc::clone(self.live.timeline()),
+            present,
             at,
-            level: self.live.inodes.level() + 1,
-        })
+            depth,
+        ))
     }
 
     /// Where it is mounted, or to be.

@@ -23,14 +23,17 @@ use super::files::Views;
 use super::find::Search;
 use super::gc::Collector;
 use super::keeper::{self, Keeper};
+use super::origin::Origin;
 use super::request::Caches;
 use super::serving::Serving;
 use super::syncer::{self, Syncer};
 use super::takeover::Takeover;
+use crate::history::base::Base;
+use crate::history::present::Present;
 use crate::history::timeline::{Aftermath, Timeline};
 use crate::live::Live;
-use crate::store::layout::STAGING_NAME;
 use crate::store::layout::branches::{BranchEntry, branch_mark};
+use crate::store::layout::{STAGING_NAME, has_origin};
 use crate::store::record::Record;
 use crate::store::{Opened, Store, StoreError};
 use crate::sys::lock::{Mutex, Rank};
@@ -64,6 +67,13 @@ impl Engine {
             branch_mark(&config.root).map_err(|error| store_error(&error, &config.backing))?;
         if let (Some(mark), None) = (&mark, &config.base) {
             return Err(super::branches::served_by_parent(mark));
+        }
+        if has_origin(&config.root) && config.origin.is_none() {
+            return Err(error::hinted(
+                Code::NotMounted,
+                "the content of this tree is in a remote: that can be done, or told, only while it is mounted",
+                "ckptfs mount DIR mounts it, if ckptfs was built with remotes (crate feature `remote`)",
+            ));
         }
         let opened = match &config.base {
             Some(base) => Store::open_branch(&config.root, base.reserve()),
@@ -100,7 +110,12 @@ impl Engine {
         );
         let served = Served::new(&config, reflink, exact_times)?;
         let (root, staging) = (Arc::new(config.root), staging(store).map_err(failed)?);
-        let live = Live::new(root, staging, timeline, reflink, config.base).map_err(failed)?;
+        let origin = config.origin.map(|origin| origin.0);
+        let base = config.base.or_else(|| {
+            let present = Arc::clone(origin.as_ref()?) as Arc<dyn Present>;
+            Some(Arc::new(Base::unchanging(Arc::clone(&timeline), present)))
+        });
+        let live = Live::new(root, staging, timeline, reflink, base).map_err(failed)?;
         let store_dir = store.layout.dir().try_clone_to_owned();
         let serving = Serving {
             config: served,
@@ -116,7 +131,7 @@ impl Engine {
             Arc::new(live),
             Arc::new(serving),
             hooks,
-            succession,
+            (succession, origin),
             branches,
         );
         Takeover::new(&engine).hand_over();
@@ -129,7 +144,10 @@ impl Engine {
         live: Arc<Live>,
         serving: Arc<Serving>,
         hooks: Option<super::hooks::Hooks>,
-        succession: Option<super::succession::Succession>,
+        (succession, origin): (
+            Option<super::succession::Succession>,
+            Option<Arc<dyn Origin>>,
+        ),
         branches: Branches,
     ) -> Arc<Engine> {
         let ledger = succession.as_ref().map(|after| Arc::clone(&after.ledger));
@@ -166,6 +184,7 @@ impl Engine {
             snapdir,
             checkpoints,
             succession,
+            origin,
             stale: Mutex::default(),
             asked_by_kernel: Mutex::ranked(Rank::Asked, super::quota::Pace::default()),
             keeper: Arc::default(),
@@ -235,6 +254,9 @@ impl Engine {
             syncer.make_ready();
             Some(syncer::PERIOD)
         })?;
+        if let Some(origin) = &self.origin {
+            origin.begin();
+        }
         self.live.sealer.start(self.serving.config.seal)?;
         super::auto::start(&self.automatic)?;
         let mut keeper = Keeper::new(Arc::downgrade(&self.collector));
@@ -257,6 +279,9 @@ impl Engine {
     /// Ends in an orderly way: nothing is asked any more. The journal and the index are on disk
     /// when it returns.
     pub fn close(&self) {
+        if let Some(origin) = &self.origin {
+            origin.end();
+        }
         self.branches.close();
         self.automatic.worker.stop("an automatic checkpoint");
         self.keeper.stop("a part of gc");

@@ -69,6 +69,11 @@ impl Engine {
         {
             warnings.push("the process that restarts the daemon has died: if the daemon dies too, the mount is dead (`ckptfs mount` repairs it)".into());
         }
+        let trouble = self
+            .origin
+            .as_ref()
+            .and_then(|origin| origin.info().trouble);
+        warnings.extend(trouble);
         warnings
     }
 }
@@ -133,6 +138,7 @@ pub(super) fn status(engine: &Engine) -> VerbResult<Status> {
             super::dedup::Count { files, bytes }
         },
         absence: engine.absences.absence(),
+        origin: engine.origin.as_ref().map(|origin| origin.info()),
         warnings,
         had_below: engine.had_below.load(Ordering::Relaxed),
     })

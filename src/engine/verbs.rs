@@ -451,7 +451,11 @@ impl Verb for VerifyOptions {
     const ONLY_ASKS: bool = true;
 
     fn run(self, engine: &Engine, _: &Requester) -> VerbResult<Verified> {
-        engine.verifier.verify_for_a_while(&self)
+        let elsewhere = engine.origin.as_ref().and_then(|origin| origin.elsewhere());
+        Ok(Verified {
+            elsewhere,
+            ..engine.verifier.verify_for_a_while(&self)?
+        })
     }
 }
 

@@ -26,7 +26,7 @@ use crate::history::timeline::Timeline;
 use crate::history::view::Source;
 use crate::store::ids::Name;
 use crate::store::record::{AttrState, Place};
-use crate::sys::{self, Errno, Kind, RenameMode, SetTime, SysResult};
+use crate::sys::{self, Errno, Kind, RenameMode, SetTime, SysResult, wait};
 
 /// How often content is cloned that is captured by the parent meanwhile.
 const CLONES_MAX: u32 = 64;
@@ -200,7 +200,15 @@ impl CopyUp {
             btime: attr.stat.btime,
             path: if is_dir { way.path() } else { Vec::new() },
         };
-        let staged = self.stage((through, staging), way, &attr, &mark)?;
+        let stage = || self.stage((through, staging), way, &attr, &mark);
+        let staged = match holds {
+            Holds::Nothing => stage()?,
+            // Content that must come from elsewhere was brought before, or is not to be had now.
+            Holds::All => match wait::never(stage) {
+                Err(Errno::LATER) => return Err(Errno::EIO),
+                staged => staged?,
+            },
+        };
         let copy = Copy {
             names: (!is_dir && attr.stat.nlink > 1).then_some(attr.stat.nlink),
             staged: &staged,

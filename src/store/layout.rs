@@ -62,6 +62,7 @@ use self::notes::synced_ns;
 use super::at;
 use super::error::{Mistrust, StoreError, StoreResult};
 use super::reserve::Reserve;
+use crate::sys;
 
 /// The name of the store in the directory that it is for.
 pub const STORE_NAME: &str = ".ckptfs";
@@ -77,6 +78,56 @@ const TRUSTED_PREFIX: &[u8] = b"trusted.ckptfs.";
 pub fn is_own_xattr(name: &[u8]) -> bool {
     name.starts_with(XATTR_PREFIX) || name.starts_with(TRUSTED_PREFIX)
 }
+/// The directory of a store with what is known of content that is elsewhere.
+pub const ORIGIN_NAME: &str = "origin";
+
+/// Whether the directory `root` has a store that was made to its end.
+pub fn is_made(root: impl AsFd) -> bool {
+    let dir = open_trusted(&root, &root, STORE_NAME);
+    dir.is_ok_and(|dir| matches!(has_format(&dir), Ok(true)))
+}
+
+/// Whether the content of the tree in the directory `root` is elsewhere, as far as it has a store.
+pub fn has_origin(root: impl AsFd) -> bool {
+    open_trusted(&root, &root, STORE_NAME)
+        .is_ok_and(|dir| sys::stat_at(&dir, ORIGIN_NAME.as_bytes()).is_ok())
+}
+
+/// Makes the store directory of `root` with what is known of content that is elsewhere, if there is
+/// none, and opens that part. The store itself is made by who serves it. Not durable on return.
+///
+/// # Errors
+/// Those of mkdir(2); `Untrusted`: it is somebody else's.
+pub fn make_origin(root: impl AsFd) -> StoreResult<OwnedFd> {
+    let failed = || StoreError::io("make", ORIGIN_NAME);
+    at::make_dir(&root, STORE_NAME).map_err(failed())?;
+    let dir = open_trusted(&root, &root, STORE_NAME)?;
+    at::make_dir(&dir, ORIGIN_NAME).map_err(failed())?;
+    open_trusted(&dir, &dir, ORIGIN_NAME)
+}
+
+/// Brings what is known of content that is elsewhere to the disk, whose files were synced.
+///
+/// # Errors
+/// Those of fsync(2).
+pub fn sync_origin(root: impl AsFd) -> StoreResult<()> {
+    let failed = || StoreError::io("sync", ORIGIN_NAME);
+    let dir = open_trusted(&root, &root, STORE_NAME)?;
+    at::sync_name(&dir, ORIGIN_NAME.as_bytes())
+        .and_then(|()| at::sync_dir(&dir))
+        .and_then(|()| at::sync_in_order(&root))
+        .map_err(failed())
+}
+
+/// What is known of content that is elsewhere.
+///
+/// # Errors
+/// ENOENT: there is none; `Untrusted`: it is somebody else's.
+pub fn open_origin(root: impl AsFd) -> StoreResult<OwnedFd> {
+    let dir = open_trusted(&root, &root, STORE_NAME)?;
+    open_trusted(&dir, &dir, ORIGIN_NAME)
+}
+
 /// The file that says to git that nothing here is to be added.
 const GITIGNORE_NAME: &str = ".gitignore";
 /// Which store it is: 16 random bytes, made once. Frames of the journal are keyed with it, so that
@@ -454,8 +505,10 @@ fn check_unfinished(dir: &OwnedFd) -> StoreResult<()> {
             Ok(names.is_empty())
         };
         let ours = match name.as_slice() {
-            // The last ones: an import is making the tree, or it is a branch.
-            b"lock" | b"format.new" | b"importing" | b"importing.new" | b"branch" => true,
+            // The last ones: an import is making the tree, it is a branch, or its content is elsewhere.
+            b"lock" | b"format.new" | b"importing" | b"importing.new" | b"branch" | b"origin" => {
+                true
+            }
             b"journal" => empty("journal")?,
             b"layers" => empty("layers")?,
             b"tmp" => empty("tmp")?,

@@ -1,6 +1,7 @@
 //! `ckptfs remote`, `push` and `pull`.
 
 pub mod auto;
+pub mod lazy;
 mod oci;
 mod onto;
 pub mod pull;
@@ -20,8 +21,8 @@ use super::remotes::names;
 use super::{locate, size};
 use crate::engine::api::{CheckpointInfo, Code, ListCheckpoints, VerbResult};
 use crate::engine::word::word;
-use crate::remote::restic::guarded;
 use crate::remote::restic::names::Named;
+use crate::remote::restic::{Purpose, guarded};
 use crate::store::ids::CheckpointId;
 
 /// Begins the address of an image.
@@ -143,7 +144,7 @@ fn add(name: &str, named: Named, force: bool, context: &mut Context) -> Outcome 
     if named.url.starts_with('/') && std::path::Path::new(&named.url).is_file() {
         return Err(error(Code::NotADirectory, format!("{} is a file", named.url)).into());
     }
-    repository::open(&named, true)?;
+    repository::open(&named, Purpose::Create)?;
     names.add(name, named.clone(), force)?;
     let listed = Listed {
         name,
@@ -185,7 +186,7 @@ fn list(context: &mut Context) -> Outcome {
 pub fn unpushed(name: &str, context: &Context) -> VerbResult<Vec<CheckpointId>> {
     let mut served = locate::served(context.dir())?;
     let store = repository::store_of(&mut served)?.unwrap_or_default();
-    let pushed = repository::open(names()?.get(name)?, false)?.pushed(Some(&store))?;
+    let pushed = repository::open(names()?.get(name)?, Purpose::Verb)?.pushed(Some(&store))?;
     let kept = served.client.ask(ListCheckpoints)?;
     let is_there = |one: &CheckpointInfo| pushed.iter().any(|known| push::is_of(known, one));
     Ok(kept

@@ -21,7 +21,7 @@ use super::repository;
 use crate::engine::api::{
     CheckpointOptions, ListBranches, ListCheckpoints, VerbResult, host_path, microseconds,
 };
-use crate::remote::restic::Pushed;
+use crate::remote::restic::{Purpose, Pushed};
 use crate::store::ids::CheckpointId;
 use crate::sys::{self, OpenKind};
 use crate::transfer::write::Writer;
@@ -50,8 +50,12 @@ pub fn pull(args: &Args, name: &str, context: &mut Context) -> Outcome {
     let started = Instant::now();
     let names = names()?;
     let mut served = locate::served(context.dir())?;
-    let remote = repository::open(names.get(&args.remote)?, false)?;
-    let pushed = choose(remote.pushed(None)?, args, context)?;
+    let remote = repository::open(names.get(&args.remote)?, Purpose::Verb)?;
+    let pushed = choose(
+        remote.pushed(None)?,
+        (&args.remote, args.id.as_deref()),
+        context,
+    )?;
     let (path, base) = branch(&mut served, name, &pushed, args.dry_run, context)?;
     let mut answer = Answer {
         pulled: pushed.checkpoint,

@@ -18,7 +18,7 @@ use crate::engine::api::{Code, VerbResult, host_path, microseconds};
 use crate::engine::export::parts::Refused;
 use crate::engine::word::word;
 use crate::remote::restic::pull::Reader;
-use crate::remote::restic::{Pushed, Remote, guarded};
+use crate::remote::restic::{Purpose, Pushed, Remote, guarded};
 use crate::store::ids::CheckpointId;
 use crate::sys::{self, Errno};
 use crate::transfer::mark::Mark;
@@ -90,8 +90,12 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
 fn pull(args: &Args, into: &Path, context: &mut Context) -> Outcome {
     let started = Instant::now();
     let names = names()?;
-    let remote = repository::open(names.get(&args.remote)?, false)?;
-    let pushed = choose(remote.pushed(None)?, args, context)?;
+    let remote = repository::open(names.get(&args.remote)?, Purpose::Verb)?;
+    let pushed = choose(
+        remote.pushed(None)?,
+        (&args.remote, args.id.as_deref()),
+        context,
+    )?;
     let dest = copies::destination(&locate::start(context.dir())?, into);
     let mut answer = Answer {
         pulled: pushed.checkpoint,
@@ -172,10 +176,10 @@ pub(super) fn fetch(
     Ok(refused)
 }
 
-/// The snapshot that was meant.
+/// The snapshot of a remote that was meant.
 pub(super) fn choose(
     mut pushed: Vec<Pushed>,
-    args: &Args,
+    (remote, id): (&str, Option<&str>),
     context: &Context,
 ) -> VerbResult<Pushed> {
     // In a tree its own checkpoints are meant, elsewhere whatever is there.
@@ -187,7 +191,7 @@ pub(super) fn choose(
     {
         pushed.retain(|one| one.store == *own);
     }
-    let id = args.id.as_deref().unwrap_or("latest");
+    let id = id.unwrap_or("latest");
     let is_meant = |one: &Pushed| {
         one.checkpoint.to_string() == id
             || one.tags.iter().any(|tag| tag == id)
@@ -196,7 +200,7 @@ pub(super) fn choose(
     pushed.sort_by_key(|one| one.created);
     let is_there = !pushed.is_empty();
     if id == "latest" {
-        return pushed.pop().ok_or_else(|| unknown(args, is_there));
+        return pushed.pop().ok_or_else(|| unknown((remote, id), is_there));
     }
     pushed.retain(is_meant);
     if let [first, .., last] = pushed.as_slice()
@@ -207,29 +211,25 @@ pub(super) fn choose(
             format!("several trees have a checkpoint {id} there"),
             format!(
                 "name its snapshot: ckptfs remote log {} --all",
-                word(&args.remote)
+                word(remote)
             ),
         ));
     }
-    pushed.pop().ok_or_else(|| unknown(args, is_there))
+    pushed.pop().ok_or_else(|| unknown((remote, id), is_there))
 }
 
-fn unknown(args: &Args, is_there: bool) -> crate::engine::api::VerbError {
+fn unknown((remote, id): (&str, &str), is_there: bool) -> crate::engine::api::VerbError {
     let hint = if is_there {
         format!(
             "ckptfs remote log {} --all lists what is there",
-            word(&args.remote)
+            word(remote)
         )
     } else {
-        format!("nothing is there yet: ckptfs push {}", word(&args.remote))
+        format!("nothing is there yet: ckptfs push {}", word(remote))
     };
     hinted(
         Code::UnknownCheckpoint,
-        format!(
-            "{} has no checkpoint {}",
-            args.remote,
-            args.id.as_deref().unwrap_or("latest")
-        ),
+        format!("{remote} has no checkpoint {id}"),
         hint,
     )
 }

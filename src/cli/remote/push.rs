@@ -20,7 +20,7 @@ use crate::engine::api::{
 };
 use crate::engine::word::count as plural;
 use crate::remote::restic::push::What;
-use crate::remote::restic::{Pushed, Remote, guarded};
+use crate::remote::restic::{Purpose, Pushed, Remote, guarded};
 use crate::store::ids::CheckpointId;
 
 /// Send checkpoints to a remote: a repository in restic's format, or an image in a registry
@@ -94,7 +94,7 @@ pub(super) fn push(args: &Args, ids: &[String], context: &mut Context) -> Outcom
         )
         .into());
     };
-    let mut remote = repository::open(named, false)?;
+    let mut remote = repository::open(named, Purpose::Verb)?;
     let mut pushed = remote.pushed(Some(&store))?;
     let kept = served.client.ask(ListCheckpoints)?;
     let wanted = wanted(args, ids, &mut served, &kept, &pushed)?;

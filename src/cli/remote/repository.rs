@@ -5,29 +5,44 @@ use super::super::error::{error, hinted, io_error};
 use super::super::locate::Served;
 use super::super::output::can_ask;
 use crate::engine::api::{Code, ListCheckpoints, VerbResult};
-use crate::remote::restic::Remote;
+
 use crate::remote::restic::names::Named;
+use crate::remote::restic::{Purpose, Remote};
 
 /// Opens a repository; asks for the password where none is told.
 ///
 /// # Errors
 /// `bad-password`, `no-terminal`; those of the repository.
-pub fn open(named: &Named, create: bool) -> VerbResult<Remote> {
+pub fn open(named: &Named, purpose: Purpose) -> VerbResult<Remote> {
     let password = match named.password()? {
         Some(password) => password,
-        None if can_ask() => {
-            let asked = rpassword::prompt_password(format!("password of {}: ", named.url));
-            asked.map_err(|cause| io_error("the terminal", cause))?
-        }
-        None => {
-            return Err(hinted(
-                Code::NoTerminal,
-                format!("no password is known for {}", named.url),
-                "set CKPTFS_REMOTE_PASSWORD, or name a file or a command: ckptfs remote add \
-                 NAME URL --force --password-file FILE",
-            ));
-        }
+        None => asked(named)?,
     };
+    open_with(named, &password, purpose)
+}
+
+/// The password that somebody types.
+///
+/// # Errors
+/// `no-terminal`.
+pub fn asked(named: &Named) -> VerbResult<String> {
+    if can_ask() {
+        let asked = rpassword::prompt_password(format!("password of {}: ", named.url));
+        return asked.map_err(|cause| io_error("the terminal", cause));
+    }
+    Err(hinted(
+        Code::NoTerminal,
+        format!("no password is known for {}", named.url),
+        "set CKPTFS_REMOTE_PASSWORD, or name a file or a command: ckptfs remote add \
+         NAME URL --force --password-file FILE",
+    ))
+}
+
+/// As [`open`], with this password.
+///
+/// # Errors
+/// `bad-password`; those of the repository.
+pub fn open_with(named: &Named, password: &str, purpose: Purpose) -> VerbResult<Remote> {
     if password.is_empty() {
         return Err(hinted(
             Code::BadPassword,
@@ -35,7 +50,7 @@ pub fn open(named: &Named, create: bool) -> VerbResult<Remote> {
             "whoever may read the repository would read everything in it",
         ));
     }
-    let remote = Remote::open(&named.url, &password, create)?;
+    let remote = Remote::open(&named.url, password, purpose)?;
     if let Some(limit) = named.limit {
         remote.limit(limit);
     }

@@ -11,7 +11,7 @@ use super::repository;
 use crate::engine::api::{Code, Retention};
 use crate::engine::retention;
 use crate::engine::word::{count, word};
-use crate::remote::restic::Pushed;
+use crate::remote::restic::{Purpose, Pushed};
 use crate::store::ids::CheckpointId;
 
 /// The arguments of `remote prune`.
@@ -63,7 +63,7 @@ const DIGITS_MIN: usize = 8;
 /// `ckptfs remote forget`. What is not there is as good as forgotten.
 pub fn forget(args: &Forget, context: &mut Context) -> Outcome {
     let names = names()?;
-    let remote = repository::open(names.get(&args.name)?, false)?;
+    let remote = repository::open(names.get(&args.name)?, Purpose::Verb)?;
     if let Some(short) = args.snapshots.iter().find(|id| id.len() < DIGITS_MIN) {
         return Err(hinted(
             Code::Ambiguous,
@@ -121,7 +121,7 @@ pub fn prune(args: &Prune, context: &mut Context) -> Outcome {
         keep_within_s: configured.keep_within_s,
         ..Retention::default()
     };
-    let remote = repository::open(named, false)?;
+    let remote = repository::open(named, Purpose::Verb)?;
     let pushed = remote.pushed(Some(&store))?;
     let made = |nanoseconds: i128| i64::try_from(nanoseconds).unwrap_or(i64::MAX);
     let copies: Vec<(i64, bool)> = pushed
@@ -175,7 +175,7 @@ pub fn prune(args: &Prune, context: &mut Context) -> Outcome {
 /// `ckptfs verify --remote`.
 pub fn verify(name: &str, deep: bool, context: &mut Context) -> Outcome {
     let names = names()?;
-    let remote = repository::open(names.get(name)?, false)?;
+    let remote = repository::open(names.get(name)?, Purpose::Verb)?;
     let spinner = Spinner::start(&context.out, "looking at the remote");
     let found = remote.damage(deep);
     spinner.stop();

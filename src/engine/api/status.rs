@@ -48,12 +48,45 @@ pub struct Status {
     /// What was changed while nothing was mounted, before this mount.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub absence: Option<AbsenceInfo>,
+    /// Where content is that is not here, if the tree was mounted from a remote.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<OriginInfo>,
     /// What somebody should know: damage found, captures refused, changes made while not mounted.
     pub warnings: Vec<String>,
     /// Somebody had something of the directory below the mount when it was mounted, or that is not
     /// known.
     #[serde(default)]
     pub had_below: bool,
+}
+
+/// A remote whose checkpoint a tree looks through to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OriginInfo {
+    /// Its name.
+    pub remote: String,
+    /// The snapshot there.
+    pub snapshot: String,
+    /// The store that the snapshot is of.
+    pub store: String,
+    /// The checkpoint there.
+    pub checkpoint: CheckpointId,
+    /// Files with content.
+    pub files: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Files that were fetched and are still here.
+    pub files_here: u64,
+    /// Their bytes.
+    pub bytes_here: u64,
+    /// Bytes of them that are kept here at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<u64>,
+    /// What is not opened is not fetched.
+    #[serde(default)]
+    pub on_open_only: bool,
+    /// Why what is not here cannot be had.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
 }
 
 /// What was changed while nothing was mounted.

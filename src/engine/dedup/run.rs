@@ -231,7 +231,13 @@ impl Run {
                             self.report.total += 1;
                             self.dirs.push(trail);
                         }
-                        Kind::File if self.slots.insert(child.slot) => self.list_live(dedup, trail),
+                        // What is looked through to is elsewhere, and takes no space here.
+                        Kind::File
+                            if dedup.live.inodes.is_own(child.slot)
+                                && self.slots.insert(child.slot) =>
+                        {
+                            self.list_live(dedup, trail)
+                        }
                         _ => {}
                     }
                 }

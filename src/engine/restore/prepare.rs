@@ -25,7 +25,7 @@ use crate::history::wake::Hold;
 use crate::live::Freeze;
 use crate::store::ids::{CheckpointId, Name, Slot};
 use crate::sys::lock::MutexGuard;
-use crate::sys::{self, SysResult};
+use crate::sys::{self, Errno, SysResult};
 use crate::tree::plan::{Change as Becomes, Content};
 
 /// What is to be restored, as it was asked for.
@@ -165,10 +165,12 @@ impl<'a> Restorer<'a> {
                 sys::release_memory();
             }
             if !prepared.is_given_up() {
-                if stage.fill(prepared.plan(), prepared.want(), false).is_err() {
-                    break;
+                match stage.fill(prepared.plan(), prepared.want(), false) {
+                    Ok(_) => {}
+                    Err(errno) if self.is_away(errno) => return Err(failed(errno)),
+                    Err(_) => break,
                 }
-                self.own_ahead(prepared.plan());
+                self.own_ahead(prepared.plan()).map_err(failed)?;
             }
             stage.still_wanted()?;
             let (freeze, flushed) = self.engine.checkpoints.freeze().map_err(failed)?;
@@ -193,11 +195,15 @@ impl<'a> Restorer<'a> {
     }
 
     /// What a branch inherits and is about to lose is copied up here, by some threads, for to clone
-    /// it takes its time. What fails here fails again in the freeze, and is told then.
-    fn own_ahead(self, plan: &Plan) {
+    /// it takes its time. What fails here fails again in the freeze, and is told then, but for
+    /// content that a remote does not give: nothing waits for that in a freeze.
+    ///
+    /// # Errors
+    /// EIO.
+    fn own_ahead(self, plan: &Plan) -> SysResult<()> {
         let live = &self.engine.live;
-        if self.engine.branches().own_id().is_none() {
-            return;
+        if live.inodes.level() == 0 {
+            return Ok(());
         }
         let dirs = plan.tree.dirs.iter();
         let names = dirs.filter_map(|dir| Some((dir.live.as_ref()?, &dir.names)));
@@ -214,9 +220,19 @@ impl<'a> Restorer<'a> {
             .collect();
         let own = |(dir, name): &(&Arc<Trail>, &Name)| live.names.own_name(dir, name);
         let (_, copied) = threads::each(&lost, ("own", OWNED_FROM), own);
-        if let Err(errno) = copied {
-            tracing::debug!(%errno, "not all could be copied up before the freeze");
+        match copied {
+            Err(errno) if self.is_away(errno) => Err(errno),
+            Err(errno) => {
+                tracing::debug!(%errno, "not all could be copied up before the freeze");
+                Ok(())
+            }
+            Ok(_) => Ok(()),
         }
+    }
+
+    /// What failed may be content that is in a remote, which does not give it.
+    fn is_away(self, errno: Errno) -> bool {
+        errno == Errno::EIO && self.engine.origin.is_some()
     }
 
     /// Compares the tree with a checkpoint. The contents of files are compared, so none may be kept

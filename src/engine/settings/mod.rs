@@ -121,6 +121,9 @@ pub const KEYS: &[Key] = keys! {
     "mount.snapdir-mode", Kind::Mode, Both: "mount --snapdir-mode";
     "mount.seal", Kind::Word(&["off", "hash", "full"]), Both: "mount --seal";
     "mount.readers", Kind::Count, Both: "mount --readers";
+    "mount.cache", Kind::Bytes, Both: "mount --cache";
+    "mount.fetch", Kind::Word(&["on", "off"]), Both:
+        "of a tree that was mounted from a remote: fetch what nobody has opened (on); off: mount --no-fetch";
 };
 
 /// The key of this name.

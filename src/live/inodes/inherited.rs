@@ -66,17 +66,21 @@ fn own_offset(name: &[u8]) -> u64 {
 }
 
 impl Inodes {
-    /// How many branches deep this tree is; 0: it is no branch.
+    /// How many bases deep this tree is; 0: it looks through to nothing.
     pub fn level(&self) -> u64 {
         self.through
             .as_ref()
             .map_or(0, |through| through.base.level)
     }
 
+    /// The tree has an inode for it, and does not look through to it.
+    pub fn is_own(&self, slot: Slot) -> bool {
+        !self.base().is_inherited(slot)
+    }
+
     /// The history of the tree that this is a branch of; `None`: it is no branch.
     pub fn parent(&self) -> Option<&Timeline> {
-        let through = self.through.as_ref()?;
-        Some(&through.base.timeline)
+        self.through.as_ref()?.base.parent()
     }
 
     /// What is inherited.

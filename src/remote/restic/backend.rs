@@ -1,7 +1,7 @@
 //! Where a repository is, and what is written to it.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -56,17 +56,17 @@ pub fn check(url: &str) -> VerbResult<()> {
     }
 }
 
-/// Goes to an address.
+/// Goes to an address. `quick`: a server that does not answer is not waited for long, where we say so.
 ///
 /// # Errors
 /// `bad-remote`, `remote-failed`.
-pub fn open(url: &str) -> VerbResult<Arc<dyn WriteBackend>> {
+pub fn open(url: &str, quick: bool) -> VerbResult<Arc<dyn WriteBackend>> {
     check(url)?;
     let none = Vec::<(String, String)>::new();
     let local = url.strip_prefix("local:").unwrap_or(url);
     Ok(match url.split_once(':') {
         _ if is_local(url) => Arc::new(LocalBackend::new(local, none).map_err(failed)?),
-        Some(("s3", at)) => Arc::new(S3::new(at)?),
+        Some(("s3", at)) => Arc::new(S3::new(at, quick)?),
         Some(("rest", at)) => Arc::new(RestBackend::new(with_user(at), none).map_err(failed)?),
         _ => {
             let options = BackendOptions::default().repository(url.to_owned());
@@ -100,10 +100,14 @@ fn escaped(text: &str) -> String {
         .collect()
 }
 
-/// Bytes of a pack that are fetched at once, and how many such pieces are kept: what is read one
-/// after the other lies in a pack one after the other.
-const AHEAD_BYTES: u32 = 4 << 20;
+/// Bytes of a pack that are fetched at once, first, at least and at most, and how many such pieces are
+/// kept: what is read one after the other lies in a pack one after the other.
+const AHEAD_BYTES: u32 = 1 << 20;
+const AHEAD_RANGE: (u32, u32) = (64 << 10, 4 << 20);
 const AHEAD_PIECES: usize = 8;
+/// After a piece that came sooner the next is larger, after one that took longer smaller.
+const AHEAD_QUICK: Duration = Duration::from_millis(300);
+const AHEAD_SLOW: Duration = Duration::from_millis(1500);
 
 /// How many bytes may pass in a second, in both directions together. What is asked for or sent at
 /// once, up to a pack, passes as fast as it can; what comes after it waits for its turn.
@@ -146,10 +150,13 @@ pub struct Watched {
     ahead: Option<Mutex<VecDeque<Piece>>>,
     /// How fast bytes may come and go; not set: as fast as they can.
     pub pace: OnceLock<Pace>,
+    ahead_bytes: AtomicU32,
     /// The whole tree was told: without it no snapshot is saved, however whoever tells it ended.
     pub is_told: AtomicBool,
     /// Bytes that were written.
     pub sent: AtomicU64,
+    /// Reads of packs that failed where they are, and not because of what is in them.
+    pub unread: AtomicU64,
 }
 
 /// A piece of a pack: which, from where, and what is there.
@@ -173,11 +180,13 @@ impl Watched {
     pub fn new(inner: Arc<dyn WriteBackend>, is_local: bool) -> Watched {
         Watched {
             ahead: (!is_local).then(Mutex::default),
+            ahead_bytes: AtomicU32::new(AHEAD_BYTES),
             inner,
             failed: Mutex::new(None),
             pace: OnceLock::new(),
             is_told: AtomicBool::new(false),
             sent: AtomicU64::new(0),
+            unread: AtomicU64::new(0),
         }
     }
 
@@ -229,7 +238,9 @@ impl ReadBackend for Watched {
     ) -> RusticResult<bytes::Bytes> {
         let read = |length| {
             let read = self.inner.read_partial(tpe, id, cacheable, offset, length);
-            self.come(read)
+            self.come(read).inspect_err(|_| {
+                self.unread.fetch_add(1, Ordering::Relaxed);
+            })
         };
         let Some(ahead) = self.ahead.as_ref().filter(|_| tpe == FileType::Pack) else {
             return read(length);
@@ -247,7 +258,15 @@ impl ReadBackend for Watched {
             return Ok(part);
         }
         // Behind the end of the pack there is nothing: what is there comes.
-        let bytes = read(length.max(AHEAD_BYTES))?;
+        let (ahead_bytes, began) = (self.ahead_bytes.load(Ordering::Relaxed), Instant::now());
+        let bytes = read(length.max(ahead_bytes))?;
+        let (least, most) = AHEAD_RANGE;
+        let next = match began.elapsed() {
+            took if took < AHEAD_QUICK => most.min(ahead_bytes * 2),
+            took if took > AHEAD_SLOW => least.max(ahead_bytes / 2),
+            _ => ahead_bytes,
+        };
+        self.ahead_bytes.store(next, Ordering::Relaxed);
         let piece = Piece {
             pack: *id,
             from: offset,

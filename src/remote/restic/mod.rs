@@ -5,6 +5,7 @@
 //! asked there each time: no list of it is kept elsewhere.
 
 mod backend;
+pub mod lazy;
 pub mod names;
 mod node;
 pub mod pull;
@@ -31,6 +32,17 @@ const TAG: &str = "ckptfs";
 /// Begin the tags that say which checkpoint of which store.
 const STORE_TAG: &str = "store=";
 const CHECKPOINT_TAG: &str = "checkpoint=";
+
+/// What a repository is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// One is made if there is none.
+    Create,
+    /// For a verb, which waits for a server that starts again.
+    Verb,
+    /// For programs that wait for content: better an error than a long wait.
+    Serve,
+}
 
 /// A repository that is open.
 pub struct Remote {
@@ -61,12 +73,13 @@ pub struct Pushed {
 }
 
 impl Remote {
-    /// Opens the repository at a URL; `create`: makes one if there is none.
+    /// Opens the repository at a URL.
     ///
     /// # Errors
     /// `bad-password`, `unknown-remote` if there is no repository, `remote-failed`.
-    pub fn open(url: &str, password: &str, create: bool) -> VerbResult<Remote> {
-        let watched = Arc::new(Watched::new(backend::open(url)?, backend::is_local(url)));
+    pub fn open(url: &str, password: &str, purpose: Purpose) -> VerbResult<Remote> {
+        let opened = backend::open(url, purpose == Purpose::Serve)?;
+        let watched = Arc::new(Watched::new(opened, backend::is_local(url)));
         let backends = RepositoryBackends::new(Arc::clone(&watched) as _, None);
         let options = match cache_dir().filter(|_| !backend::is_local(url)) {
             Some(dir) => RepositoryOptions::default().cache_dir(dir),
@@ -76,7 +89,7 @@ impl Remote {
         let credentials = Credentials::password(password);
         let repo = match repo.config_id().map_err(failed)? {
             Some(_) => repo.open(&credentials).map_err(failed)?,
-            None if create => repo
+            None if purpose == Purpose::Create => repo
                 .init(
                     &credentials,
                     &KeyOptions::default(),

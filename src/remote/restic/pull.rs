@@ -34,7 +34,7 @@ const MEMORY_BYTES_MAX: u64 = 8 << 20;
 /// What encryption adds to a blob: the initialization vector and the code that authenticates it.
 const CRYPT_BYTES: u32 = 32;
 /// Zeros of this many bytes become a hole.
-const HOLE_BYTES: usize = 4096;
+pub(super) const HOLE_BYTES: usize = 4096;
 /// Directories within each other.
 const DEPTH_MAX: usize = 4096;
 
@@ -309,7 +309,7 @@ impl From<Errno> for Unread {
 }
 
 /// A blob is what its number, the SHA-256 of its content, says.
-fn is_hash(id: &DataId, blob: &[u8]) -> bool {
+pub(super) fn is_hash(id: &DataId, blob: &[u8]) -> bool {
     let hash = Sha256::digest(blob);
     let hex: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
     *id.to_hex() == *hex

@@ -22,11 +22,15 @@ use crate::engine::api::{Code, VerbResult, hinted};
 
 /// How long one request may take: a pack of 32 MiB and more over a slow line.
 const REQUEST_SECONDS: u64 = 600;
+/// The same, of small pieces for programs that wait.
+const QUICK_SECONDS: u64 = 120;
 /// How long until a connection is made.
 const CONNECT_SECONDS: u64 = 15;
 /// How often a request is made again, after pauses that double from a tenth of a second: some six
 /// seconds for a server that starts again.
 const RETRIES: usize = 6;
+/// Less than a second.
+const QUICK_RETRIES: usize = 3;
 /// A larger object is none of a repository: packs are at most 4 GiB.
 const LARGEST: u64 = u32::MAX as u64;
 
@@ -40,11 +44,16 @@ pub struct S3 {
 }
 
 impl S3 {
-    /// A bucket at `http(s)://HOST[:PORT]/BUCKET[/PATH]`. Nothing is sent yet.
+    /// A bucket at `http(s)://HOST[:PORT]/BUCKET[/PATH]`. Nothing is sent yet. `quick`: a request that
+    /// is not answered fails soon.
     ///
     /// # Errors
     /// `bad-remote`.
-    pub fn new(at: &str) -> VerbResult<S3> {
+    pub fn new(at: &str, quick: bool) -> VerbResult<S3> {
+        let (seconds, retries) = match quick {
+            true => (QUICK_SECONDS, QUICK_RETRIES),
+            false => (REQUEST_SECONDS, RETRIES),
+        };
         let bad = |why: String| {
             hinted(
                 Code::BadRemote,
@@ -61,7 +70,7 @@ impl S3 {
         let bucket = bucket.ok_or_else(|| bad("it names no bucket".to_owned()))?;
         let client = ClientOptions::new()
             .with_allow_http(scheme == "http")
-            .with_timeout(Duration::from_secs(REQUEST_SECONDS))
+            .with_timeout(Duration::from_secs(seconds))
             .with_connect_timeout(Duration::from_secs(CONNECT_SECONDS));
         let store = AmazonS3Builder::from_env()
             .with_endpoint(format!("{scheme}://{host}"))
@@ -69,7 +78,7 @@ impl S3 {
             .with_virtual_hosted_style_request(false)
             .with_client_options(client)
             .with_retry(RetryConfig {
-                max_retries: RETRIES,
+                max_retries: retries,
                 ..RetryConfig::default()
             })
             .build()

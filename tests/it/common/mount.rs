@@ -28,7 +28,7 @@ pub struct Mount {
     dir: PathBuf,
     /// Where the branch is, if it is of one.
     branch: Option<PathBuf>,
-    opts: MountOpts,
+    pub(crate) opts: MountOpts,
     /// The daemon's id and start time, while it should be alive.
     daemon: Option<(u32, u64)>,
     /// The same of the process that would start another daemon.

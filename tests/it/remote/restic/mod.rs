@@ -2,6 +2,7 @@
 
 mod auto;
 mod faults;
+mod lazy;
 mod onto;
 mod same;
 pub mod servers;

@@ -1,0 +1,168 @@
+//! `ckptfs mount --from`, and the mounts of what was made so.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+
+use super::super::context::Context;
+use super::super::copies;
+use super::super::error::{On, hinted};
+use super::super::origin::Begun;
+use super::super::output::can_ask;
+use super::super::remotes::names;
+use super::{oci, repository};
+use crate::engine::api::{Code, VerbResult};
+use crate::engine::origin::{ServedOrigin, TYPED_PASSWORD};
+use crate::engine::word::word;
+use crate::remote::restic::lazy::record::Stored;
+use crate::remote::restic::lazy::{Lazy, Wishes};
+use crate::remote::restic::{Purpose, guarded};
+use crate::sys;
+
+/// Makes `dest`, which is empty or is not there, a tree that looks through to a checkpoint of a
+/// remote, unless it is one already. `from`: `REMOTE[:ID]`.
+///
+/// # Errors
+/// `not-empty`; those of the remote.
+pub fn begin(from: &str, dest: &Path, context: &mut Context) -> VerbResult<Begun> {
+    if oci::is_place(from) {
+        return Err(hinted(
+            Code::BadRemote,
+            "an image cannot be mounted before all of it is here",
+            format!("ckptfs pull {} --into DIR --mount", word(from)),
+        ));
+    }
+    let (name, id) = match from.split_once(':') {
+        Some((name, id)) => (name, Some(id)),
+        None => (from, None),
+    };
+    let names = names()?;
+    let named = names.get(name)?;
+    let root = File::from(copies::open_destination(dest)?);
+    if Stored::is_there(&root) {
+        return again((name, id), dest, &root, context);
+    }
+    if !sys::list_dir(&root)
+        .on(dest.display())?
+        .iter()
+        .all(|entry| entry.name == b".ckptfs")
+        || crate::store::layout::is_made(&root)
+    {
+        return Err(hinted(
+            Code::NotEmpty,
+            format!(
+                "{} is not empty, and nothing was mounted from a remote there",
+                dest.display()
+            ),
+            "name a directory that does not exist or is empty",
+        ));
+    }
+    let (password, typed) = match named.password()? {
+        Some(password) => (password, None),
+        None => {
+            let typed = repository::asked(named)?;
+            (typed.clone(), Some(typed))
+        }
+    };
+    let (left_out, checkpoint) = guarded(|| {
+        let remote = repository::open_with(named, &password, Purpose::Verb)?;
+        let pushed = super::pull::choose(remote.pushed(None)?, (name, id), context)?;
+        Ok((remote.make_origin(name, &pushed, &root)?, pushed.checkpoint))
+    })?;
+    if left_out > 0 {
+        context.out.warn(&format!(
+            "left out: {}, of kinds that cannot be made here",
+            crate::engine::word::count(left_out, "name")
+        ));
+    }
+    Ok(Begun {
+        password: typed,
+        note: Some(format!("mounted from checkpoint {checkpoint} of {name}")),
+    })
+}
+
+/// What was made before is mounted again if it is the same.
+fn again(
+    (name, id): (&str, Option<&str>),
+    dest: &Path,
+    root: &File,
+    context: &mut Context,
+) -> VerbResult<Begun> {
+    let Some(stored) = Stored::of(root)? else {
+        return Ok(Begun::default());
+    };
+    let record = &stored.record;
+    let same = id.is_none_or(|id| {
+        id == "latest"
+            || id == record.checkpoint.to_string()
+            || id.len() >= 6 && record.snapshot.starts_with(id)
+    });
+    if record.remote != name || !same {
+        return Err(hinted(
+            Code::NotEmpty,
+            format!(
+                "{} was mounted from checkpoint {} of {}",
+                dest.display(),
+                record.checkpoint,
+                record.remote
+            ),
+            "mount it with: ckptfs mount DIR; mount another checkpoint in a directory of its own",
+        ));
+    }
+    goes_on(root, context)
+}
+
+/// A tree that was mounted from a remote before is about to be mounted again.
+///
+/// # Errors
+/// `bad-store`; those of the terminal.
+pub fn goes_on(root: impl AsFd, context: &mut Context) -> VerbResult<Begun> {
+    let mut begun = Begun::default();
+    let Some(stored) = Stored::of(root)? else {
+        return Ok(begun);
+    };
+    let password = names().and_then(|names| {
+        let named = names.get(&stored.record.remote)?;
+        match named.password()? {
+            None if can_ask() => repository::asked(named).map(Some),
+            _ => Ok(None),
+        }
+    });
+    match password {
+        Ok(typed) => begun.password = typed,
+        // Names are served without it, and what is here.
+        Err(error) => context.out.warn(&format!(
+            "what is not here cannot be read: {}",
+            error.message
+        )),
+    }
+    Ok(begun)
+}
+
+/// What a tree looks through to that was mounted from a remote; `None`: it was not.
+///
+/// # Errors
+/// `bad-store`; `unknown-remote`: whoever mounts has no remote of that name.
+pub fn of(root: &OwnedFd, wishes: (Option<u64>, bool)) -> VerbResult<Option<ServedOrigin>> {
+    let Some(stored) = Stored::of(root)? else {
+        return Ok(None);
+    };
+    let name = stored.record.remote.clone();
+    // It is looked for each time: who mends an address, or a password, need not mount again.
+    let opener = move || {
+        let names = names()?;
+        let named = names.get(&name)?;
+        let password = named.password()?;
+        let password = password.or_else(|| std::env::var(TYPED_PASSWORD).ok());
+        let password = password.unwrap_or_default();
+        repository::open_with(named, &password, Purpose::Serve)
+    };
+    let (limit, on_open_only) = wishes;
+    let wishes = Wishes {
+        limit,
+        on_open_only,
+    };
+    let lazy = Lazy::open(stored, Box::new(opener), wishes)?;
+    Ok(Some(ServedOrigin(Arc::new(lazy))))
+}

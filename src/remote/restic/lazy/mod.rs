@@ -1,0 +1,494 @@
+//! A tree whose content comes from a repository when it is opened: what such a tree looks through
+//! to (docs/adr/0037-a-remote-as-base.md).
+//!
+//! Names and attributes were read when the tree was made ([`Tree`]); they never change. A file is
+//! fetched whole by a thread of its own into the store ([`Cache`]), once however many open it, and
+//! opened there. Who opens it waits for that with no lock held, as long as something comes; when
+//! nothing has for some seconds the open fails with EIO, and the thread is left to itself. Then the
+//! remote is taken to be away for a while, and whatever is not here fails at once.
+//!
+//! When nothing else is fetched, what is not here is, in the order in which it was packed.
+
+mod cache;
+pub mod record;
+mod source;
+mod tree;
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use self::cache::{Cache, Found, Kept};
+use self::record::Record;
+pub use self::source::Opener;
+use self::source::{Source, Unread, holds};
+use self::tree::Tree;
+use crate::engine::api::OriginInfo;
+use crate::engine::origin::Origin;
+use crate::history::present::{Present, Trail};
+use crate::store::ids::{Name, Slot};
+use crate::store::record::{AttrState, Child, Place};
+use crate::sys::lock::{Condvar, Mutex};
+use crate::sys::{Errno, SysResult, Time, Xattrs, host, wait};
+
+/// Who waits for content gives up when nothing of it has come for so long.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// A remote that does not answer is asked again after so long, then after pauses that double.
+const AWAY: Duration = Duration::from_secs(2);
+const AWAY_MAX: Duration = Duration::from_secs(16);
+/// Files that are fetched at once; those that were given up do not count, ...
+const AT_ONCE: usize = 16;
+/// ... but there are no more of them than this.
+const GIVEN_UP_MAX: usize = 32;
+/// What is fetched without being asked for waits so long after what was asked for.
+const IDLE: Duration = Duration::from_millis(50);
+
+/// [`PATIENCE`], or what a test has of it.
+fn patience() -> Duration {
+    match host::left_out("patience") {
+        true => Duration::from_secs(2),
+        false => PATIENCE,
+    }
+}
+
+/// How a tree is to be fetched.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Wishes {
+    /// Bytes that are kept here at most.
+    pub limit: Option<u64>,
+    /// What is not opened is not fetched.
+    pub on_open_only: bool,
+}
+
+/// A file that is being fetched.
+#[derive(Default)]
+struct Fetch {
+    progress: AtomicU64,
+    /// How it ended.
+    ended: OnceLock<SysResult<()>>,
+}
+
+/// A remote that does not answer.
+struct Away {
+    why: String,
+    until: Instant,
+    pause: Duration,
+}
+
+#[derive(Default)]
+struct State {
+    kept: Kept,
+    fetches: HashMap<Slot, Arc<Fetch>>,
+    /// Threads that nobody waits for any more.
+    given_up: usize,
+    away: Option<Away>,
+    /// What cannot be had of a remote that is there, and why.
+    damaged: HashMap<Slot, String>,
+    /// When a file was last asked for.
+    asked: Option<Instant>,
+    attempts: u64,
+    /// Fetches that have ended, each counted for more than it has blobs.
+    ends: u64,
+    ended: bool,
+}
+
+impl State {
+    /// Grows with whatever comes.
+    fn came(&self) -> u64 {
+        let fetches = self.fetches.values();
+        let blobs = fetches.map(|fetch| fetch.progress.load(Ordering::Relaxed));
+        blobs.fold(self.ends, u64::saturating_add)
+    }
+}
+
+/// What the tree looks through to. See the module.
+pub struct Lazy(Arc<Inner>);
+
+struct Inner {
+    tree: Tree,
+    files: u64,
+    bytes: u64,
+    cache: Cache,
+    source: Source,
+    record: Record,
+    wishes: Wishes,
+    /// Never held while anything is asked of the disk or the repository.
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Lazy {
+    /// With what is in the store.
+    ///
+    /// # Errors
+    /// `bad-store`: it is damaged; `io`.
+    pub fn open(
+        stored: record::Stored,
+        opener: Opener,
+        wishes: Wishes,
+    ) -> crate::engine::api::VerbResult<Lazy> {
+        let (record, tree, cache) = stored.take()?;
+        let size = |slot| tree.content(slot).ok().map(|(size, _)| size);
+        let kept = cache.kept(size).map_err(record::unusable)?;
+        let (files, bytes) = tree.files().fold((0, 0_u64), |(files, bytes), (_, size)| {
+            (files + 1, bytes.saturating_add(size))
+        });
+        let inner = Arc::new(Inner {
+            files,
+            bytes,
+            cache,
+            source: Source::new(opener, record.repository.clone()),
+            record,
+            wishes,
+            state: Mutex::new(State {
+                kept,
+                ..State::default()
+            }),
+            changed: Condvar::default(),
+            tree,
+        });
+        // There may be room for less than before.
+        let evicted = inner.evict(&mut inner.state.lock(), Slot::ROOT);
+        evicted
+            .into_iter()
+            .for_each(|slot| inner.cache.remove(slot));
+        Ok(Lazy(inner))
+    }
+}
+
+impl Present for Lazy {
+    fn child(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<Option<Child>> {
+        self.0.tree.child(dir, name)
+    }
+
+    fn list(&self, dir: &Arc<Trail>) -> SysResult<Vec<(Name, Child)>> {
+        self.0.tree.list(dir)
+    }
+
+    fn attr(&self, node: &Arc<Trail>) -> SysResult<AttrState> {
+        self.0.tree.attr(node.slot)
+    }
+
+    fn xattrs(&self, node: &Arc<Trail>) -> SysResult<Xattrs> {
+        self.0.tree.xattrs(node.slot)
+    }
+
+    fn open(&self, node: &Arc<Trail>) -> SysResult<File> {
+        self.0.tree.content(node.slot)?;
+        match self.0.at_hand(node.slot) {
+            Some(file) => Ok(file),
+            None => wait::aside(|| self.0.open_patiently(node.slot)),
+        }
+    }
+
+    fn ctime_of(&self, node: &Arc<Trail>, _: &File) -> SysResult<Time> {
+        Ok(self.0.tree.attr(node.slot)?.stat.ctime)
+    }
+
+    fn place(&self, slot: Slot) -> Option<Place> {
+        self.0.tree.place(slot)
+    }
+
+    fn renames(&self) -> Option<u64> {
+        Some(0)
+    }
+}
+
+impl Origin for Lazy {
+    fn info(&self) -> OriginInfo {
+        self.0.info()
+    }
+
+    fn begin(&self) {
+        if self.0.wishes.on_open_only {
+            return;
+        }
+        let inner = Arc::downgrade(&self.0);
+        let started = std::thread::Builder::new()
+            .name("fetch-rest".into())
+            .spawn(move || fetch_rest(&inner));
+        if let Err(error) = started {
+            tracing::warn!(%error, "what is not opened is not fetched");
+        }
+    }
+
+    fn end(&self) {
+        self.0.state.lock().ended = true;
+        self.0.changed.notify_all();
+    }
+}
+
+impl Inner {
+    /// Opens what is here and known to be whole, without waiting for anything.
+    fn at_hand(&self, slot: Slot) -> Option<File> {
+        let found = self.state.lock().kept.used(slot)?;
+        let (size, _) = self.tree.content(slot).ok()?;
+        (found == Found::Proven).then(|| self.cache.open(slot, size))?
+    }
+
+    fn open_patiently(self: &Arc<Inner>, slot: Slot) -> SysResult<File> {
+        let (size, blobs) = self.tree.content(slot)?;
+        self.state.lock().asked = Some(Instant::now());
+        // It may be evicted between the two.
+        for _ in 0..3 {
+            let found = self.state.lock().kept.used(slot);
+            if let Some(found) = found {
+                let file = self.cache.open(slot, size);
+                let is_whole = |file: &File| {
+                    found == Found::Proven || blobs.len() != 1 || holds(file, size, &blobs[0])
+                };
+                if let Some(file) = file.filter(is_whole) {
+                    self.state.lock().kept.put(slot, Found::Proven, size);
+                    return Ok(file);
+                }
+                tracing::warn!(
+                    slot = slot.0,
+                    "what was fetched of a file is damaged or gone: it is fetched again"
+                );
+                self.state.lock().kept.remove(slot);
+                self.cache.remove(slot);
+            }
+            let fetched = self.fetch(slot);
+            self.state.lock().asked = Some(Instant::now());
+            fetched?;
+        }
+        Err(Errno::EIO)
+    }
+
+    /// A file is here when this returns.
+    fn fetch(self: &Arc<Inner>, slot: Slot) -> SysResult<()> {
+        let mut state = self.state.lock();
+        let (mut came, mut since) = (0, Instant::now());
+        let fetch = loop {
+            let now = state.came();
+            if now != came {
+                (came, since) = (now, Instant::now());
+            }
+            if state.ended || since.elapsed() > patience() {
+                return Err(Errno::EIO);
+            }
+            if state.kept.has(slot) {
+                return Ok(());
+            }
+            if let Some(fetch) = state.fetches.get(&slot) {
+                break Arc::clone(fetch);
+            }
+            let is_away = |away: &Away| Instant::now() < away.until;
+            if state.away.as_ref().is_some_and(is_away) || state.given_up >= GIVEN_UP_MAX {
+                return Err(Errno::EIO);
+            }
+            if state.fetches.len() < AT_ONCE {
+                break self.start(&mut state, slot)?;
+            }
+            self.changed.wait_for(&mut state, Duration::from_secs(1));
+        };
+        let (mut came, mut since) = (0, Instant::now());
+        loop {
+            if let Some(ended) = fetch.ended.get() {
+                return *ended;
+            }
+            if state.ended {
+                return Err(Errno::EIO);
+            }
+            let now = fetch.progress.load(Ordering::Relaxed);
+            if now != came {
+                (came, since) = (now, Instant::now());
+            }
+            let Some(left) = patience().checked_sub(since.elapsed()) else {
+                self.give_up(&mut state, slot, &fetch);
+                drop(state);
+                self.source.forget();
+                return Err(Errno::EIO);
+            };
+            let step = left.min(Duration::from_secs(1)) + Duration::from_millis(1);
+            self.changed.wait_for(&mut state, step);
+        }
+    }
+
+    fn start(self: &Arc<Inner>, state: &mut State, slot: Slot) -> SysResult<Arc<Fetch>> {
+        let fetch = Arc::new(Fetch::default());
+        state.attempts += 1;
+        let (inner, doing, attempt) = (Arc::clone(self), Arc::clone(&fetch), state.attempts);
+        let work = move || {
+            // A repository that is damaged as rustic does not expect ends its reading by a panic.
+            let work = AssertUnwindSafe(|| inner.fetch_now(slot, attempt, &doing));
+            let panicked = |_| Err(Unread::Damaged("reading it failed unexpectedly".to_owned()));
+            let done = catch_unwind(work).unwrap_or_else(panicked);
+            inner.note_end(slot, &doing, done);
+        };
+        let started = std::thread::Builder::new().name("fetch".into()).spawn(work);
+        started.map_err(|_| Errno::EAGAIN)?;
+        state.fetches.insert(slot, Arc::clone(&fetch));
+        Ok(fetch)
+    }
+
+    fn fetch_now(&self, slot: Slot, attempt: u64, fetch: &Fetch) -> Result<(), Unread> {
+        let (size, blobs) = self.tree.content(slot)?;
+        let (file, name) = self.cache.begin(slot, attempt)?;
+        let fetched = self
+            .source
+            .fetch(blobs, size, &file, &fetch.progress)
+            .and_then(|()| Ok(self.cache.finish(&file, &name, slot, blobs.len() > 1)?));
+        if fetched.is_err() {
+            self.cache.drop_new(&name);
+        }
+        fetched
+    }
+
+    fn note_end(&self, slot: Slot, fetch: &Arc<Fetch>, done: Result<(), Unread>) {
+        let size = self.tree.content(slot).map_or(0, |(size, _)| size);
+        let mut state = self.state.lock();
+        let is_it = |own: &Arc<Fetch>| Arc::ptr_eq(own, fetch);
+        state.ends = state.ends.saturating_add(1 << 32);
+        let was_given_up = !state.fetches.get(&slot).is_some_and(is_it);
+        match was_given_up {
+            false => drop(state.fetches.remove(&slot)),
+            true => state.given_up = state.given_up.saturating_sub(1),
+        }
+        let ended = match done {
+            // It says nothing of what is now.
+            Err(_) if was_given_up => Err(Errno::EIO),
+            Ok(()) => {
+                state.kept.put(slot, Found::Proven, size);
+                state.damaged.remove(&slot);
+                if state.away.take().is_some() {
+                    tracing::info!(remote = self.record.remote, "the remote answers again");
+                }
+                Ok(())
+            }
+            Err(Unread::Away(error)) => {
+                self.note_away(&mut state, error.message);
+                Err(Errno::EIO)
+            }
+            Err(Unread::Damaged(why)) => {
+                let path = String::from_utf8_lossy(&self.tree.path(slot)).into_owned();
+                tracing::error!(path = ?path, why = ?why, "a file cannot be had of the remote");
+                state.damaged.insert(slot, why);
+                state.away = None;
+                Err(Errno::EIO)
+            }
+            Err(Unread::Here(errno)) => Err(errno),
+        };
+        let _ = fetch.ended.set(ended);
+        let evicted = self.evict(&mut state, slot);
+        drop(state);
+        self.changed.notify_all();
+        evicted.into_iter().for_each(|slot| self.cache.remove(slot));
+    }
+
+    fn note_away(&self, state: &mut State, why: String) {
+        let pause = state
+            .away
+            .as_ref()
+            .map_or(AWAY, |away| (away.pause * 2).min(AWAY_MAX));
+        tracing::warn!(remote = self.record.remote, why = ?why, "the remote does not answer");
+        let until = Instant::now() + pause;
+        state.away = Some(Away { why, until, pause });
+    }
+
+    /// Nothing comes: whoever asks next asks anew.
+    fn give_up(&self, state: &mut State, slot: Slot, fetch: &Arc<Fetch>) {
+        let is_it = |known: &Arc<Fetch>| Arc::ptr_eq(known, fetch);
+        if state.fetches.get(&slot).is_some_and(is_it) {
+            state.fetches.remove(&slot);
+            state.given_up += 1;
+            let seconds = patience().as_secs();
+            self.note_away(state, format!("nothing has come for {seconds} s"));
+            self.changed.notify_all();
+        }
+    }
+
+    /// What goes for a file that has come.
+    fn evict(&self, state: &mut State, but: Slot) -> Vec<Slot> {
+        let mut evicted = Vec::new();
+        while self
+            .wishes
+            .limit
+            .is_some_and(|limit| state.kept.bytes > limit)
+            && let Some(oldest) = state.kept.oldest().filter(|oldest| *oldest != but)
+        {
+            state.kept.remove(oldest);
+            evicted.push(oldest);
+        }
+        evicted
+    }
+
+    /// How long what nobody has asked for waits; `None`: there is no room for it, or the mount ends.
+    fn waits(&self, slot: Slot, size: u64) -> Option<Duration> {
+        let (state, now) = (self.state.lock(), Instant::now());
+        let after = state.kept.bytes.saturating_add(size);
+        let is_full = self.wishes.limit.is_some_and(|limit| after > limit);
+        if state.ended || is_full && !state.kept.has(slot) {
+            return None;
+        }
+        let away = state.away.as_ref().map_or(now, |away| away.until);
+        let asked = state.asked.map_or(now, |asked| asked + IDLE);
+        Some(away.max(asked).saturating_duration_since(now))
+    }
+
+    fn info(&self) -> OriginInfo {
+        let state = self.state.lock();
+        let remote = &self.record.remote;
+        let escaped = |text: &str| text.escape_debug().to_string();
+        let trouble = match (&state.away, state.damaged.iter().next()) {
+            (Some(away), _) => Some(format!(
+                "the remote {remote} does not answer: what is not here cannot be read ({})",
+                escaped(&away.why)
+            )),
+            (None, Some((slot, why))) => Some(format!(
+                "{} of the remote {remote} cannot be read, {} the first: {}",
+                crate::engine::word::count(state.damaged.len(), "file"),
+                escaped(&String::from_utf8_lossy(&self.tree.path(*slot))),
+                escaped(why)
+            )),
+            (None, None) => None,
+        };
+        OriginInfo {
+            remote: remote.clone(),
+            snapshot: self.record.snapshot.clone(),
+            store: self.record.store.clone(),
+            checkpoint: self.record.checkpoint,
+            files: self.files,
+            bytes: self.bytes,
+            files_here: state.kept.files(),
+            bytes_here: state.kept.bytes,
+            limit: self.wishes.limit,
+            on_open_only: self.wishes.on_open_only,
+            trouble,
+        }
+    }
+}
+
+/// Fetches what is not here while nothing else is, until all is, or there is no room for more.
+fn fetch_rest(inner: &Weak<Inner>) {
+    let Some(files) = inner
+        .upgrade()
+        .map(|inner| inner.tree.files().collect::<Vec<_>>())
+    else {
+        return;
+    };
+    for (slot, size) in files {
+        loop {
+            let Some(inner) = inner.upgrade() else { return };
+            match inner.waits(slot, size) {
+                None => return,
+                Some(wait) if !wait.is_zero() => {
+                    let mut state = inner.state.lock();
+                    inner
+                        .changed
+                        .wait_for(&mut state, wait.min(Duration::from_secs(1)));
+                }
+                // What is damaged there is left out; while the remote is away it is asked again.
+                Some(_) if inner.fetch(slot).is_ok() || inner.state.lock().away.is_none() => break,
+                Some(_) => {}
+            }
+        }
+    }
+    // Whoever opens what was evicted, or is damaged, has it opened again.
+    if let Some(inner) = inner.upgrade() {
+        inner.source.forget();
+    }
+}

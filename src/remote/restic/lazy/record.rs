@@ -1,0 +1,257 @@
+//! What a store says of the remote that its tree looks through to: `.ckptfs/origin/`.
+//!
+//! ```text
+//! record   JSON: which snapshot of which repository, the name of the remote, and of the file tree its hash (BLAKE3)
+//! tree     names and attributes (module `tree`)
+//! cache/   files that were fetched (module `cache`)
+//! ```
+//!
+//! The record is written last. Neither an address nor a password is in it: a store may be somebody
+//! else's.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+
+use rustic_core::repofile::Node;
+use serde::{Deserialize, Serialize};
+
+use super::super::{Pushed, Remote, failed, node};
+use super::cache::Cache;
+use super::tree::{DEPTH_MAX, Row, Tree, Written};
+use crate::engine::api::{Code, VerbError, VerbResult, hinted};
+use crate::store::ids::{CheckpointId, Slot};
+use crate::store::layout::{make_origin, open_origin, sync_origin};
+use crate::sys::{self, Errno, Open, OpenKind, RenameMode, SysResult, Time};
+
+const RECORD: &[u8] = b"record";
+const TREE: &[u8] = b"tree";
+const CACHE: &[u8] = b"cache";
+/// A longer record is none of ours.
+const RECORD_BYTES_MAX: u64 = 64 << 10;
+/// A longer tree is damaged.
+const TREE_BYTES_MAX: u64 = 16 << 30;
+
+/// See the module.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// What whoever made the tree calls the remote.
+    pub remote: String,
+    /// The repository's number.
+    pub repository: String,
+    /// The snapshot's number.
+    pub snapshot: String,
+    /// The store that the snapshot is of.
+    pub store: String,
+    /// The checkpoint there.
+    pub checkpoint: CheckpointId,
+    /// The hash of the file `tree`, in hexadecimal digits.
+    pub tree: String,
+    /// When the tree was made: seconds and nanoseconds. No time of change in it is later.
+    pub made: (i64, u32),
+}
+
+/// What a store holds of an origin.
+pub struct Stored {
+    dir: OwnedFd,
+    /// What it says.
+    pub record: Record,
+}
+
+fn damaged(what: &str) -> VerbError {
+    hinted(
+        Code::BadStore,
+        format!("{what} of the remote that this tree was mounted from is damaged"),
+        "what was changed here is in the directory; mount the remote in a new one: ckptfs mount --from REMOTE DIR",
+    )
+}
+
+pub(super) fn unusable(errno: Errno) -> VerbError {
+    hinted(
+        Code::Io,
+        format!("what the store knows of the remote cannot be used: {errno}"),
+        "nothing was changed",
+    )
+}
+
+/// A file of the store, whole.
+fn read(dir: &OwnedFd, name: &[u8], max: u64) -> SysResult<Vec<u8>> {
+    let file = sys::open_file_at(dir, name, Open::READ)?;
+    let stat = sys::stat_fd(&file)?;
+    if stat.kind != sys::Kind::File || stat.size > max {
+        return Err(Errno::EINVAL);
+    }
+    let mut bytes = vec![0; usize::try_from(stat.size).map_err(|_| Errno::EINVAL)?];
+    let filled = sys::read_full_at(&file, &mut bytes, 0)?;
+    bytes.truncate(filled);
+    Ok(bytes)
+}
+
+/// Writes a file under another name, and gives it its name when what is in it is on disk.
+fn write(dir: &OwnedFd, name: &[u8], bytes: &[u8]) -> SysResult<()> {
+    let new = [name, b".new"].concat();
+    match sys::unlink_at(dir, &new) {
+        Ok(()) | Err(Errno::ENOENT) => {}
+        Err(errno) => return Err(errno),
+    }
+    let file = sys::create_file_at(dir, &new, Open::READ_WRITE, 0o600)?;
+    sys::write_all_at(&file, bytes, 0)?;
+    sys::fsync(&file)?;
+    sys::rename_at(dir, &new, dir, name, RenameMode::Replace)
+}
+
+impl Stored {
+    /// Whether a tree was made in the directory `root`, to its end.
+    pub fn is_there(root: impl AsFd) -> bool {
+        open_origin(root).is_ok_and(|dir| sys::stat_at(&dir, RECORD).is_ok())
+    }
+
+    /// What the store of the directory `root` says; `None`: that its content is elsewhere it does not.
+    ///
+    /// # Errors
+    /// `bad-store`: it is damaged.
+    pub fn of(root: impl AsFd) -> VerbResult<Option<Stored>> {
+        let Ok(dir) = open_origin(root) else {
+            return Ok(None);
+        };
+        let bytes = match read(&dir, RECORD, RECORD_BYTES_MAX) {
+            Err(Errno::ENOENT) => {
+                return Err(hinted(
+                    Code::Unfinished,
+                    "mounting it from a remote was not finished",
+                    "run the same ckptfs mount --from again",
+                ));
+            }
+            read => read.map_err(|_| damaged("the record"))?,
+        };
+        let record = serde_json::from_slice(&bytes).map_err(|_| damaged("the record"))?;
+        Ok(Some(Stored { dir, record }))
+    }
+
+    pub(super) fn take(self) -> VerbResult<(Record, Tree, Cache)> {
+        let Stored { dir, record } = self;
+        let packed = read(&dir, TREE, TREE_BYTES_MAX).map_err(|_| damaged("the list of names"))?;
+        if blake3::hash(&packed).to_hex().as_str() != record.tree {
+            return Err(damaged("the list of names"));
+        }
+        let (sec, nsec) = record.made;
+        let tree = Tree::read(&packed, Time { sec, nsec });
+        let tree = tree.map_err(|_| damaged("the list of names"))?;
+        match sys::mkdir_at(&dir, CACHE, 0o700) {
+            Ok(()) | Err(Errno::EEXIST) => {}
+            Err(errno) => return Err(unusable(errno)),
+        }
+        let cache = sys::open_beneath(&dir, CACHE, OpenKind::Dir).map_err(unusable)?;
+        Ok((record, tree, Cache(cache)))
+    }
+}
+
+impl Remote {
+    /// The repository's number, in hexadecimal digits.
+    pub fn id(&self) -> String {
+        self.repo.config().id.to_hex().to_string()
+    }
+
+    /// Reads the names and attributes of a snapshot, and writes them to the store of the directory
+    /// `root`, which has none. `name`: that of the remote. On disk when it returns. How many names
+    /// were left out that only root can make.
+    ///
+    /// # Errors
+    /// `remote-failed`; `incomplete`: it holds no tree of ours, or one that cannot be.
+    pub fn make_origin(self, name: &str, pushed: &Pushed, root: &File) -> VerbResult<u64> {
+        let made = sys::now();
+        let repository = self.id();
+        let (tree, left_out) = self.names(pushed, made)?;
+        let record = Record {
+            remote: name.to_owned(),
+            repository,
+            snapshot: pushed.snapshot.clone(),
+            store: pushed.store.clone(),
+            checkpoint: pushed.checkpoint,
+            tree: blake3::hash(&tree).to_hex().to_string(),
+            made: (made.sec, made.nsec),
+        };
+        let record = serde_json::to_vec(&record)
+            .map_err(|cause| hinted(Code::Internal, cause.to_string(), "report it"))?;
+        let dir = make_origin(root).map_err(|cause| unusable(cause.errno()))?;
+        write(&dir, TREE, &tree)
+            .and_then(|()| write(&dir, RECORD, &record))
+            .and_then(|()| Ok(sync_origin(root)?))
+            .map_err(unusable)?;
+        Ok(left_out)
+    }
+
+    fn names(self, pushed: &Pushed, latest: Time) -> VerbResult<(Vec<u8>, u64)> {
+        let broken = |what: String| {
+            hinted(
+                Code::Incomplete,
+                format!("snapshot {}: {what}", pushed.snapshot),
+                "ckptfs verify --remote, or restic check, tells what is damaged",
+            )
+        };
+        let repo = self.repo.to_indexed().map_err(failed)?;
+        let (mut written, mut left_out) = (Written::new(latest).map_err(unusable)?, 0);
+        // Directories that are open: their numbers, and the nodes that are still to come.
+        let mut open: Vec<(Slot, std::vec::IntoIter<Node>)> = Vec::new();
+        let top = repo.get_tree(&pushed.file.tree).map_err(failed)?.nodes;
+        let mut roots = top.into_iter();
+        let root =
+            roots.find(|node| node.is_dir() && node.name().as_bytes() == pushed.root.as_bytes());
+        let mut next = root.map(|root| (Slot(0), root));
+        if next.is_none() {
+            return Err(broken(format!("it has no directory {}", pushed.root)));
+        }
+        while let Some((up, node)) = next.take().or_else(|| next_of(&mut open)) {
+            let name = if up == Slot(0) {
+                Vec::new()
+            } else {
+                node.name().as_bytes().to_vec()
+            };
+            let Some(entry) = node::to_entry(&node, name) else {
+                left_out += 1;
+                continue;
+            };
+            let linked = entry
+                .is_linked()
+                .then_some((node.meta.device_id, node.meta.inode));
+            let subtree = node.subtree.filter(|_| node.is_dir());
+            let blobs = node.content.filter(|_| entry.kind == sys::Kind::File);
+            let row = Row {
+                up: up.0,
+                blobs: blobs.unwrap_or_default(),
+                entry,
+            };
+            let slot = match written.add(row, linked) {
+                Ok(slot) => slot,
+                Err(Errno::EPERM) => {
+                    left_out += 1;
+                    continue;
+                }
+                Err(_) => return Err(broken("a name in it cannot be one".to_owned())),
+            };
+            if node.node_type == rustic_core::repofile::NodeType::Dir {
+                let tree =
+                    subtree.ok_or_else(|| broken("a directory has no content".to_owned()))?;
+                if open.len() >= DEPTH_MAX {
+                    return Err(broken("its directories are too deep".to_owned()));
+                }
+                open.push((
+                    slot,
+                    repo.get_tree(&tree).map_err(failed)?.nodes.into_iter(),
+                ));
+            }
+        }
+        Ok((written.finish().map_err(unusable)?, left_out))
+    }
+}
+
+/// The next node of a walk.
+fn next_of(open: &mut Vec<(Slot, std::vec::IntoIter<Node>)>) -> Option<(Slot, Node)> {
+    while let Some((up, nodes)) = open.last_mut() {
+        if let Some(node) = nodes.next() {
+            return Some((*up, node));
+        }
+        open.pop();
+    }
+    None
+}

@@ -1,0 +1,231 @@
+//! Servers that go, come back, and say nothing.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::super::servers::Moto;
+use super::Lazy;
+use crate::common::command::sh;
+use crate::common::mount::wait_until;
+use crate::common::{MountOpts, Rig, Variant, for_each_variant, skip};
+use crate::remote::restic::User;
+
+const PASS: u8 = 0;
+/// What is sent stays where it is.
+const STALL: u8 = 1;
+/// Connections end.
+const CUT: u8 = 2;
+
+/// Stands before a server, counts requests, and does as it is told.
+struct Between {
+    port: u16,
+    how: Arc<AtomicU8>,
+    requests: Arc<AtomicU64>,
+}
+
+impl Between {
+    fn start(port: u16) -> Between {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+        let own = listener.local_addr().expect("its address").port();
+        let (how, requests) = (Arc::<AtomicU8>::default(), Arc::<AtomicU64>::default());
+        let (doing, counted) = (Arc::clone(&how), Arc::clone(&requests));
+        thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                let (how, requests) = (Arc::clone(&doing), Arc::clone(&counted));
+                thread::spawn(move || one(&client, port, &how, &requests));
+            }
+        });
+        Between {
+            port: own,
+            how,
+            requests,
+        }
+    }
+
+    fn does(&self, how: u8) {
+        self.how.store(how, Ordering::SeqCst);
+    }
+
+    fn requests(&self) -> u64 {
+        self.requests.load(Ordering::SeqCst)
+    }
+}
+
+fn one(client: &TcpStream, port: u16, how: &AtomicU8, requests: &AtomicU64) {
+    let Ok(server) = TcpStream::connect(("127.0.0.1", port)) else {
+        return;
+    };
+    let pass = |mut from: &TcpStream, mut to: &TcpStream, counts: bool| {
+        let mut buffer = vec![0; 64 << 10];
+        let _ = from.set_read_timeout(Some(Duration::from_millis(50)));
+        loop {
+            let read = match from.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(read) => read,
+                Err(_) if how.load(Ordering::SeqCst) == CUT => break,
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => continue,
+                Err(_) => break,
+            };
+            while how.load(Ordering::SeqCst) == STALL {
+                thread::sleep(Duration::from_millis(20));
+            }
+            if counts && buffer.starts_with(b"GET ") {
+                requests.fetch_add(1, Ordering::SeqCst);
+            }
+            if how.load(Ordering::SeqCst) == CUT || to.write_all(&buffer[..read]).is_err() {
+                break;
+            }
+        }
+        let _ = from.shutdown(Shutdown::Both);
+        let _ = to.shutdown(Shutdown::Both);
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| pass(&server, client, false));
+        pass(client, &server, true);
+    });
+}
+
+/// A tree of small files and incompressible ones, in a bucket behind a server that can go.
+fn behind(v: Variant, server: &Moto) -> (Rig, User, Between) {
+    let rig = v.start_with(MountOpts::new(v.io), |dir| {
+        sh(dir, "for d in a b c d; do mkdir $d; for n in 1 2; do head -c 3000000 /dev/urandom > $d/$n; done; echo $d > $d/small; done");
+    });
+    rig.mount.checkpoint();
+    let between = Between::start(server.port);
+    let user = User::in_bucket(between.port);
+    user.push(&rig, &[]);
+    (rig, user, between)
+}
+
+/// How reading a file fails, and after how long.
+fn fails_to_read(path: &Path) -> (i32, Duration) {
+    let began = Instant::now();
+    let error = fs::read(path).expect_err("it is not to be had");
+    (error.raw_os_error().unwrap_or(0), began.elapsed())
+}
+
+for_each_variant! { xfs => a_server_that_goes_and_comes_back }
+
+fn a_server_that_goes_and_comes_back(v: Variant) {
+    let Some(server) = Moto::start() else {
+        return skip(
+            "there is no server: tests/tools.sh could not install the Python package moto",
+        );
+    };
+    let (rig, user, between) = behind(v, &server);
+    let mut lazy = Lazy::mount(v, &user, &rig, &["--no-fetch"]);
+    let path = lazy.mount.path().to_owned();
+    let before = between.requests();
+    sh(&path, "find . -printf '%s' > /dev/null; ls -lR > /dev/null");
+    assert_eq!(between.requests(), before, "names ask nobody");
+    let same = |name: &str| {
+        assert_eq!(
+            fs::read(path.join(name)).expect("read"),
+            fs::read(rig.path().join(name)).expect("read"),
+            "{name}"
+        );
+    };
+    same("a/1");
+    same("a/small");
+    between.does(CUT);
+    let (errno, took) = fails_to_read(&path.join("c/1"));
+    assert!(
+        errno == libc::EIO && took < Duration::from_secs(20),
+        "{errno} after {took:?}"
+    );
+    let (_, took) = fails_to_read(&path.join("d/1"));
+    assert!(
+        took < Duration::from_secs(2),
+        "what is known to be away is not waited for: {took:?}"
+    );
+    let said = lazy.warnings();
+    assert!(said.contains("the remote home does not answer"), "{said}");
+    same("a/1");
+    assert_eq!(sh(&path, "ls").lines().count(), 4);
+    assert!(
+        fs::remove_file(path.join("d/2")).is_err(),
+        "what cannot be kept is not removed"
+    );
+    assert!(path.join("d/2").exists());
+    fs::write(path.join("new"), "written").expect("what is new needs nobody");
+    lazy.mount.checkpoint();
+    // A daemon that is killed, and one that is mounted anew, have what was fetched.
+    lazy.mount.replace_worker();
+    same("a/1");
+    lazy.mount.kill();
+    lazy.mount.remount();
+    same("a/small");
+    assert_eq!(fails_to_read(&path.join("c/2")).0, libc::EIO);
+    between.does(PASS);
+    wait_until("the next open works", 60, || {
+        fs::read(path.join("c/1")).is_ok()
+    });
+    same("c/1");
+    same("d/2");
+    let said = lazy.warnings();
+    assert!(!said.contains("does not answer"), "{said}");
+}
+
+for_each_variant! { xfs => a_server_that_says_nothing }
+
+fn a_server_that_says_nothing(v: Variant) {
+    let Some(server) = Moto::start() else {
+        return skip(
+            "there is no server: tests/tools.sh could not install the Python package moto",
+        );
+    };
+    let (rig, user, between) = behind(v, &server);
+    let mut lazy = Lazy::impatient(v, &user, &rig, &["--no-fetch"]);
+    let path = lazy.mount.path().to_owned();
+    fs::read(path.join("a/1")).expect("read");
+    between.does(STALL);
+    let waiting: Vec<_> = ["b/1", "b/2", "c/1"]
+        .map(|name| path.join(name))
+        .into_iter()
+        .map(|path| thread::spawn(move || fails_to_read(&path)))
+        .collect();
+    thread::sleep(Duration::from_millis(500));
+    // Nobody else waits.
+    let began = Instant::now();
+    fs::read(path.join("a/1")).expect("what is here is read");
+    fs::write(path.join("a/new"), "1").expect("written");
+    fs::remove_file(path.join("a/1")).expect("what is here is kept and removed");
+    lazy.mount.checkpoint();
+    sh(&path, "ls -lR > /dev/null");
+    assert!(
+        began.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        began.elapsed()
+    );
+    for reader in waiting {
+        let (errno, took) = reader.join().expect("no panic");
+        assert!(
+            errno == libc::EIO && took < Duration::from_secs(10),
+            "{errno} after {took:?}"
+        );
+    }
+    assert!(
+        lazy.warnings().contains("nothing has come for 2 s"),
+        "{}",
+        lazy.warnings()
+    );
+    let began = Instant::now();
+    lazy.mount.umount();
+    assert!(
+        began.elapsed() < Duration::from_secs(10),
+        "{:?}",
+        began.elapsed()
+    );
+    lazy.mount.remount();
+    assert_eq!(fs::read(path.join("a/new")).expect("read"), b"1");
+    between.does(PASS);
+    wait_until("the next open works", 60, || {
+        fs::read(path.join("b/1")).is_ok()
+    });
+}

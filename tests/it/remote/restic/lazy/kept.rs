@@ -1,0 +1,170 @@
+//! What is kept in the store: of what, how much, and what becomes of it when it is damaged.
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::thread;
+
+use super::Lazy;
+use crate::common::command::{fails, run_limited, sh};
+use crate::common::tree::{assert_same, tree};
+use crate::common::{Mount, MountOpts, Rig, Variant, for_each_variant};
+use crate::remote::restic::{SECONDS, User};
+
+fn pushed(v: Variant) -> (Rig, User) {
+    let rig = v.start_with(MountOpts::new(v.io), |dir| {
+        sh(dir, "for n in $(seq 40); do head -c 100000 /dev/urandom > $n; done; head -c 9000000 /dev/urandom > large");
+    });
+    rig.mount.checkpoint();
+    let user = User::new();
+    user.push(&rig, &[]);
+    (rig, user)
+}
+
+fn flip(path: &Path, at: u64) {
+    let file = fs::File::options()
+        .read(true)
+        .write(true)
+        .open(path)
+        .expect("opened");
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at).expect("read");
+    file.write_all_at(&[byte[0] ^ 1], at).expect("written");
+}
+
+for_each_variant! { xfs => what_is_damaged_is_fetched_again_or_refused }
+
+fn what_is_damaged_is_fetched_again_or_refused(v: Variant) {
+    let (rig, user) = pushed(v);
+    let expected = tree(rig.path());
+    let mut lazy = Lazy::mount(v, &user, &rig, &["--no-fetch"]);
+    let path = lazy.mount.path().to_owned();
+    // Two who open one file at once, and others, get what it holds, and it is fetched once.
+    let readers: Vec<_> = (0..8)
+        .map(|n| {
+            let path = path.join(if n < 4 { "large" } else { "7" });
+            thread::spawn(move || fs::read(path).expect("read").len())
+        })
+        .collect();
+    let lengths: Vec<usize> = readers
+        .into_iter()
+        .map(|one| one.join().expect("no panic"))
+        .collect();
+    assert_eq!(lengths, [[9_000_000; 4], [100_000; 4]].concat());
+    assert_eq!(lazy.files_here(), 2);
+    assert_same(&tree(&path), &expected);
+    lazy.mount.umount();
+    let origin = path.join(".ckptfs/origin");
+    // One bit of what was fetched.
+    let cached: Vec<_> = fs::read_dir(origin.join("cache"))
+        .expect("read")
+        .flatten()
+        .collect();
+    assert_eq!(cached.len(), 41);
+    for file in cached
+        .iter()
+        .filter(|file| file.metadata().expect("there").len() == 100_000)
+    {
+        flip(&file.path(), 50_000);
+    }
+    fs::write(origin.join("cache/1.9.new"), "half").expect("written");
+    lazy.mount.remount();
+    assert_same(&tree(&path), &expected);
+    assert!(!origin.join("cache/1.9.new").exists());
+    lazy.mount.umount();
+    lazy.mount.remount();
+    assert_same(&tree(&path), &expected);
+}
+
+for_each_variant! { xfs => a_store_that_is_damaged_is_refused }
+
+fn a_store_that_is_damaged_is_refused(v: Variant) {
+    let (rig, user) = pushed(v);
+    let expected = tree(rig.path());
+    let mut lazy = Lazy::mount(v, &user, &rig, &["--no-fetch"]);
+    let path = lazy.mount.path().to_owned();
+    lazy.mount.umount();
+    let origin = path.join(".ckptfs/origin");
+    // Names that somebody has changed, a record that is none, one that was not finished.
+    let length = fs::metadata(origin.join("tree")).expect("there").len();
+    let refused = |why: &str| {
+        let ran = Mount::try_start(&path, &Lazy::opts(v, &user));
+        let said = String::from_utf8_lossy(&ran.stderr).into_owned();
+        assert!(
+            !ran.status.success() && said.contains(why) && !said.contains("panicked"),
+            "{said}"
+        );
+    };
+    flip(&origin.join("tree"), length / 2);
+    refused("the list of names of the remote that this tree was mounted from is damaged");
+    flip(&origin.join("tree"), length / 2);
+    let record = fs::read(origin.join("record")).expect("read");
+    fs::write(origin.join("record"), &record[..record.len() - 5]).expect("written");
+    refused("the record of the remote");
+    fs::remove_file(origin.join("record")).expect("removed");
+    refused("was not finished");
+    fs::write(origin.join("record"), &record).expect("written");
+    // What is mounted there from elsewhere is not mounted from here.
+    let said = fails(
+        &mut user.command(
+            rig.path(),
+            &["mount", "--from", "home:99", path.to_str().expect("UTF-8")],
+        ),
+        SECONDS,
+    );
+    assert!(
+        said.contains("was mounted from checkpoint 1 of home"),
+        "{said}"
+    );
+    let full = rig.image.dir("full");
+    fs::write(full.join("a"), "").expect("written");
+    let full = full.to_str().expect("UTF-8");
+    let said = fails(
+        &mut user.command(rig.path(), &["mount", "--from", "home", full]),
+        SECONDS,
+    );
+    assert!(said.contains("is not empty"), "{said}");
+    lazy.mount.remount();
+    assert_same(&tree(&path), &expected);
+}
+
+for_each_variant! { xfs => another_repository_and_a_limit }
+
+fn another_repository_and_a_limit(v: Variant) {
+    let (rig, user) = pushed(v);
+    let expected = tree(rig.path());
+    // 40 files of 100,000 bytes and a large one, where 3 MiB have room.
+    let mut lazy = Lazy::mount(v, &user, &rig, &["--cache", "3M"]);
+    let path = lazy.mount.path().to_owned();
+    assert_same(&tree(&path), &expected);
+    assert_same(&tree(&path), &expected);
+    let bytes = lazy.origin()["bytes_here"].as_u64().expect("a number");
+    assert!((2_000_000..=3 << 20).contains(&bytes), "{}", lazy.origin());
+    lazy.mount.umount();
+    // At the address is another repository: what is here is read, the rest is not.
+    fs::rename(user.repository(), user.dir.path().join("first")).expect("moved");
+    user.add(&user.url);
+    lazy.mount.opts = Lazy::opts(v, &user).arg("--no-fetch");
+    lazy.mount.remount();
+    let read = |n: u32| fs::read(path.join(n.to_string())).is_ok();
+    let here = (1..=40).filter(|n| read(*n)).count();
+    assert!((1..40).contains(&here), "{here}");
+    assert!(
+        lazy.warnings().contains("another repository"),
+        "{}",
+        lazy.warnings()
+    );
+    // It is mended without a remount.
+    fs::rename(user.repository(), user.dir.path().join("second")).expect("moved");
+    fs::rename(user.dir.path().join("first"), user.repository()).expect("moved");
+    crate::common::mount::wait_until("it is found again", 60, || (1..=40).all(read));
+    assert_same(&tree(&path), &expected);
+    lazy.mount.umount();
+    // Whoever has no remote of that name sees names.
+    run_limited(
+        &mut user.command(rig.path(), &["remote", "remove", "home"]),
+        SECONDS,
+    );
+    lazy.mount.remount();
+    assert_eq!(fs::read_dir(&path).expect("read").count(), 41);
+}

@@ -1,0 +1,73 @@
+//! Trees whose content comes from a remote when it is opened.
+
+mod away;
+mod kept;
+mod same;
+
+use serde_json::Value;
+
+use super::User;
+use crate::common::{Mount, MountOpts, Rig, Variant};
+
+/// A tree that is mounted from the remote of a user, beside that which was pushed.
+struct Lazy {
+    mount: Mount,
+}
+
+impl Lazy {
+    /// With these arguments of `ckptfs mount` besides.
+    fn mount(v: Variant, user: &User, rig: &Rig, arguments: &[&str]) -> Lazy {
+        Lazy::mount_with(Lazy::opts(v, user), rig, arguments)
+    }
+
+    /// As [`Lazy::mount`]; a server is waited for two seconds, and not ten.
+    fn impatient(v: Variant, user: &User, rig: &Rig, arguments: &[&str]) -> Lazy {
+        Lazy::mount_with(Lazy::opts(v, user).leaving_out("patience"), rig, arguments)
+    }
+
+    fn mount_with(opts: MountOpts, rig: &Rig, arguments: &[&str]) -> Lazy {
+        let dir = rig.image.dir("lazy");
+        let opts = arguments.iter().fold(opts, |opts, one| opts.arg(one));
+        let mut mount = Mount::start(&dir, &opts.clone().arg("--from").arg("home"));
+        mount.opts = opts;
+        Lazy { mount }
+    }
+
+    fn opts(v: Variant, user: &User) -> MountOpts {
+        let mut opts = MountOpts::new(v.io);
+        let config = user.dir.path().join("config");
+        let cache = user.dir.path().join("cache");
+        opts.branch = false;
+        let env = [
+            ("XDG_CONFIG_HOME", config.to_str().expect("UTF-8")),
+            ("XDG_CACHE_HOME", cache.to_str().expect("UTF-8")),
+            ("CKPTFS_REMOTE_PASSWORD", super::PASSWORD),
+            ("NO_PROXY", "127.0.0.1"),
+        ];
+        for (name, value) in env.into_iter().chain(super::BUCKET_USER) {
+            opts.env.push((name.to_owned(), value.to_owned()));
+        }
+        opts
+    }
+
+    /// What `status` says of the remote.
+    fn origin(&self) -> Value {
+        self.mount.status_json()["origin"].clone()
+    }
+
+    fn files_here(&self) -> u64 {
+        self.origin()["files_here"].as_u64().expect("a number")
+    }
+
+    fn warnings(&self) -> String {
+        self.mount.status_json()["warnings"].to_string()
+    }
+
+    /// All is here.
+    fn wait_all(&self) {
+        crate::common::mount::wait_until("everything is here", 60, || {
+            let origin = self.origin();
+            origin["files_here"] == origin["files"]
+        });
+    }
+}
