@@ -132,7 +132,9 @@ fn a_push_that_is_killed_at_a_call(v: Variant) {
     if !has("strace") {
         return crate::common::skip("strace is not installed");
     }
-    let rig = v.start_with(MountOpts::new(v.io), |dir| {
+    let mut opts = MountOpts::new(v.io);
+    opts.limit = Duration::from_secs(1800);
+    let rig = v.start_with(opts, |dir| {
         sh(dir, "mkdir d; for n in 1 2 3; do echo $n > d/$n; head -c 700000 /dev/urandom > large-$n; done");
     });
     rig.mount.checkpoint();
