@@ -92,11 +92,10 @@ impl Driver {
             source: source.clone(),
             made_ns,
         };
-        let record = if options.contains_key("remote") {
-            let pool = self.pool.clone();
+        let record = if let Some(remote) = options.get("remote").cloned() {
+            let (pool, thing) = (self.pool.clone(), format!("fetching volume {name}"));
             let fetch = move || claim_one(&pool, options, claim, range);
-            self.pool
-                .long(&format!("fetching volume {name}"), PATIENCE, fetch)?
+            self.pool.long(&thing, &remote, PATIENCE, fetch)?
         } else {
             claim_one(&self.pool, options, claim, range)?
         };

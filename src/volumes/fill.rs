@@ -24,12 +24,22 @@ impl Mounts {
     ) -> VerbResult<()> {
         let dirs = self.registry.dirs();
         if let Some(bytes) = options.size {
+            // Who fetches for long may be killed; what is left of it is nobody's then.
+            let is_long = options.remote.is_some();
+            if is_long {
+                (record.making, record.removing) = (true, true);
+                self.registry.save(record)?;
+            }
             let image = dirs.image(&record.name);
             image::make(&image, bytes)?;
             make_dir(&place.backing, 0o700)?;
             image::mount(&image, &place.backing)?;
             self.fill_tree(&place.backing, record, options)?;
-            return image::unmount(&place.backing);
+            image::unmount(&place.backing)?;
+            if is_long {
+                (record.making, record.removing) = (false, false);
+            }
+            return Ok(());
         }
         let staged = if options.remote.is_some() {
             // What was fetched until something went wrong is not fetched again.

@@ -96,8 +96,11 @@ impl Pool {
                 hint,
             ));
         }
-        if let Some(left) = self.registry.load(name)? {
-            self.mounts.drop_clone(&left)?;
+        let left = self.registry.load(name)?;
+        match &left {
+            Some(left) if left.making => self.registry.dirs().unmake(name),
+            Some(left) => self.mounts.drop_clone(left)?,
+            None => {}
         }
         let made = self
             .make_tree(&mut record, &options)
@@ -258,6 +261,7 @@ impl Pool {
     pub fn keeps(&self, record: &Record) -> VerbResult<bool> {
         let options = record.parsed()?;
         Ok(options.source.is_none()
+            && !record.making
             && !options.ephemeral
             && record.branch().is_none()
             && options.on_remove.unwrap_or(self.on_remove) == OnRemove::Trash)

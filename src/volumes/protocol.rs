@@ -183,13 +183,7 @@ fn create(pool: &Pool, asked: &Asked) -> VerbResult<()> {
     let named = name::parse(&asked.name)?;
     let options = asked.opts.clone().unwrap_or_default();
     let what = match (&named.checkpoint, &named.branch) {
-        (None, None) if options.contains_key("remote") => {
-            let (maker, name) = (pool.clone(), named.volume.clone());
-            let fetch = move || maker.create(&name, &options).map(drop);
-            let thing = format!("fetching volume {}", named.volume);
-            return pool.long(&thing, FETCH_TIMEOUT, fetch);
-        }
-        (None, None) => return pool.create(&named.volume, &options).map(drop),
+        (None, None) => return create_whole(pool, &named.volume, options),
         (Some(_), _) => "past state",
         (None, Some(_)) => "branch",
     };
@@ -205,6 +199,18 @@ fn create(pool: &Pool, asked: &Asked) -> VerbResult<()> {
         Some(_) => pool.mounts().make_branch(&named),
         None => Ok(()),
     }
+}
+
+/// Makes a volume. One that comes from a remote may take longer than an engine waits; it goes on
+/// then.
+fn create_whole(pool: &Pool, volume: &str, options: BTreeMap<String, String>) -> VerbResult<()> {
+    let Some(remote) = options.get("remote").cloned() else {
+        return pool.create(volume, &options).map(drop);
+    };
+    let (maker, name) = (pool.clone(), volume.to_owned());
+    let fetch = move || maker.create(&name, &options).map(drop);
+    let thing = format!("fetching volume {volume}");
+    pool.long(&thing, &remote, FETCH_TIMEOUT, fetch)
 }
 
 /// A volume, and if a checkpoint is named, it is there. A branch need not be: who mounts it makes it.

@@ -142,6 +142,9 @@ pub struct Record {
     /// What there is of it is to go: its removal has begun, or its making has not ended.
     #[serde(default)]
     pub removing: bool,
+    /// Its making has not ended: it goes for good.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub making: bool,
 }
 
 impl MountId {
@@ -170,6 +173,7 @@ impl Record {
             snapshots: Vec::new(),
             retired: false,
             removing: false,
+            making: false,
         }
     }
 

@@ -30,7 +30,8 @@ use crate::store::ids::CheckpointId;
 use crate::sys;
 use crate::transfer::mark::Mark;
 
-/// So many trees are on their way at once, from this pool or to it.
+/// So many trees are on their way at once, from a remote or to it: one that does not answer keeps
+/// nobody from another.
 const AT_ONCE_MAX: u32 = 4;
 
 impl Mounts {
@@ -163,8 +164,8 @@ impl Pool {
         Ok(all)
     }
 
-    /// Does something that may take long and that nobody does meanwhile. Who asks waits for
-    /// `patience` at most.
+    /// Does something with a remote that may take long and that nobody does meanwhile. Who asks
+    /// waits for `patience` at most.
     ///
     /// # Errors
     /// `busy`: it is under way, or too much else is; those of the work, also of the last time if
@@ -172,6 +173,7 @@ impl Pool {
     pub fn long<T: Send + 'static>(
         &self,
         thing: &str,
+        remote: &str,
         patience: Duration,
         work: impl FnOnce() -> VerbResult<T> + Send + 'static,
     ) -> VerbResult<T> {
@@ -179,7 +181,8 @@ impl Pool {
         let Some(locked) = registry.try_lock(&lock_of(thing))? else {
             return Err(under_way(thing));
         };
-        let slots = (0..AT_ONCE_MAX).map(|number| registry.try_lock(&format!(".long-{number}")));
+        let slot_of = |number| registry.try_lock(&lock_of(&format!("slot {number} of {remote}")));
+        let slots = (0..AT_ONCE_MAX).map(slot_of);
         let Some(slot) = slots.filter_map(Result::transpose).next().transpose()? else {
             return Err(hinted(
                 Code::Busy,
@@ -191,7 +194,7 @@ impl Pool {
         let (tell, told) = mpsc::channel();
         let work = move || {
             let done = work();
-            drop(slot);
+            slot.forget();
             // Who waits has the lock before it has the answer, and may ask again at once.
             let Err(unheard) = tell.send((done, locked)) else {
                 return;
@@ -229,9 +232,9 @@ impl Pool {
             return Ok(true);
         };
         let (pool, volume, number) = (self.clone(), volume.to_owned(), snapshot.checkpoint);
-        let done = self.long(&sending(&volume, number), patience, move || {
-            pool.send_now(&volume, number, &sent)
-        });
+        let (thing, remote) = (sending(&volume, number), sent.remote.clone());
+        let send = move || pool.send_now(&volume, number, &sent);
+        let done = self.long(&thing, &remote, patience, send);
         match done {
             Err(why) if why.code == Code::Busy => Ok(false),
             done => done.map(|()| true),

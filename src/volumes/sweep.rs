@@ -60,7 +60,11 @@ impl Pool {
     fn sweep_one(&self, name: &str, since: i64) -> VerbResult<()> {
         let record = self.registry().load(name).ok().flatten();
         if record.as_ref().is_some_and(|record| record.removing) {
-            // It may be one that is just being made.
+            // It may be one that is just being made, for as long as a server takes.
+            let Some(nobody_works) = self.registry().try_lock(name)? else {
+                return Ok(());
+            };
+            drop(nobody_works);
             return self.remove_if(name, |record| record.removing).map(drop);
         }
         if record.is_some_and(|record| record.retired) {

@@ -434,6 +434,55 @@ fn what_a_kill_cuts_short_is_gone_on_with() {
     assert_eq!(fs::read_dir(other.root.join("fetched")).unwrap().count(), 0);
 }
 
+/// What a kill left of a fetch into a filesystem of its own went to the trash of the pool, each time
+/// as large as it was then.
+#[test]
+fn what_a_kill_leaves_of_a_sized_volume_is_nobody_s() {
+    if unavailable() {
+        return;
+    }
+    let remotes = Remotes::new();
+    let mut rig = node("node-1", &remotes);
+    rig.create("v");
+    let at = rig.use_it("v", "pod");
+    sh(
+        &at,
+        "for n in $(seq 10); do head -c 500000 /dev/urandom > $n; done",
+    );
+    let expected = tree_of_volume(&at);
+    let id = sent(&rig, "v", "s").snapshot_id;
+    let store = id.rsplit('/').next().unwrap();
+    let sized = || CreateVolumeRequest {
+        parameters: class(&[("size", "300M"), ("remote", "home"), ("from", store)]),
+        ..wanted("w", 300 << 20)
+    };
+    let (socket, first) = (rig.socket.clone(), sized());
+    let asking = std::thread::spawn(move || create_at(&socket, first));
+    let image = rig.root.join("images/w.img");
+    wait_until("the fetch has begun", SECONDS, || image.exists());
+    wait_until("it is mounted", SECONDS, || {
+        rig.mounts_at(&rig.root.join("volumes/w")) == 1
+    });
+    rig.kill();
+    asking
+        .join()
+        .expect("it ends")
+        .expect_err("it was cut short");
+    assert!(rig.record("w")["making"] == true);
+    assert_eq!(
+        rig.ok(&["volumes", "ls"]).lines().count(),
+        1,
+        "it is no volume"
+    );
+    rig.serve();
+    wait_until("the volume is there", SECONDS, || {
+        rig.try_create(sized()).is_ok()
+    });
+    assert_eq!(rig.record("w")["making"], Value::Null);
+    assert_same(&tree_of_volume(&rig.use_it("w", "pod")), &expected);
+    assert!(!rig.root.join("trash").exists());
+}
+
 /// A bucket, and that its server is gone.
 #[test]
 fn a_bucket_is_as_good_and_that_it_is_gone_is_said() {

@@ -495,6 +495,7 @@ pub fn snapshot_at(socket: &Path, volume: &str, name: &str) -> Result<String, St
 }
 
 /// A call to the controller, on a connection of its own, of somebody who does not have the rig.
+#[cfg(feature = "remote")]
 pub fn controller_at<T, F: Future<Output = Result<Response<T>, Status>>>(
     socket: &Path,
     call: impl FnOnce(ControllerClient<Channel>) -> F,
@@ -512,6 +513,7 @@ pub fn controller_at<T, F: Future<Output = Result<Response<T>, Status>>>(
 }
 
 /// Asks for a volume so.
+#[cfg(feature = "remote")]
 pub fn create_at(socket: &Path, request: CreateVolumeRequest) -> Result<(), Status> {
     controller_at(socket, |mut client| async move {
         client.create_volume(request).await

@@ -7,7 +7,7 @@ use serde_json::json;
 use super::{SECONDS, User, pulled};
 use crate::common::command::{run_limited, sh};
 use crate::common::tree::{assert_same, tree};
-use crate::common::{MountOpts, Variant, for_each_variant, sample_tree};
+use crate::common::{MountOpts, Rig, Variant, for_each_variant, sample_tree};
 
 for_each_variant! { xfs => by_rules }
 
@@ -57,6 +57,7 @@ fn by_rules(v: Variant) {
     let done = user.json(rig.path(), &prune);
     assert!(done["unneeded_bytes"].as_u64() > Some(700_000), "{done}");
     assert_eq!(user.log(&rig), [6, 5]);
+    forgotten_by_number(&rig, &user);
     user.pull(&rig, "latest", &into);
     assert_same(&pulled(&into), &tree(rig.path()));
     // Without the one that it would begin from, a push reads everything, and is as good.
@@ -70,6 +71,24 @@ fn by_rules(v: Variant) {
     );
     user.pull(&rig, "7", &into);
     assert_same(&pulled(&into), &tree(rig.path()));
+}
+
+/// The second of two, and no other.
+fn forgotten_by_number(rig: &Rig, user: &User) {
+    let told = user.json(rig.path(), &["remote", "log", "home"]);
+    let number = told[1]["snapshot"].as_str().expect("a number");
+    let forget = |number: &str, more: &[&str]| {
+        let all = [&["remote", "forget", "home", number], more].concat();
+        user.json(rig.path(), &all)["forgotten"].clone()
+    };
+    assert_eq!(forget(number, &["-n"]), json!([number]));
+    assert_eq!(user.log(rig), [6, 5]);
+    assert_eq!(forget(&number[..12], &[]), json!([number]));
+    assert_eq!(forget(number, &[]), json!([]), "it is forgotten");
+    assert_eq!(user.log(rig), [6]);
+    let short = ["remote", "forget", "home", &number[..7]];
+    let said = crate::common::fails(&mut user.command(rig.path(), &short), SECONDS);
+    assert!(said.contains("too short"), "{said}");
 }
 
 for_each_variant! { xfs => damage_is_found }
