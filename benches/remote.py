@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What it costs to push a checkpoint, and to pull one, beside rustic's backup of the same directory by the same library, and restic's.
+"""What it costs to push a checkpoint, to pull one, and to mount one whose content comes later, beside rustic's backup of the same directory by the same library, and restic's.
 
   remote.py [ROUNDS] [FILES]     3, 36000; BIN=target/release/ckptfs, RUSTIC=the program of benches/rustic.rs, CKPTFS_BENCH_DIR=/var/tmp
 
@@ -61,8 +61,10 @@ class Bench:
                 self.of(f"rustic backup, {step}", repositories["rustic"], RUSTIC, repositories["rustic"], plain)
             self.of(f"restic backup, {step}", repositories["restic"], "restic", "-q", "-r", repositories["restic"], "backup", plain)
         self.of("ckptfs pull", None, BIN, "pull", "bench", "--into", f"{self.base}/m/pulled", cwd=project)
+        self.of("ckptfs mount --from", None, BIN, "mount", "--no-fetch", "--from", "bench", f"{self.base}/m/lazy", cwd=project)
+        run(BIN, "umount", f"{self.base}/m/lazy", env=self.env)
         self.of("restic restore", None, "restic", "-q", "-r", repositories["restic"], "restore", "latest", "--target", f"{self.base}/m/restored")
-        for gone in [*repositories.values(), f"{self.base}/m/pulled", f"{self.base}/m/restored"]:
+        for gone in [*repositories.values(), f"{self.base}/m/pulled", f"{self.base}/m/lazy", f"{self.base}/m/restored"]:
             shutil.rmtree(gone, ignore_errors=True)
 
     def tell(self):

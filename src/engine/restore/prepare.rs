@@ -232,7 +232,7 @@ impl<'a> Restorer<'a> {
 
     /// What failed may be content that is in a remote, which does not give it.
     fn is_away(self, errno: Errno) -> bool {
-        errno == Errno::EIO && self.engine.origin.is_some()
+        errno == Errno::EIO && self.engine.live.inodes.level() > 0
     }
 
     /// Compares the tree with a checkpoint. The contents of files are compared, so none may be kept

@@ -364,9 +364,10 @@ impl Inner {
                 Err(Errno::EIO)
             }
             Err(Unread::Damaged(why)) => {
-                let path = String::from_utf8_lossy(&self.tree.path(slot)).into_owned();
-                tracing::error!(path = ?path, why = ?why, "a file cannot be had of the remote");
-                state.damaged.insert(slot, why);
+                if state.damaged.insert(slot, why.clone()).is_none() {
+                    let path = String::from_utf8_lossy(&self.tree.path(slot)).into_owned();
+                    tracing::error!(path = ?path, why = ?why, "a file cannot be had of the remote");
+                }
                 state.away = None;
                 Err(Errno::EIO)
             }
@@ -384,7 +385,10 @@ impl Inner {
             .away
             .as_ref()
             .map_or(AWAY, |away| (away.pause * 2).min(AWAY_MAX));
-        tracing::warn!(remote = self.record.remote, why = ?why, "the remote does not answer");
+        // The log of a remote that is away for days is short.
+        if state.away.as_ref().is_none_or(|away| away.why != why) {
+            tracing::warn!(remote = self.record.remote, why = ?why, "the remote does not answer");
+        }
         let until = Instant::now() + pause;
         state.away = Some(Away { why, until, pause });
     }

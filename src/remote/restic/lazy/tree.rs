@@ -114,13 +114,14 @@ fn stat_of(entry: &ExportEntry, slot: Slot, latest: Time) -> Stat {
 }
 
 /// Whether something may have this name in a directory.
-pub fn is_name(dir: Slot, name: &[u8]) -> bool {
-    !matches!(name, b"" | b"." | b"..")
-        && name.len() <= NAME_MAX
-        && !name.contains(&b'/')
-        && !name.contains(&0)
-        && !name.starts_with(HIDDEN_PREFIX)
-        && !(dir == Slot::ROOT && name == STORE_NAME.as_bytes())
+fn is_name(dir: Slot, name: &[u8]) -> bool {
+    let is_ours =
+        name.starts_with(HIDDEN_PREFIX) || dir == Slot::ROOT && name == STORE_NAME.as_bytes();
+    let is_none = matches!(name, b"" | b"." | b"..")
+        || name.len() > NAME_MAX
+        || name.contains(&b'/')
+        || name.contains(&0);
+    !is_ours && !is_none
 }
 
 impl Tree {

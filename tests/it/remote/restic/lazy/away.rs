@@ -147,6 +147,14 @@ fn a_server_that_goes_and_comes_back(v: Variant) {
     let said = lazy.warnings();
     assert!(said.contains("the remote home does not answer"), "{said}");
     same("a/1");
+    let said = lazy.mount.run(&["doctor"]).stdout;
+    let said = String::from_utf8_lossy(&said).into_owned();
+    assert!(said.contains("opening what is not here fails"), "{said}");
+    let copy = path.with_file_name("copy");
+    let copied = lazy
+        .mount
+        .run(&["export", "1", copy.to_str().expect("UTF-8")]);
+    assert!(!copied.status.success(), "a copy is whole, or has failed");
     assert_eq!(sh(&path, "ls").lines().count(), 4);
     assert!(
         fs::remove_file(path.join("d/2")).is_err(),

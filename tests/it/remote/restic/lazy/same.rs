@@ -63,8 +63,8 @@ fn what_was_pushed_is_seen_and_can_be_changed(v: Variant) {
     let pushed = user.json(&path, &["push", "home"]);
     assert_eq!(
         pushed["pushed"].as_array().map(Vec::len),
-        Some(2),
-        "{pushed}"
+        Some(3),
+        "with the base of the branch: {pushed}"
     );
     // Back, and mounted again: the repository is not needed any more.
     lazy.mount.restore(1);
