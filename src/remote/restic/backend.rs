@@ -114,8 +114,9 @@ const AHEAD_SLOW: Duration = Duration::from_millis(1500);
 #[derive(Debug)]
 pub struct Pace {
     bytes_per_second: u64,
-    /// When the next may pass.
-    next: Mutex<Instant>,
+    began: Instant,
+    /// When the next may pass, nanoseconds since it began. No lock: somebody may hold one who reads.
+    next: AtomicU64,
 }
 
 impl Pace {
@@ -123,19 +124,21 @@ impl Pace {
     pub fn new(bytes_per_second: u64) -> Pace {
         Pace {
             bytes_per_second: bytes_per_second.max(1),
-            next: Mutex::new(Instant::now()),
+            began: Instant::now(),
+            next: AtomicU64::new(0),
         }
     }
 
     fn wait_for(&self, bytes: u64) {
-        let takes = Duration::from_millis(bytes.saturating_mul(1000) / self.bytes_per_second);
-        let turn = {
-            let mut next = self.next.lock();
-            let turn = (*next).max(Instant::now());
-            *next = turn.checked_add(takes).unwrap_or(turn);
-            turn
-        };
-        std::thread::sleep(turn.saturating_duration_since(Instant::now()));
+        let takes_ns = u128::from(bytes) * 1_000_000_000 / u128::from(self.bytes_per_second);
+        let takes_ns = u64::try_from(takes_ns).unwrap_or(u64::MAX);
+        let now_ns = u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let after = |next: u64| Some(next.max(now_ns).saturating_add(takes_ns));
+        let turn_ns = self
+            .next
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, after)
+            .unwrap_or(now_ns);
+        std::thread::sleep(Duration::from_nanos(turn_ns.saturating_sub(now_ns)));
     }
 }
 

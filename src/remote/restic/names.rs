@@ -145,6 +145,13 @@ impl Names {
             ));
         }
         backend::check(&named.url)?;
+        if named.limit == Some(0) {
+            return Err(hinted(
+                Code::BadRemote,
+                "with a limit of nothing nothing would pass",
+                "leave it out, or name one such as 2M",
+            ));
+        }
         if !force && self.by_name.get(name).is_some_and(|old| old != named) {
             return Err(hinted(
                 Code::RemoteExists,

@@ -74,6 +74,26 @@ fn a_wrong_password(v: Variant) {
     );
 }
 
+for_each_variant! { xfs => a_limit }
+
+/// So much a second, once more than a second's worth has passed.
+fn a_limit(v: Variant) {
+    let rig = large(v);
+    rig.mount.checkpoint();
+    let user = User::new();
+    let add = |limit: &str| {
+        let add = ["remote", "add", "home", &user.url, "-f", "--limit", limit];
+        user.command(user.dir.path(), &add)
+    };
+    assert!(fails(&mut add("0"), SECONDS).contains("nothing would pass"));
+    succeeds(&mut add("8M"), SECONDS);
+    user.push(&rig, &[]);
+    let began = std::time::Instant::now();
+    user.pull(&rig, "1", &beside(&rig, "into"));
+    // 20 MB, of which the last piece need not wait for itself.
+    assert!(began.elapsed() > Duration::from_millis(1500), "{began:?}");
+}
+
 for_each_variant! { xfs => a_push_that_is_killed }
 
 /// It is killed at many moments, run again, and what is there at the end is whole.
