@@ -82,7 +82,7 @@ impl Remote {
         opener: Opener,
         progress: &(dyn Fn(u64) + Sync),
     ) -> VerbResult<(Remote, Pushed, Done)> {
-        let unfinished = Unfinished::begin(&self.repo)?;
+        let unfinished = Unfinished::begin(&self.repo);
         // Read anew each time: what was sent last is not in the index of before.
         let repo = self.repo.to_indexed_ids().map_err(failed)?;
         let sent = self.watched.sent.load(Ordering::Relaxed);
@@ -140,11 +140,9 @@ struct Unfinished(Option<File>);
 
 impl Unfinished {
     /// If there was one that has not ended, what it has sent, which no index has yet, is put into the
-    /// index and not sent again.
-    ///
-    /// # Errors
-    /// Those of the repository.
-    fn begin(repo: &Repository<OpenStatus>) -> VerbResult<Unfinished> {
+    /// index and not sent again; where that cannot be done (a repository that only grows) all is sent
+    /// again.
+    fn begin(repo: &Repository<OpenStatus>) -> Unfinished {
         let open = || {
             let dir = cache_dir()?;
             std::fs::create_dir_all(&dir).ok()?;
@@ -157,15 +155,17 @@ impl Unfinished {
                 .filter(|file| sys::flock_exclusive(file) == Ok(true))
         };
         let Some(mut file) = open() else {
-            return Ok(Unfinished(None));
+            return Unfinished(None);
         };
         if file.metadata().is_ok_and(|found| found.len() > 0) {
             let options = RepairIndexOptions::default();
-            repo.repair_index(&options, false).map_err(failed)?;
+            if let Err(cause) = repo.repair_index(&options, false) {
+                tracing::debug!(cause = %cause.display_log(), "what had come is sent again");
+            }
         } else if let Err(cause) = file.write_all(b"begun") {
             tracing::debug!(%cause, "once interrupted, the push sends all again");
         }
-        Ok(Unfinished(Some(file)))
+        Unfinished(Some(file))
     }
 
     fn end(self) {
