@@ -230,10 +230,8 @@ impl Reading {
         let out = sys::unnamed_file((!in_memory).then_some(&self.dest))?;
         let (mut at, mut checked) = (0, None);
         for id in blobs {
-            // What an index says it takes is asked for at once, of memory too.
-            if self
-                .length(id)
-                .is_none_or(|length| length > entry.size - at)
+            if blob_length(&self.repo, id)
+                .is_none_or(|length| length > entry.size.saturating_sub(at))
             {
                 return Err(Unread::Refused(Errno::EIO));
             }
@@ -270,7 +268,8 @@ impl Reading {
         }
         let (file, mut at, mut bytes) = (sys::reopen(&there, Open::READ)?, 0, Vec::new());
         for id in blobs {
-            let length = self.length(id).filter(|length| *length <= entry.size - at);
+            let length = blob_length(&self.repo, id)
+                .filter(|length| *length <= entry.size.saturating_sub(at));
             let Some(length) = length else {
                 return Ok(false);
             };
@@ -283,16 +282,17 @@ impl Reading {
         }
         Ok(at == entry.size)
     }
+}
 
-    /// Bytes of a blob, as the index has it; `None`: it has not.
-    fn length(&self, id: &DataId) -> Option<u64> {
-        let known = self.repo.get_index_entry(id).ok()?.location;
-        let stored = known.length.saturating_sub(CRYPT_BYTES);
-        let length = known
-            .uncompressed_length
-            .map_or(stored, |length| length.get());
-        Some(u64::from(length))
-    }
+/// Bytes of a blob, as the index has it; `None`: it has not. So much is asked for at once, of memory
+/// too: whoever reads a blob sees to it first that there is room for it in the file.
+pub(super) fn blob_length(repo: &Repository<IndexedFullStatus>, id: &DataId) -> Option<u64> {
+    let known = repo.get_index_entry(id).ok()?.location;
+    let stored = known.length.saturating_sub(CRYPT_BYTES);
+    let length = known
+        .uncompressed_length
+        .map_or(stored, |length| length.get());
+    Some(u64::from(length))
 }
 
 /// Why a file was not read.

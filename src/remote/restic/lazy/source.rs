@@ -10,7 +10,7 @@ use rustic_core::repofile::BlobType;
 use rustic_core::{DataId, IndexedFullStatus, Repository};
 
 use super::super::backend::Watched;
-use super::super::pull::{HOLE_BYTES, is_hash};
+use super::super::pull::{HOLE_BYTES, blob_length, is_hash};
 use super::super::{Remote, failed};
 use crate::engine::api::{Code, VerbError, VerbResult, hinted};
 use crate::sys::lock::{Condvar, Mutex};
@@ -144,7 +144,7 @@ impl Source {
             // A long hole is the same blob over and over.
             let blob = match last.take() {
                 Some((known, blob)) if known == *id => blob,
-                _ => self.blob(id)?,
+                _ => self.blob(id, size.saturating_sub(at))?,
             };
             for piece in blob.chunks(HOLE_BYTES) {
                 if !is_zeros(piece) {
@@ -163,10 +163,14 @@ impl Source {
         Ok(sys::truncate(out, size)?)
     }
 
-    fn blob(&self, id: &DataId) -> Result<bytes::Bytes, Unread> {
+    /// `most`: bytes that it can have.
+    fn blob(&self, id: &DataId, most: u64) -> Result<bytes::Bytes, Unread> {
         let mut again = true;
         loop {
             let open = self.open().map_err(Unread::Away)?;
+            if blob_length(&open.repo, id).is_some_and(|length| length > most) {
+                return Err(Unread::Damaged("it is longer than the file".to_owned()));
+            }
             let before = open.watched.unread.load(Ordering::Relaxed);
             match open.repo.get_blob_cached(&(*id).into(), BlobType::Data) {
                 Ok(blob) if is_hash(id, &blob) => return Ok(blob),
