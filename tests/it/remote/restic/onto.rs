@@ -54,7 +54,7 @@ fn a_branch_becomes_what_was_pushed(v: Variant) {
         );
     }
     // Whatever was there before is in a checkpoint.
-    fs::write(path.join("mine"), "mine").expect("written");
+    fs::write(path.join("mine"), "mine\n").expect("written");
     for round in 0..5 {
         let mut killed = user.command(rig.path(), &["pull", "home", "2", "--branch", "old"]);
         let mut killed = killed.spawn().expect("runs");
