@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use super::super::servers::Moto;
 use super::Lazy;
-use crate::common::command::sh;
+use crate::common::command::{fails, run_limited, sh, succeeds};
 use crate::common::mount::wait_until;
-use crate::common::{MountOpts, Rig, Variant, for_each_variant, skip};
+use crate::common::{MountOpts, Rig, Variant, for_each_variant, skip, tool};
 use crate::remote::restic::User;
 
 const PASS: u8 = 0;
@@ -236,4 +236,62 @@ fn a_server_that_says_nothing(v: Variant) {
     wait_until("the next open works", 60, || {
         fs::read(path.join("b/1")).is_ok()
     });
+}
+
+for_each_variant! { xfs => one_of_its_crates_is_built }
+
+/// What a build does not read stays where it is; a build that the server left in the middle is done
+/// when it is back, without a mount.
+fn one_of_its_crates_is_built(v: Variant) {
+    let Some(server) = Moto::start() else {
+        return skip(
+            "there is no server: tests/tools.sh could not install the Python package moto",
+        );
+    };
+    let rig = v.start_with(MountOpts::new(v.io), |dir| {
+        sh(
+            dir,
+            r#"for name in one two; do
+                mkdir -p $name/src $name/docs
+                printf '[package]\nname = "%s"\nedition = "2024"\n[workspace]\n' $name > $name/Cargo.toml
+                printf 'mod part;\nfn main() { println!("{} {}", part::NAME, part::DATA.len()); }\n' > $name/src/main.rs
+                printf 'pub const NAME: &str = "%s";\n' $name > $name/src/part.rs
+                printf 'pub static DATA: &[u8] = include_bytes!("data");\n' >> $name/src/part.rs
+                head -c 3000000 /dev/urandom > $name/src/data
+                for page in $(seq 200); do echo $page > $name/docs/$page.md; done
+            done
+            printf 'three: main.c\n\tcc -o three main.c\n' > Makefile
+            printf '#include <stdio.h>\nint main(void) { puts("three"); return 0; }\n' > main.c"#,
+        );
+    });
+    rig.mount.checkpoint();
+    let between = Between::start(server.port);
+    let user = User::in_bucket(between.port);
+    user.push(&rig, &[]);
+    let mut lazy = Lazy::mount(v, &user, &rig, &["--no-fetch"]);
+    let path = lazy.mount.path().to_owned();
+    let build = |name: &str| {
+        let mut build = tool("cargo", &["build", "--offline", "-q"]);
+        build.current_dir(path.join(name));
+        build.env_remove("CARGO_TARGET_DIR");
+        build
+    };
+    let runs = |name: &str| sh(&path.join(name), &format!("target/debug/{name}"));
+    succeeds(&mut build("one"), 120);
+    assert_eq!(runs("one").trim(), "one 3000000");
+    assert!(lazy.files_here() < 10, "{}", lazy.origin());
+    between.does(CUT);
+    sh(&path, "touch one/src/main.rs");
+    succeeds(&mut build("one"), 120);
+    let said = fails(&mut build("two"), 120);
+    assert!(said.contains("os error 5"), "{said}");
+    lazy.mount.kill();
+    lazy.mount.remount();
+    between.does(PASS);
+    wait_until("the build is done", 60, || {
+        run_limited(&mut build("two"), 120).status.success()
+    });
+    assert_eq!(runs("two").trim(), "two 3000000");
+    assert_eq!(sh(&path, "make -s && ./three").trim(), "three");
+    assert!(lazy.files_here() < 20, "{}", lazy.origin());
 }
