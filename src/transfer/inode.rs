@@ -100,7 +100,8 @@ impl Inodes {
                     | Errno::ENOTTY
                     | Errno::ENOSYS),
                 ) => {
-                    self.reflink.store(false, Ordering::Relaxed);
+                    // The next file may be of this filesystem.
+                    self.reflink.store(errno == Errno::EXDEV, Ordering::Relaxed);
                     self.no_reflink.store(errno.0, Ordering::Relaxed);
                 }
                 // Two files of one filesystem, one of them not to be cloned (EPERM of an immutable

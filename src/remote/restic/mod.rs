@@ -11,6 +11,7 @@ mod node;
 pub mod pull;
 pub mod push;
 mod s3;
+mod there;
 pub mod upkeep;
 
 use std::path::PathBuf;

@@ -15,15 +15,14 @@ use rustic_core::repofile::{BlobType, Node};
 use rustic_core::{DataId, IndexedFullStatus, Repository};
 use sha2::{Digest, Sha256};
 
+use super::there::{self, There};
 use super::{Pushed, Remote, failed, node};
 use crate::engine::api::{Code, TreePath, VerbResult, hinted};
 use crate::engine::export::parts::{ExportData, ExportEntry, ExportPart, Refused};
 use crate::store::ids::CheckpointId;
 use crate::store::layout::STORE_NAME;
 use crate::sys::lock::Mutex;
-use crate::sys::{self, Errno, Kind, Open, OpenKind, SysResult};
-use crate::transfer::inode::is_as_told;
-use crate::transfer::place::{open_below, split};
+use crate::sys::{self, Errno, Kind};
 use crate::transfer::{Feed, is_zeros};
 
 /// Entries of one part, and bytes of files in it, about.
@@ -44,7 +43,7 @@ pub struct Reading {
     walk: Mutex<Walk>,
     dest: OwnedFd,
     /// What is at the destination, if that may be of this tree.
-    there: Option<OwnedFd>,
+    there: Option<There>,
     store: String,
     checkpoint: CheckpointId,
 }
@@ -62,8 +61,8 @@ struct Walk {
 
 impl Remote {
     /// Begins to read a snapshot. `dest`: where the tree is to be made. `there`: the tree that is
-    /// there before; its files are compared with the snapshot's by their hashes, and what is the same
-    /// is not fetched.
+    /// there before; its files are compared with the snapshot's by their hashes, and what is the same,
+    /// under whatever name, is not fetched.
     ///
     /// # Errors
     /// `remote-failed`; `incomplete` if the snapshot holds no tree of ours.
@@ -97,7 +96,7 @@ impl Remote {
             repo,
             walk: Mutex::new(walk),
             dest,
-            there,
+            there: there.map(There::new),
             store: pushed.store.clone(),
             checkpoint: pushed.checkpoint,
         })
@@ -221,24 +220,32 @@ impl Reading {
 
     /// What is in a file; `None`: the same is there already.
     fn content(&self, entry: &ExportEntry, blobs: &[DataId]) -> Result<Option<File>, Unread> {
-        if let Some(there) = &self.there
-            && self.is_there(there, entry, blobs).unwrap_or(false)
-        {
-            return Ok(None);
+        if let Some(there) = &self.there {
+            if there.has(entry, blobs, &self.repo).unwrap_or(false) {
+                return Ok(None);
+            }
+            if let Some(elsewhere) = there.find(entry, blobs, &self.repo) {
+                return Ok(Some(elsewhere));
+            }
         }
+        let earlier = self.there.as_ref().and_then(|there| there.earlier(entry));
         let in_memory = entry.size <= MEMORY_BYTES_MAX;
         let out = sys::unnamed_file((!in_memory).then_some(&self.dest))?;
         let (mut at, mut checked) = (0, None);
         for id in blobs {
-            if blob_length(&self.repo, id)
-                .is_none_or(|length| length > entry.size.saturating_sub(at))
-            {
-                return Err(Unread::Refused(Errno::EIO));
-            }
-            let blob = self
-                .repo
-                .get_blob_cached(&(*id).into(), BlobType::Data)
-                .map_err(|cause| Unread::Failed(failed(cause)))?;
+            let length = blob_length(&self.repo, id)
+                .filter(|length| *length <= entry.size.saturating_sub(at))
+                .ok_or(Errno::EIO)?;
+            let known = earlier
+                .as_ref()
+                .and_then(|file| there::piece(file, id, (at, length)).ok()?);
+            let blob = match known {
+                Some(known) => known.into(),
+                None => self
+                    .repo
+                    .get_blob_cached(&(*id).into(), BlobType::Data)
+                    .map_err(|cause| Unread::Failed(failed(cause)))?,
+            };
             // A long hole is the same blob over and over.
             if checked.replace(*id) != Some(*id) && !is_hash(id, &blob) {
                 return Err(Unread::Refused(Errno::EIO));
@@ -256,31 +263,6 @@ impl Reading {
         }
         sys::truncate(&out, entry.size)?;
         Ok(Some(out))
-    }
-
-    /// A file is there that has the attributes and, by their hashes, the content of an entry.
-    fn is_there(&self, there: &OwnedFd, entry: &ExportEntry, blobs: &[DataId]) -> SysResult<bool> {
-        let (above, name) = split(&entry.path.0).ok_or(Errno::EINVAL)?;
-        let dir = open_below(there, above, OpenKind::Dir)?;
-        let there = sys::open_path_at(&dir, name)?;
-        if entry.is_linked() || !is_as_told(&there, entry, sys::ids().0 == 0)? {
-            return Ok(false);
-        }
-        let (file, mut at, mut bytes) = (sys::reopen(&there, Open::READ)?, 0, Vec::new());
-        for id in blobs {
-            let length = blob_length(&self.repo, id)
-                .filter(|length| *length <= entry.size.saturating_sub(at));
-            let Some(length) = length else {
-                return Ok(false);
-            };
-            bytes.resize(usize::try_from(length).map_err(|_| Errno::EINVAL)?, 0);
-            sys::read_full_at(&file, &mut bytes, at)?;
-            if !is_hash(id, &bytes) {
-                return Ok(false);
-            }
-            at += length;
-        }
-        Ok(at == entry.size)
     }
 }
 

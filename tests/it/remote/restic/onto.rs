@@ -1,13 +1,16 @@
 //! A checkpoint of a remote becomes one of a branch of the tree here.
 
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::{SECONDS, User};
+use super::servers::Moto;
+use super::{SECONDS, User, bucket, pulled};
 use crate::common::command::{fails, sh};
 use crate::common::tree::{Tree, assert_same, tree};
-use crate::common::{MountOpts, Variant, for_each_variant, sample_tree};
+use crate::common::{MountOpts, Variant, for_each_variant, sample_tree, skip};
 use crate::export::support::history;
+use crate::remote::proxy::Proxy;
 
 for_each_variant! { xfs => a_branch_becomes_what_was_pushed }
 
@@ -18,7 +21,7 @@ fn a_branch_becomes_what_was_pushed(v: Variant) {
     let user = User::new();
     user.push(&rig, &[]);
     let live = tree(rig.path());
-    let pull = |dir: &std::path::Path, id: u64| {
+    let pull = |dir: &Path, id: u64| {
         let id = id.to_string();
         user.json(dir, &["pull", "home", &id, "--branch", "old"])
     };
@@ -33,7 +36,7 @@ fn a_branch_becomes_what_was_pushed(v: Variant) {
     );
     let (second, expected) = &history[1];
     let made = pull(rig.path(), *second);
-    let path = std::path::PathBuf::from(made["path"].as_str().expect("a path"));
+    let path = PathBuf::from(made["path"].as_str().expect("a path"));
     // The checkpoint is here: nothing but what a branch makes anew of itself.
     assert_eq!(
         (&made["base"], &made["removed"]),
@@ -70,6 +73,49 @@ fn a_branch_becomes_what_was_pushed(v: Variant) {
     in_another_tree(v, &user, &history[2]);
 }
 
+for_each_variant! { xfs => what_was_moved_is_not_fetched }
+
+/// Nor what was copied, or has several names, or the rest of a file that was changed.
+fn what_was_moved_is_not_fetched(v: Variant) {
+    let Some(server) = Moto::start() else {
+        return skip(
+            "there is no server: tests/tools.sh could not install the Python package moto",
+        );
+    };
+    let rig = v.start_with(MountOpts::new(v.io), |dir| {
+        sh(
+            dir,
+            "mkdir d; for n in $(seq 8); do head -c 300000 /dev/urandom > d/$n; done
+            head -c 20000000 /dev/urandom > large; ln d/8 linked
+            head -c 20000000 /dev/urandom > base",
+        );
+    });
+    rig.mount.checkpoint();
+    sh(
+        rig.path(),
+        "mv d moved; cp large moved/copy; mv large other; touch other; echo 1 > new
+        echo 1 | dd of=base bs=1 seek=10000000 conv=notrunc",
+    );
+    rig.mount.checkpoint();
+    let expected = tree(rig.path());
+    let user = User::in_bucket(server.port);
+    user.push(&rig, &[]);
+    let into = rig.path().parent().expect("the image").join("into");
+    user.pull(&rig, "1", &into);
+    user.json(rig.path(), &["pull", "home", "1", "--branch", "old"]);
+    let proxy = Proxy::start(server.port, |_| true);
+    user.add(&bucket(proxy.port));
+    user.pull(&rig, "2", &into);
+    assert_same(&pulled(&into), &expected);
+    let made = user.json(rig.path(), &["pull", "home", "2", "--branch", "old"]);
+    let path = Path::new(made["path"].as_str().expect("a path"));
+    assert_same(&tree(path), &expected);
+    let received = proxy.passed().received;
+    eprintln!("{received} bytes received");
+    // Each time a blob of the one that was changed, of 8 MiB at most, and what is read ahead.
+    assert!(received < 26_000_000, "{received} bytes");
+}
+
 /// One that has nothing to do with what was pushed.
 fn in_another_tree(v: Variant, user: &User, (id, expected): &(u64, Tree)) {
     let other = v.start_with(MountOpts::new(v.io), |dir| {
@@ -78,7 +124,7 @@ fn in_another_tree(v: Variant, user: &User, (id, expected): &(u64, Tree)) {
     other.mount.checkpoint();
     let id = id.to_string();
     let made = user.json(other.path(), &["pull", "home", &id, "--branch", "old"]);
-    let path = std::path::PathBuf::from(made["path"].as_str().expect("a path"));
+    let path = PathBuf::from(made["path"].as_str().expect("a path"));
     assert_same(&tree(&path), expected);
     let said = fails(
         &mut user.command(other.path(), &["pull", "home", "77", "--branch", "new"]),

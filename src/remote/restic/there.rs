@@ -1,0 +1,142 @@
+//! What is at the destination of a pull before: content that is there is not fetched.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::OnceLock;
+
+use rustic_core::{DataId, IndexedFullStatus, Repository};
+
+use super::pull::{blob_length, is_hash};
+use crate::engine::export::parts::ExportEntry;
+use crate::store::layout::STORE_NAME;
+use crate::sys::{self, Errno, Kind, Open, OpenKind, SysResult};
+use crate::transfer::inode::is_as_told;
+use crate::transfer::place::{open_below, split};
+use crate::transfer::walk::Walk;
+
+/// A smaller file is sooner fetched than found elsewhere.
+const ELSEWHERE_BYTES_MIN: u64 = 64 << 10;
+/// Files of the same size that are compared with one, at most.
+const ALIKE_MAX: usize = 8;
+
+/// A tree that holds files of a snapshot, perhaps. Whatever it holds is compared by its hashes.
+pub(super) struct There {
+    root: OwnedFd,
+    /// Its files of some size, once one was looked for.
+    by_size: OnceLock<HashMap<u64, Vec<Vec<u8>>>>,
+}
+
+impl There {
+    pub(super) fn new(root: OwnedFd) -> There {
+        There {
+            root,
+            by_size: OnceLock::new(),
+        }
+    }
+
+    /// The file at the path of an entry has the attributes and, by their hashes, the content of it.
+    pub(super) fn has(
+        &self,
+        entry: &ExportEntry,
+        blobs: &[DataId],
+        repo: &Repository<IndexedFullStatus>,
+    ) -> SysResult<bool> {
+        let there = self.inode(&entry.path.0)?;
+        if entry.is_linked() || !is_as_told(&there, entry, sys::ids().0 == 0)? {
+            return Ok(false);
+        }
+        holds(
+            &File::from(sys::reopen(&there, Open::READ)?),
+            entry.size,
+            blobs,
+            repo,
+        )
+    }
+
+    /// A file that has the content of an entry, whatever its name and attributes: it was renamed or
+    /// copied, or is one of several names.
+    pub(super) fn find(
+        &self,
+        entry: &ExportEntry,
+        blobs: &[DataId],
+        repo: &Repository<IndexedFullStatus>,
+    ) -> Option<File> {
+        if entry.size < ELSEWHERE_BYTES_MIN {
+            return None;
+        }
+        let by_size = self.by_size.get_or_init(|| self.list().unwrap_or_default());
+        let alike = by_size.get(&entry.size)?.iter().take(ALIKE_MAX);
+        alike
+            .filter_map(|path| self.inode(path).ok())
+            .filter(|inode| {
+                sys::stat_fd(inode)
+                    .is_ok_and(|stat| stat.kind == Kind::File && stat.size == entry.size)
+            })
+            .filter_map(|inode| sys::reopen(&inode, Open::READ).ok().map(File::from))
+            .find(|file| holds(file, entry.size, blobs, repo).unwrap_or(false))
+    }
+
+    /// The file at the path of an entry, which may hold some blobs of it in their places; of a small
+    /// one it is not asked.
+    pub(super) fn earlier(&self, entry: &ExportEntry) -> Option<File> {
+        let inode = self.inode(&entry.path.0).ok()?;
+        let kind = sys::stat_fd(&inode).ok()?.kind;
+        (entry.size >= ELSEWHERE_BYTES_MIN && kind == Kind::File)
+            .then(|| sys::reopen(&inode, Open::READ).ok().map(File::from))?
+    }
+
+    fn inode(&self, path: &[u8]) -> SysResult<OwnedFd> {
+        let (above, name) = split(path).ok_or(Errno::EINVAL)?;
+        let dir = open_below(&self.root, above, OpenKind::Dir)?;
+        sys::open_path_at(&dir, name)
+    }
+
+    fn list(&self) -> SysResult<HashMap<u64, Vec<Vec<u8>>>> {
+        let root = self.root.try_clone().map_err(Errno::from)?;
+        let mut walk = Walk::new(root)?;
+        let mut by_size = HashMap::<u64, Vec<Vec<u8>>>::new();
+        while let Some(met) = walk.next() {
+            if let Ok((entry, _)) = met
+                && entry.kind == Kind::File
+                && entry.size >= ELSEWHERE_BYTES_MIN
+                && !entry.path.0.starts_with(STORE_NAME.as_bytes())
+            {
+                by_size.entry(entry.size).or_default().push(entry.path.0);
+            }
+        }
+        Ok(by_size)
+    }
+}
+
+/// A file holds just these blobs.
+fn holds(
+    file: &File,
+    size: u64,
+    blobs: &[DataId],
+    repo: &Repository<IndexedFullStatus>,
+) -> SysResult<bool> {
+    let mut at = 0;
+    for id in blobs {
+        let length = blob_length(repo, id).filter(|length| *length <= size.saturating_sub(at));
+        let Some(length) = length else {
+            return Ok(false);
+        };
+        if piece(file, id, (at, length))?.is_none() {
+            return Ok(false);
+        }
+        at += length;
+    }
+    Ok(at == size)
+}
+
+/// What a file holds from one byte on, so many, if that is the blob.
+pub(super) fn piece(
+    file: &File,
+    id: &DataId,
+    (at, length): (u64, u64),
+) -> SysResult<Option<Vec<u8>>> {
+    let mut bytes = vec![0; usize::try_from(length).map_err(|_| Errno::EINVAL)?];
+    sys::read_full_at(file, &mut bytes, at)?;
+    Ok(is_hash(id, &bytes).then_some(bytes))
+}
