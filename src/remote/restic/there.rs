@@ -46,12 +46,7 @@ impl There {
         if entry.is_linked() || !is_as_told(&there, entry, sys::ids().0 == 0)? {
             return Ok(false);
         }
-        holds(
-            &File::from(sys::reopen(&there, Open::READ)?),
-            entry.size,
-            blobs,
-            repo,
-        )
+        holds(&sys::reopen(&there, Open::READ)?, entry.size, blobs, repo)
     }
 
     /// A file that has the content of an entry, whatever its name and attributes: it was renamed or
@@ -73,7 +68,7 @@ impl There {
                 sys::stat_fd(inode)
                     .is_ok_and(|stat| stat.kind == Kind::File && stat.size == entry.size)
             })
-            .filter_map(|inode| sys::reopen(&inode, Open::READ).ok().map(File::from))
+            .filter_map(|inode| sys::reopen(&inode, Open::READ).ok())
             .find(|file| holds(file, entry.size, blobs, repo).unwrap_or(false))
     }
 
@@ -83,7 +78,7 @@ impl There {
         let inode = self.inode(&entry.path.0).ok()?;
         let kind = sys::stat_fd(&inode).ok()?.kind;
         (entry.size >= ELSEWHERE_BYTES_MIN && kind == Kind::File)
-            .then(|| sys::reopen(&inode, Open::READ).ok().map(File::from))?
+            .then(|| sys::reopen(&inode, Open::READ).ok())?
     }
 
     fn inode(&self, path: &[u8]) -> SysResult<OwnedFd> {
