@@ -15,6 +15,13 @@ echo 'root:x:0:0::/:/usr/bin/ckptfs' >"$root/etc/passwd"
 # /etc/mtab is asked by libraries for what is mounted.
 ln -sf /proc/self/mounts "$root/etc/mtab"
 
+# Whose word a server of a remote is taken on: those whom this machine believes.
+authorities=${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}
+if [ -r "$authorities" ]; then
+    mkdir -p "$root/etc/ssl/certs"
+    cp -L "$authorities" "$root/etc/ssl/certs/ca-certificates.crt"
+fi
+
 # `ldd` fails on a static binary, which is the better one.
 { ldd "$binary" 2>/dev/null || true; } | grep -o '/[^ ]*' | while read -r library; do
     mkdir -p "$root${library%/*}"

@@ -8,10 +8,19 @@ use crate::common::{has, stdout_of, succeeds, tool};
 use crate::engine::on_an_engine;
 use crate::engine::rig::Rig;
 
+/// Debian's certificate authorities, all in one file.
+const AUTHORITIES: &str = "/etc/ssl/certs/ca-certificates.crt";
+
 fn the_image_has_the_program_and_nothing_else() {
     let rig = Rig::docker();
     rig.sh("\"$PROJECT\"/docker/image.sh \"$(command -v ckptfs)\" ckptfs:test");
     assert!(rig.sh("dr ckptfs:test --version").starts_with("ckptfs "));
+    // Remotes are reached with TLS, by the word of those whom the machine believes.
+    if Path::new(AUTHORITIES).exists() {
+        rig.sh(&format!(
+            "docker create --name made ckptfs:test; docker cp made:{AUTHORITIES} - | tar -xO | cmp - {AUTHORITIES}; docker rm made"
+        ));
+    }
     // Nobody else's program is in it.
     assert!(
         rig.fails("docker run --rm --network none --entrypoint /bin/sh ckptfs:test -c true")
@@ -51,6 +60,14 @@ fn the_managed_plugin_serves_a_container() {
         rig.sh("docker volume create -d ckptfs:local -o from=vol1 -o checkpoint=before copy >/dev/null; dr -v copy:/data bb:local cat /data/file"),
         "old\n"
     );
+    // What another node has sent: the remotes are beside the volumes.
+    rig.sh("cd /var/lib/ckptfs/volumes; mkdir .remotes; cd .remotes; (umask 077; echo secret >password)
+        export CKPTFS_REMOTES=$PWD/remotes.toml; ckptfs remote add home $PWD/repository --password-file $PWD/password
+        docker plugin disable -f ckptfs:local; ckptfs push home --volume vol1; docker plugin enable ckptfs:local");
+    assert_eq!(
+        rig.sh("docker volume create -d ckptfs:local -o remote=home -o from=vol1@before far >/dev/null; dr -v far:/data bb:local cat /data/file"),
+        "old\n"
+    );
     // Killed, it is started again by the engine. Its containers lost their mounts, which is why the
     // units are the better way; their data is there.
     rig.sh("dk_long user -v vol1:/data; kill -KILL $(pidof ckptfs)
@@ -63,7 +80,10 @@ fn the_managed_plugin_serves_a_container() {
     );
     // What is kept is kept on the host, whatever becomes of the plugin.
     rig.sh("docker plugin disable -f ckptfs:local; docker plugin rm -f ckptfs:local");
-    assert_eq!(rig.sh("ckptfs volumes ls | grep -c -e vol1 -e copy"), "2\n");
+    assert_eq!(
+        rig.sh("ckptfs volumes ls | grep -c -e '^vol1' -e '^copy' -e '^far'"),
+        "3\n"
+    );
 }
 
 fn the_compose_example_takes_backups() {
