@@ -226,6 +226,22 @@ pub fn warn_dropped(out: &Out, dropped: &[TreePath]) {
     }
 }
 
+/// Tells of how many files the owner could not be kept, and how many attributes could not be set.
+pub fn warn_lost(out: &Out, (owners, xattrs): (u64, u64)) {
+    if owners > 0 {
+        out.warn(&format!(
+            "the owner of {} could not be kept: only root can set it",
+            count(owners, "file")
+        ));
+    }
+    if xattrs > 0 {
+        out.warn(&format!(
+            "{} could not be set there",
+            count(xattrs, "extended attribute")
+        ));
+    }
+}
+
 /// A path that could not be copied, for `--json`.
 #[derive(Debug, Serialize)]
 pub struct RefusedPath {
@@ -275,18 +291,7 @@ impl Copied {
     /// # Errors
     /// `incomplete`.
     pub fn report(&self, out: &Out, hint: &str) -> Outcome {
-        if self.owners_lost > 0 {
-            out.warn(&format!(
-                "the owner of {} could not be kept: only root can set it",
-                count(self.owners_lost, "file")
-            ));
-        }
-        if self.xattrs_lost > 0 {
-            out.warn(&format!(
-                "{} could not be set there",
-                count(self.xattrs_lost, "extended attribute")
-            ));
-        }
+        warn_lost(out, (self.owners_lost, self.xattrs_lost));
         warn_dropped(out, &self.dropped);
         let hint = if self.misses_dropped {
             DROPPED_HINT

@@ -393,18 +393,7 @@ fn say(made: &Made, dry_run: bool, context: &Context) {
 /// What is not as it was.
 fn warn(made: &Made, context: &Context) {
     let out = &context.out;
-    if made.owners_lost > 0 {
-        out.warn(&format!(
-            "the owner of {} could not be kept: only root can set it",
-            plural(made.owners_lost, "file")
-        ));
-    }
-    if made.xattrs_lost > 0 {
-        out.warn(&format!(
-            "{} could not be set there",
-            plural(made.xattrs_lost, "extended attribute")
-        ));
-    }
+    copies::warn_lost(out, (made.owners_lost, made.xattrs_lost));
     for left in made.left_out.iter().take(LEFT_TOLD_MAX) {
         let path = if left.path.0.is_empty() {
             ".".into()
