@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use super::{SECONDS, User, mark, pulled};
@@ -143,45 +143,57 @@ fn a_push_that_is_killed(v: Variant) {
     assert_eq!(tree(rig.path()), expected);
 }
 
-for_each_variant! { xfs => a_push_that_is_killed_at_a_call }
+for_each_variant! { xfs => a_push_that_is_killed_at_a_call, a_pull_that_is_killed_at_a_call }
 
-/// At each of the calls by which a thread changes something, or at every so many of them: there is no
-/// snapshot, or one that is whole, and the next push does it.
-fn a_push_that_is_killed_at_a_call(v: Variant) {
-    const CALLS: &str = "openat,write,pwrite64,copy_file_range,rename,renameat,renameat2,mkdir,fsync,fdatasync,ftruncate,unlink,unlinkat,close";
+/// Runs a command whose threads are killed at so manieth of the calls by which one changes something.
+/// Whether it came to its end.
+fn killed_at(call: usize, program: &Command) -> bool {
+    const CALLS: &str = "openat,write,pwrite64,copy_file_range,mkdirat,mkdir,rename,renameat,renameat2,fsync,fdatasync,ftruncate,unlink,unlinkat,setxattr,fsetxattr,close";
+    let mut strace = tool("strace", &["-f", "-q", "-o", "/dev/null", "-e"]);
+    let inject = format!("inject={CALLS}:signal=KILL:when={call}");
+    strace.args([format!("trace={CALLS}"), "-e".to_owned(), inject]);
+    strace.arg(program.get_program()).args(program.get_args());
+    if let Some(dir) = program.get_current_dir() {
+        strace.current_dir(dir);
+    }
+    for (name, value) in program.get_envs() {
+        strace.env(name, value.unwrap_or_default());
+    }
+    run_limited(&mut strace, SECONDS).status.success()
+}
+
+/// A small tree with a checkpoint, and at which calls somebody is killed.
+fn to_be_killed(v: Variant, step: usize) -> Option<(Rig, impl Iterator<Item = usize>)> {
     if !has("strace") {
-        return crate::common::skip("strace is not installed");
+        crate::common::skip("strace is not installed");
+        return None;
     }
     let mut opts = MountOpts::new(v.io);
-    opts.limit = Duration::from_secs(1800);
+    opts.limit = Duration::from_secs(3600);
     let rig = v.start_with(opts, |dir| {
         sh(dir, "mkdir d; for n in 1 2 3; do echo $n > d/$n; head -c 700000 /dev/urandom > large-$n; done");
     });
     rig.mount.checkpoint();
-    let expected = tree(rig.path());
-    let step = if std::env::var_os("CKPTFS_LONG").is_some() {
-        1
-    } else {
-        29
+    let is_long = std::env::var_os("CKPTFS_LONG").is_some();
+    Some((rig, (1..).step_by(if is_long { 1 } else { step })))
+}
+
+/// At each of the calls, or at every so many of them: there is no snapshot, or one that is whole, and
+/// the next push does it.
+fn a_push_that_is_killed_at_a_call(v: Variant) {
+    let Some((rig, calls)) = to_be_killed(v, 29) else {
+        return;
     };
+    let expected = tree(rig.path());
     let (mut user, mut killed, mut whole) = (User::new(), 0, 0);
-    for call in (1..).step_by(step) {
-        let inject = format!("inject={CALLS}:signal=KILL:when={call}");
-        let program = user.command(rig.path(), &["push", "home"]);
-        let mut strace = tool("strace", &["-f", "-q", "-o", "/dev/null", "-e"]);
-        strace.args([format!("trace={CALLS}"), "-e".to_owned(), inject]);
-        strace.arg(program.get_program()).args(program.get_args());
-        strace.current_dir(rig.path());
-        for (name, value) in program.get_envs() {
-            strace.env(name, value.unwrap_or_default());
-        }
-        let ran = run_limited(&mut strace, SECONDS);
-        killed += u64::from(!ran.status.success());
+    for call in calls {
+        let ended = killed_at(call, &user.command(rig.path(), &["push", "home"]));
+        killed += u64::from(!ended);
         if user.log(&rig) == [1] {
             let into = beside(&rig, &format!("into-{call}"));
             user.pull(&rig, "1", &into);
             assert_same(&pulled(&into), &expected);
-            if ran.status.success() {
+            if ended {
                 break;
             }
             whole += 1;
@@ -194,6 +206,36 @@ fn a_push_that_is_killed_at_a_call(v: Variant) {
         user.check();
     }
     rig.mount.ok(&["verify", "--deep"]);
+}
+
+/// Likewise: what says that it is whole is, and the next pull makes it so.
+fn a_pull_that_is_killed_at_a_call(v: Variant) {
+    let Some((rig, calls)) = to_be_killed(v, 61) else {
+        return;
+    };
+    let expected = tree(rig.path());
+    let (user, mut killed) = (User::new(), 0);
+    user.push(&rig, &[]);
+    for call in calls {
+        let into = beside(&rig, &format!("into-{call}"));
+        let pull = ["pull", "home", "--into", into.to_str().expect("UTF-8")];
+        let ended = killed_at(call, &user.command(rig.path(), &pull));
+        killed += u64::from(!ended);
+        let mut get = tool("getfattr", &["--only-values", "-n", "user.ckptfs.export"]);
+        let said = run_limited(get.arg(&into), SECONDS).stdout;
+        if !said.ends_with(b" whole") {
+            assert!(!ended);
+            user.pull(&rig, "1", &into);
+        }
+        assert_same(&pulled(&into), &expected);
+        fs::remove_dir_all(&into).expect("removed");
+        if ended {
+            break;
+        }
+    }
+    eprintln!("killed {killed} times");
+    assert!(killed > 3);
+    user.check();
 }
 
 for_each_variant! { xfs => a_daemon_that_is_killed }
