@@ -14,9 +14,18 @@ root=${CKPTFS_MACOS_ROOT:-/var/tmp/ckptfs-macos}
 target=aarch64-apple-darwin
 source_dir=$(cd "$(dirname "$0")/.." && pwd)
 
+# Stands in for the C compiler and the archiver of the target, for crates with C in them: what it makes is empty, and nothing links it.
+no_compiler() {
+    mkdir -p "$1"
+    printf '#!/bin/sh\nwhile [ $# -gt 0 ]; do [ "$1" != -o ] || : >"$2"; shift; done\n' >"$1/cc"
+    printf '#!/bin/sh\n[ $# -lt 2 ] || : >"$2"\n' >"$1/ar"
+    chmod 755 "$1/cc" "$1/ar"
+}
+
 # macFUSE's library and a C compiler for the target are not here: without them fuser cannot mount and BLAKE3 uses no NEON.
 if command -v rustup >/dev/null && rustup target add "$target"; then
-    (cd "$source_dir" && cargo check ${CKPTFS_MACOS_JOBS:+-j "$CKPTFS_MACOS_JOBS"} --target "$target" --lib --bins \
+    no_compiler "$source_dir/target/no-compiler"
+    (cd "$source_dir" && CC_aarch64_apple_darwin=$PWD/target/no-compiler/cc AR_aarch64_apple_darwin=$PWD/target/no-compiler/ar cargo check ${CKPTFS_MACOS_JOBS:+-j "$CKPTFS_MACOS_JOBS"} --target "$target" --lib --bins \
         --features fuser/macos-no-mount,blake3/pure)
     echo "check-macos: ok"
     exit
@@ -49,7 +58,9 @@ blake3 = { version = "1.8", features = ["pure"] }
 TOML
 fi
 
+no_compiler "$work/no-compiler"
 chroot "$root" /usr/bin/env -i PATH=/usr/bin:/bin HOME=/root TERM="${TERM:-dumb}" RUSTC_BOOTSTRAP=1 \
     SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt CARGO_HTTP_CAINFO=/etc/ssl/certs/ca-certificates.crt \
+    CC_aarch64_apple_darwin=/work/no-compiler/cc AR_aarch64_apple_darwin=/work/no-compiler/ar \
     sh -c "cd /work && cargo check ${CKPTFS_MACOS_JOBS:+-j $CKPTFS_MACOS_JOBS} -Zbuild-std=std,panic_abort --target $target --lib --bins"
 echo "check-macos: ok"
