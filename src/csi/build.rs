@@ -2,8 +2,12 @@
 
 fn main() {
     // The bounds of tests/it/bounds are of whole processes: of a debug build the loader would
-    // relocate more than a megabyte for each. A release keeps PIE.
-    if std::env::var("PROFILE").is_ok_and(|profile| profile == "debug")
+    // relocate more than a megabyte for each. A release keeps PIE, and what is static is nothing
+    // without it.
+    let is_static = std::env::var("CARGO_CFG_TARGET_FEATURE")
+        .is_ok_and(|features| features.split(',').any(|one| one == "crt-static"));
+    if !is_static
+        && std::env::var("PROFILE").is_ok_and(|profile| profile == "debug")
         && std::env::var("CARGO_CFG_TARGET_OS").is_ok_and(|os| os == "linux")
     {
         println!("cargo:rustc-link-arg-bins=-no-pie");
