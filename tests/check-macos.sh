@@ -26,7 +26,7 @@ no_compiler() {
 if command -v rustup >/dev/null && rustup target add "$target"; then
     no_compiler "$source_dir/target/no-compiler"
     (cd "$source_dir" && CC_aarch64_apple_darwin=$PWD/target/no-compiler/cc AR_aarch64_apple_darwin=$PWD/target/no-compiler/ar cargo check ${CKPTFS_MACOS_JOBS:+-j "$CKPTFS_MACOS_JOBS"} --target "$target" --lib --bins \
-        --features fuser/macos-no-mount,blake3/pure)
+        --features remote,fuser/macos-no-mount,blake3/pure)
     echo "check-macos: ok"
     exit
 fi
@@ -62,5 +62,5 @@ no_compiler "$work/no-compiler"
 chroot "$root" /usr/bin/env -i PATH=/usr/bin:/bin HOME=/root TERM="${TERM:-dumb}" RUSTC_BOOTSTRAP=1 \
     SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt CARGO_HTTP_CAINFO=/etc/ssl/certs/ca-certificates.crt \
     CC_aarch64_apple_darwin=/work/no-compiler/cc AR_aarch64_apple_darwin=/work/no-compiler/ar \
-    sh -c "cd /work && cargo check ${CKPTFS_MACOS_JOBS:+-j $CKPTFS_MACOS_JOBS} -Zbuild-std=std,panic_abort --target $target --lib --bins"
+    sh -c "cd /work && cargo check ${CKPTFS_MACOS_JOBS:+-j $CKPTFS_MACOS_JOBS} -Zbuild-std=std,panic_abort --target $target --lib --bins --features remote"
 echo "check-macos: ok"
