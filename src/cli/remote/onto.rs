@@ -21,6 +21,7 @@ use super::repository;
 use crate::engine::api::{
     CheckpointOptions, ListBranches, ListCheckpoints, VerbResult, host_path, microseconds,
 };
+use crate::engine::checkpoint::check_tag;
 use crate::remote::restic::{Purpose, Pushed};
 use crate::store::ids::CheckpointId;
 use crate::sys::{self, OpenKind};
@@ -135,7 +136,9 @@ fn branch(
 /// What was pulled is on disk, and a checkpoint says what it is.
 fn checkpoint(on: &mut Served, args: &Args, pushed: &Pushed) -> VerbResult<CheckpointId> {
     let known = on.client.ask(ListCheckpoints)?;
-    let is_free = |tag: &&String| !known.iter().any(|one| one.tags.contains(tag));
+    // Another program may have put on others than are possible here.
+    let is_free =
+        |tag: &&String| check_tag(tag).is_ok() && !known.iter().any(|one| one.tags.contains(tag));
     let snapshot = pushed.snapshot.get(..8).unwrap_or(&pushed.snapshot);
     let made = on.client.ask(CheckpointOptions {
         note: format!(
