@@ -144,6 +144,23 @@ fn a_store_that_is_damaged_is_refused(v: Variant) {
     assert_same(&tree(&path), &expected);
 }
 
+for_each_variant! { xfs => what_has_no_room_keeps_nothing_else_from_coming }
+
+/// The first file was larger than the limit, and nothing came by itself.
+fn what_has_no_room_keeps_nothing_else_from_coming(v: Variant) {
+    let rig = v.start_with(MountOpts::new(v.io), |dir| {
+        sh(
+            dir,
+            "head -c 200000 /dev/urandom > a; for n in 1 2 3; do echo $n > small$n; done",
+        );
+    });
+    rig.mount.checkpoint();
+    let user = User::new();
+    user.push(&rig, &[]);
+    let lazy = Lazy::mount(v, &user, &rig, &["--cache", "100K"]);
+    crate::common::mount::wait_until("what has room is here", 20, || lazy.files_here() == 3);
+}
+
 for_each_variant! { xfs => another_repository_and_a_limit }
 
 fn another_repository_and_a_limit(v: Variant) {
