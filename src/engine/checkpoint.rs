@@ -449,7 +449,10 @@ pub(super) fn check_note(note: &str) -> VerbResult<()> {
 }
 
 /// A tag can be a name in `.snapshots` and is never taken for a number or a word of ours.
-pub(super) fn check_tag(tag: &str) -> VerbResult<()> {
+///
+/// # Errors
+/// `bad-tag`.
+pub fn check_tag(tag: &str) -> VerbResult<()> {
     if !is_tag(tag)
         || tag.starts_with(INCOMPLETE_PREFIX)
         || tag.starts_with('-')

@@ -26,7 +26,7 @@ pub mod auto;
 mod bases;
 pub mod branches;
 pub mod check;
-mod checkpoint;
+pub mod checkpoint;
 mod compare;
 pub mod config;
 mod control;

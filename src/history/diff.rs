@@ -15,7 +15,7 @@ use super::touched::Touched;
 use super::view::View;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Child;
-use crate::sys::{Kind, SysResult};
+use crate::sys::{Errno, Kind, SysResult};
 
 /// How a path differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -430,6 +430,8 @@ impl Comparison<'_> {
         match same_content((&self.from, from), (&self.to, to)) {
             // It was recorded because it was to change.
             Err(DROPPED) => Ok(Verdict::Changed),
+            // Its owner, who is not root, may not read it.
+            Err(Errno::EACCES) => Ok(Verdict::Unknown),
             same => {
                 let whole = if self.from.may_be_unserved() {
                     &self.from

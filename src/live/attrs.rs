@@ -195,6 +195,7 @@ impl Attrs {
             act_on_set_id(&fd, new.asker, || sys::chown_fd(&fd, new.uid, new.gid))?;
         }
         if let Some(mode) = new.mode {
+            self.inodes.base().keep_mark(at, mode)?;
             self.handles.note_mode(at.slot, mode);
             sys::chmod_fd(&fd, mode)?;
         }
@@ -501,6 +502,7 @@ impl Attrs {
         }
         let different = self.replace_xattrs_in(change, at, xattrs)? || owner || mode;
         if mode || (owner && now.kind != Kind::Symlink) {
+            self.inodes.base().keep_mark(at, then.mode)?;
             self.handles.note_mode(at.slot, then.mode);
             sys::chmod_fd(&fd, then.mode)?;
         }

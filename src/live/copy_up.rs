@@ -12,6 +12,7 @@
 //! tree. Every change of a branch comes by here first, or freezes: so what is to be done before the
 //! first of them is done here (`first_change`).
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -19,7 +20,7 @@ use super::inodes::{At, Inherited, at_place, target_of};
 use super::past::{Captures, Durability, Inodes, Past};
 use super::staged::{STAGED_PREFIX, Staged, Staging, Wanted};
 use super::tables::{Locks, Tables};
-use super::through::{HIDDEN_PREFIX, Mark, Through};
+use super::through::{HIDDEN_PREFIX, Mark, Through, bears_mark, tells_mark};
 use crate::history::attribution::Author;
 use crate::history::present::Trail;
 use crate::history::timeline::Timeline;
@@ -38,6 +39,23 @@ enum Holds {
     Nothing,
     /// The caller, the freeze lock and the tree for writing.
     All,
+}
+
+/// Does what changes the names of a directory that its owner, who is not root, may not write: for
+/// so long its mode lets them, for nobody has asked for a change of names. A kill leaves it so.
+fn writable<T>(dir: &OwnedFd, act: impl Fn() -> SysResult<T>) -> SysResult<T> {
+    let done = act();
+    let stat = match done {
+        Err(Errno::EACCES) if sys::ids().0 != 0 => sys::stat_fd(dir)?,
+        done => return done,
+    };
+    if stat.kind != Kind::Dir || stat.mode & 0o300 == 0o300 {
+        return done;
+    }
+    sys::chmod_fd(dir, stat.mode | 0o300)?;
+    let done = act();
+    sys::chmod_fd(dir, stat.mode)?;
+    done
 }
 
 /// A copy that is about to be put in place.
@@ -158,7 +176,8 @@ impl CopyUp {
         self.timeline.epochs.record(&author, undo, Vec::new())?;
         self.locks.count_copy(true);
         self.durability.order_names()?;
-        sys::link_at(&found.dir, found.name.as_bytes(), &fd, name.as_bytes())?;
+        let link = || sys::link_at(&found.dir, found.name.as_bytes(), &fd, name.as_bytes());
+        writable(&fd, link)?;
         through.made_own(slot)?;
         sys::utimens_fd(&fd, SetTime::Omit, SetTime::At(before.mtime))
     }
@@ -209,8 +228,10 @@ impl CopyUp {
                 staged => staged?,
             },
         };
+        // What does not tell by itself what it is has a link in the store that does.
+        let is_linked = attr.stat.nlink > 1 || !tells_mark(attr.stat.kind, attr.stat.mode);
         let copy = Copy {
-            names: (!is_dir && attr.stat.nlink > 1).then_some(attr.stat.nlink),
+            names: (!is_dir && is_linked).then_some(attr.stat.nlink),
             staged: &staged,
             attr: &attr,
             mark,
@@ -232,7 +253,9 @@ impl CopyUp {
     ) -> SysResult<Staged> {
         let view = through.base.view();
         let mut xattrs = view.xattrs(way)?;
-        xattrs.push(mark.xattr(attr.stat.kind)?);
+        if bears_mark(attr.stat.kind) {
+            xattrs.push(mark.xattr(attr.stat.kind)?);
+        }
         for _ in 0..CLONES_MAX {
             let (source, file) = match attr.stat.kind {
                 Kind::File => view.open(way)?,
@@ -293,13 +316,14 @@ impl CopyUp {
             let at = (&*through.aside, staged.place().name);
             through.keep_link(slot, names, (at.0, at.1.as_bytes()))?;
         }
-        staging
-            .put(staged, &dir, &place.name, RenameMode::NoReplace)
-            .inspect_err(|_| {
-                copy.names
-                    .into_iter()
-                    .for_each(|names| through.drop_link(slot, names));
-            })?;
+        let copied = sys::open_path_at(&*through.aside, staged.place().name.as_bytes())?;
+        let put = || staging.put(staged, &dir, &place.name, RenameMode::NoReplace);
+        // A directory must be writable to be moved, too: its `..` changes.
+        writable(&copied, || writable(&dir, put)).inspect_err(|_| {
+            copy.names
+                .into_iter()
+                .for_each(|names| through.drop_link(slot, names));
+        })?;
         through.note_own(staged.ino(), attr.stat.kind, copy.mark, copy.names);
         through.made_own(slot)?;
         // Nothing has changed in the directory.

@@ -17,7 +17,8 @@
 //! **Hard links.** Of a file with several names one is copied up at first; the others lead to the
 //! own inode all the same, which a link in the store is kept of (its name there has the number in
 //! the base, and how many names are left that only the base has). Such a name is made own when it is
-//! to be changed.
+//! to be changed. Where a daemon that is not root can have no mark, of links and the like and of
+//! files that their owner may not read, such a link says what the inode was.
 
 use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -56,6 +57,16 @@ const WAYS_MAX: usize = 4096;
 const LISTS_MAX: usize = 16;
 /// Names in these listings, but for the last: some 60 bytes each.
 const LISTED_MAX: usize = 100_000;
+
+/// An inode of this kind can have a mark: but for root's it is an attribute of a user's.
+pub(super) fn bears_mark(kind: Kind) -> bool {
+    matches!(kind, Kind::File | Kind::Dir) || sys::ids().0 == 0
+}
+
+/// The mark of an inode of this kind and mode can be read without changing that.
+pub(super) fn tells_mark(kind: Kind, mode: u32) -> bool {
+    sys::ids().0 == 0 || bears_mark(kind) && mode & 0o400 != 0
+}
 
 /// What an own inode was in the base.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -308,6 +319,28 @@ impl Through {
         sys::link_at(dir, name, &*self.links, link_name(slot, names).as_bytes())
     }
 
+    /// An own file, at `name` in a directory, is about to get a mode with which its mark cannot be
+    /// read: a link says it from then on.
+    ///
+    /// # Errors
+    /// Those of link(2).
+    pub(super) fn keep_unread(&self, slot: Slot, at: (&OwnedFd, &[u8])) -> SysResult<()> {
+        self.keep_link(slot, 0, at)?;
+        if let Some(own) = self.marks.lock().own.get_mut(&slot) {
+            own.left = Some(0);
+        }
+        Ok(())
+    }
+
+    /// An own file has a mark and no link in the store.
+    pub(super) fn has_mark_alone(&self, slot: Slot) -> bool {
+        let marks = self.marks.lock();
+        marks
+            .own
+            .get(&slot)
+            .is_some_and(|own| !own.is_dir && own.left.is_none())
+    }
+
     /// What [`Through::keep_link`] has kept is not needed.
     pub(super) fn drop_link(&self, slot: Slot, names: u32) {
         let removed = sys::unlink_at(&*self.links, link_name(slot, names).as_bytes());
@@ -347,8 +380,20 @@ impl Through {
         for entry in sys::list_dir(&*self.links)? {
             let name = entry.name.as_slice();
             let stat = sys::stat_at(&*self.links, name)?;
-            let mark = Mark::of(&sys::all_xattrs_at(&self.links, name)?);
-            let (Some((slot, left)), Some(mark)) = (parsed_link(name), mark) else {
+            let Some((slot, left)) = parsed_link(name) else {
+                continue;
+            };
+            let told = tells_mark(stat.kind, stat.mode);
+            let mark = match told {
+                true => Mark::of(&sys::all_xattrs_at(&self.links, name)?),
+                false => None,
+            };
+            let by_link = Mark {
+                slot,
+                btime: None,
+                path: Vec::new(),
+            };
+            let Some(mark) = mark.or((!told).then_some(by_link)) else {
                 continue;
             };
             if left == 0 && stat.nlink == 1 || mark.slot != slot {

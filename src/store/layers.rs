@@ -164,8 +164,8 @@ impl Layers {
     /// Opens an object's data for reading. An object that is not a regular file is not touched:
     /// opening a device does things.
     ///
-    /// Errors: `NotAFile`; `Io` with ENOENT if it is not there, EACCES if it was moved with a mode
-    /// that keeps the daemon out.
+    /// Errors: `NotAFile`; `Io` with ENOENT if it is not there, EACCES if it was moved, is somebody
+    /// else's, and has a mode that keeps the daemon out.
     pub fn open(&self, id: ObjectId) -> StoreResult<File> {
         let (dir, name) = (self.epoch(id.epoch, false)?, file_name(id));
         let stat = sys::stat_at(&dir.objects, name.as_bytes())
@@ -173,8 +173,21 @@ impl Layers {
         if stat.kind != Kind::File {
             return Err(StoreError::NotAFile(name));
         }
-        at::open_file(&*dir.objects, &name, OFlags::RDONLY)
-            .map_err(StoreError::io("open the object", name))
+        let open = || at::open_file(&*dir.objects, &name, OFlags::RDONLY);
+        let opened = match open() {
+            // It was moved with a mode that keeps its owner out, who is not root. What mode it had is
+            // on record.
+            Err(error)
+                if error.kind() == std::io::ErrorKind::PermissionDenied
+                    && sys::open_path_at(&dir.objects, name.as_bytes())
+                        .and_then(|fd| sys::chmod_fd(&fd, 0o400))
+                        .is_ok() =>
+            {
+                open()
+            }
+            opened => opened,
+        };
+        opened.map_err(StoreError::io("open the object", name))
     }
 
     /// What an object is and how large; `None` if it is not there.

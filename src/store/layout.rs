@@ -70,7 +70,7 @@ pub const STORE_NAME: &str = ".ckptfs";
 /// Begins the names of the extended attributes in which ckptfs notes something: of files in a
 /// store, and of a directory that is an export. In a tree that is served there are none: who could
 /// set them could forge them.
-pub const XATTR_PREFIX: &[u8] = b"user.ckptfs.";
+pub const XATTR_PREFIX: &[u8] = sys::OWN_XATTR_PREFIX;
 /// The same, of inodes that can have none of a user's: links, devices, fifos.
 const TRUSTED_PREFIX: &[u8] = b"trusted.ckptfs.";
 
@@ -89,8 +89,11 @@ pub fn is_made(root: impl AsFd) -> bool {
 
 /// Whether the content of the tree in the directory `root` is elsewhere, as far as it has a store.
 pub fn has_origin(root: impl AsFd) -> bool {
-    open_trusted(&root, &root, STORE_NAME)
-        .is_ok_and(|dir| sys::stat_at(&dir, ORIGIN_NAME.as_bytes()).is_ok())
+    open_trusted(&root, &root, STORE_NAME).is_ok_and(|dir| {
+        // Whoever removes what is known of it does not make the rest a whole tree.
+        sys::stat_at(&dir, ORIGIN_NAME.as_bytes()).is_ok()
+            || read_format(&dir).is_ok_and(|format| format.features == [ORIGIN_NAME])
+    })
 }
 
 /// Makes the store directory of `root` with what is known of content that is elsewhere, if there is

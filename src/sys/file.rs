@@ -6,7 +6,7 @@ use std::fs::File;
 use rustix::fs::{Gid, Timespec, Timestamps, Uid};
 
 use super::fault::Call;
-use super::name::{permissions, retry};
+use super::name::{OWN_XATTR_PREFIX, permissions, retry};
 use super::types::{Errno, SysResult, Time, Xattrs};
 
 /// Bytes tried first: nearly all values and lists fit.
@@ -32,6 +32,7 @@ pub fn file_xattrs(file: &File) -> SysResult<Xattrs> {
         match read_growing(|buffer| rustix::fs::fgetxattr(file, name, buffer)) {
             Ok(value) => xattrs.push((name.to_vec(), value)),
             Err(Errno::NO_XATTR | Errno::EOPNOTSUPP) => {}
+            Err(Errno::EACCES) if name.starts_with(OWN_XATTR_PREFIX) => {}
             Err(errno) => return Err(errno),
         }
     }

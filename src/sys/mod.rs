@@ -83,7 +83,9 @@ pub use file::{file_xattrs, set_file_mode, set_file_owner, set_file_times};
 pub use gently::Gently;
 pub use ledger::{Ledger, ROW_WORDS, RowId};
 pub use mounted::{is_trusted, mount_source};
-pub use name::{NAME_LEN_MAX, XATTR_LEN_MAX, device_major, device_minor, make_device};
+pub use name::{
+    NAME_LEN_MAX, OWN_XATTR_PREFIX, XATTR_LEN_MAX, device_major, device_minor, make_device,
+};
 pub use os::{
     Signals, act_as, act_for, all_xattrs, all_xattrs_at, allocation, awake, backing_close,
     can_share, chmod_fd, chown_fd, clone_file, clone_head, clone_to, copy_file_range,

@@ -13,6 +13,10 @@ pub const NAME_LEN_MAX: usize = 255;
 /// (`XATTR_SIZE_MAX`, `XATTR_LIST_MAX`).
 pub const XATTR_LEN_MAX: usize = 65_536;
 
+/// Begins the names of extended attributes of ours. On what the caller may not read they cannot be
+/// read either.
+pub const OWN_XATTR_PREFIX: &[u8] = b"user.ckptfs.";
+
 /// Checks that `name` is one component that cannot lead out of its directory.
 ///
 /// Errors: ENOENT when empty, ENAMETOOLONG beyond [`NAME_LEN_MAX`], EINVAL with a NUL or `/` in it

@@ -21,8 +21,10 @@ use super::repository;
 use crate::engine::api::{
     CheckpointOptions, ListBranches, ListCheckpoints, VerbResult, host_path, microseconds,
 };
+use crate::engine::checkpoint::check_tag;
 use crate::remote::restic::{Purpose, Pushed};
 use crate::store::ids::CheckpointId;
+use crate::store::journal::codec::TAGS_MAX;
 use crate::sys::{self, OpenKind};
 use crate::transfer::write::Writer;
 
@@ -135,14 +137,17 @@ fn branch(
 /// What was pulled is on disk, and a checkpoint says what it is.
 fn checkpoint(on: &mut Served, args: &Args, pushed: &Pushed) -> VerbResult<CheckpointId> {
     let known = on.client.ask(ListCheckpoints)?;
-    let is_free = |tag: &&String| !known.iter().any(|one| one.tags.contains(tag));
+    // Another program may have put on others than are possible here.
+    let is_free =
+        |tag: &&String| check_tag(tag).is_ok() && !known.iter().any(|one| one.tags.contains(tag));
+    let tags = pushed.tags.iter().filter(is_free);
     let snapshot = pushed.snapshot.get(..8).unwrap_or(&pushed.snapshot);
     let made = on.client.ask(CheckpointOptions {
         note: format!(
             "checkpoint {} of {} (snapshot {snapshot})",
             pushed.checkpoint, args.remote
         ),
-        tags: pushed.tags.iter().filter(is_free).cloned().collect(),
+        tags: tags.take(TAGS_MAX).cloned().collect(),
         sync: true,
         of_ns: i64::try_from(pushed.created.as_nanosecond()).ok(),
         ..CheckpointOptions::default()

@@ -5,13 +5,45 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::super::through::{HIDDEN_PREFIX, Mark, hides};
+use super::super::through::{HIDDEN_PREFIX, Mark, hides, tells_mark};
 use super::{At, Found, Inheritance};
 use crate::history::present::{Present, Trail};
 use crate::store::ids::{Name, Slot};
 use crate::store::layout::STORE_NAME;
 use crate::store::record::Place;
-use crate::sys::{self, Errno, Kind, RenameMode, SetTime, SysResult, XattrMode};
+use crate::sys::{self, Errno, Kind, RenameMode, SetTime, Stat, SysResult, XattrMode};
+
+/// What its owner, who is not root, may not read, and may for so long, with the mode that it gets
+/// back.
+#[derive(Default)]
+struct Opened(Vec<(OwnedFd, u32)>);
+
+impl Opened {
+    fn open(&mut self, dir: &OwnedFd, name: &[u8], stat: &Stat) -> SysResult<()> {
+        let needed = match stat.kind {
+            Kind::Dir => 0o500,
+            Kind::File => 0o400,
+            _ => 0,
+        };
+        if sys::ids().0 == 0 || stat.mode & needed == needed {
+            return Ok(());
+        }
+        let fd = sys::open_path_at(dir, name)?;
+        sys::chmod_fd(&fd, stat.mode | needed)?;
+        self.0.push((fd, stat.mode));
+        Ok(())
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        // A directory after what is below it.
+        for (fd, mode) in self.0.iter().rev() {
+            let closed = sys::chmod_fd(fd, *mode);
+            tracing::debug!(?closed, "what its owner may not read");
+        }
+    }
+}
 
 impl Inheritance<'_> {
     /// A whiteout is at a name of a directory of the branch's own.
@@ -95,6 +127,21 @@ impl Inheritance<'_> {
             (false, Err(_)) => sys::unlink_at(dir, from)?,
         }
         put.map(|()| made)
+    }
+
+    /// An inode is about to get this mode: see [`Through::keep_unread`].
+    ///
+    /// # Errors
+    /// Those of finding it, and of link(2).
+    pub(in crate::live) fn keep_mark(self, at: At<'_>, mode: u32) -> SysResult<()> {
+        let Some(through) = self.inodes.through.as_ref() else {
+            return Ok(());
+        };
+        if tells_mark(Kind::File, mode) || !through.has_mark_alone(at.slot) {
+            return Ok(());
+        }
+        let found = self.inodes.find(at)?;
+        through.keep_unread(at.slot, (&found.dir, found.name.as_bytes()))
     }
 
     /// An own inode of which the branch knows no name, for they are the base's.
@@ -198,6 +245,7 @@ impl Inheritance<'_> {
         ];
         through.read_links()?;
         let mut below: Vec<(Arc<OwnedFd>, Vec<u8>)> = Vec::new();
+        let mut opened = Opened::default();
         loop {
             let dir = match (open.pop(), below.pop()) {
                 (Some(dir), None) => dir,
@@ -222,6 +270,9 @@ impl Inheritance<'_> {
                     tracing::debug!(?removed, "what was to take the place of a whiteout");
                 } else if !hides(&stat) {
                     let known = stat.nlink > 1 && through.has_link(stat.ino);
+                    if !known {
+                        opened.open(&dir, &entry.name, &stat)?;
+                    }
                     if !known && let Some(mark) = Mark::of(&sys::all_xattrs_at(&dir, &entry.name)?)
                     {
                         through.note_marked(stat.ino, stat.kind, mark, None);

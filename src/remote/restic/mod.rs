@@ -15,7 +15,8 @@ mod there;
 pub mod upkeep;
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Once};
 
 use jiff::{Timestamp, Zoned};
 use rustic_core::repofile::SnapshotFile;
@@ -192,10 +193,21 @@ fn cache_dir() -> Option<PathBuf> {
 /// # Errors
 /// Those of the work; `remote-failed`.
 pub fn guarded<T, E: From<VerbError>>(work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
-    let hook = std::panic::take_hook();
-    std::panic::set_hook(Box::new(|_| {}));
+    static HOOK: Once = Once::new();
+    static WORKING: AtomicUsize = AtomicUsize::new(0);
+    HOOK.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            // Its threads may end so after the work has ended with an error.
+            let by_rustic = |at: &std::panic::Location<'_>| at.file().contains("/rustic_");
+            if WORKING.load(Ordering::Relaxed) == 0 && !panic.location().is_some_and(by_rustic) {
+                before(panic);
+            }
+        }));
+    });
+    WORKING.fetch_add(1, Ordering::Relaxed);
     let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
-    std::panic::set_hook(hook);
+    WORKING.fetch_sub(1, Ordering::Relaxed);
     done.unwrap_or_else(|_| {
         Err(E::from(hinted(
             Code::RemoteFailed,

@@ -6,17 +6,19 @@ use std::os::fd::OwnedFd;
 use rustix::io::Errno;
 
 use super::super::at;
-use super::StoreId;
+use super::{ORIGIN_NAME, StoreId};
 use crate::store::error::{StoreError, StoreResult};
+use crate::sys;
 
 /// The newest format version that this program reads, and the one that it writes. It reads all
 /// older ones too: a store of such a one becomes one of this version when it is opened to be
 /// written to (`migrate`).
 pub const FORMAT_VERSION: u32 = 2;
 /// Features of the format that this program knows beyond those of its version. A store gets those
-/// that it lacks when it is opened for writing: a program that does not know the records that come
-/// with them must leave it alone from then on.
-const FEATURES: [&str; 0] = [];
+/// that it needs and lacks when it is opened for writing: a program that does not know them must
+/// leave it alone from then on. `origin`: the tree looks through to what `origin/` tells of, so the
+/// directory alone is not all of it.
+const FEATURES: [&str; 1] = [ORIGIN_NAME];
 /// Features that a store of version 1 could have. All of them are part of version 2. `actors`: the
 /// journal says who asked (record 12). `hashes`: it has the hashes of objects (record 13). `ahead`:
 /// it has what was captured ahead (record 14). `auto`: a checkpoint may have been made by the
@@ -43,13 +45,16 @@ const MAGIC: &str = "ckptfs store";
 /// Most bytes of the file `format`.
 const FORMAT_BYTES_MAX: u64 = 4096;
 
+/// What a store needs of [`FEATURES`].
+fn needed(dir: &OwnedFd) -> Option<&'static str> {
+    sys::stat_at(dir, ORIGIN_NAME.as_bytes())
+        .is_ok()
+        .then_some(ORIGIN_NAME)
+}
+
 /// `synced`: durable on return.
 pub(super) fn write_format(dir: &OwnedFd, id: StoreId, synced: bool) -> StoreResult<()> {
-    let features = if FEATURES.is_empty() {
-        "-".to_owned()
-    } else {
-        FEATURES.join(" ")
-    };
+    let features = needed(dir).unwrap_or("-");
     let text = format!("{MAGIC}\nversion {FORMAT_VERSION}\nfeatures {features}\nid {id}\n");
     let write = if synced {
         at::write_whole::<&OwnedFd>
@@ -67,9 +72,7 @@ pub(super) fn write_format(dir: &OwnedFd, id: StoreId, synced: bool) -> StoreRes
 pub(super) fn read_and_migrate(dir: &OwnedFd) -> StoreResult<StoreId> {
     let format = read_format(dir)?;
     if format.version < FORMAT_VERSION
-        || FEATURES
-            .iter()
-            .any(|feature| !format.features.iter().any(|has| has == feature))
+        || needed(dir).is_some_and(|feature| !format.features.iter().any(|has| has == feature))
     {
         write_format(dir, format.id, true)?;
     }
@@ -80,7 +83,7 @@ pub(super) fn read_and_migrate(dir: &OwnedFd) -> StoreResult<StoreId> {
 #[derive(Debug)]
 pub(in crate::store) struct Format {
     version: u32,
-    features: Vec<String>,
+    pub features: Vec<String>,
     pub id: StoreId,
 }
 

@@ -6,7 +6,7 @@ use rustix::fs::XattrFlags;
 
 use super::super::args::XattrMode;
 use super::super::fault::Call;
-use super::super::name::{XATTR_LEN_MAX, component, retry};
+use super::super::name::{OWN_XATTR_PREFIX, XATTR_LEN_MAX, component, retry};
 use super::super::types::{Errno, SysResult, Xattrs};
 use super::open::proc_path;
 
@@ -82,7 +82,7 @@ pub fn all_xattrs_at(dir: impl AsFd, name: &[u8]) -> SysResult<Xattrs> {
 }
 
 /// All attributes with their values, sorted by name; none where the filesystem has no attributes.
-/// One that is removed meanwhile is left out; one that may not be read is an error.
+/// One that is removed meanwhile is left out; one that may not be read is an error, unless it is one of ours.
 pub fn all_xattrs(fd: impl AsFd) -> SysResult<Xattrs> {
     collect(|| listxattr(&fd), |name| getxattr(&fd, name))
 }
@@ -100,6 +100,7 @@ fn collect(
         match get(&name) {
             Ok(value) => xattrs.push((name, value)),
             Err(Errno::NO_XATTR | Errno::EOPNOTSUPP) => {}
+            Err(Errno::EACCES) if name.starts_with(OWN_XATTR_PREFIX) => {}
             Err(errno) => return Err(errno),
         }
     }

@@ -468,10 +468,12 @@ impl Inner {
 
 /// Fetches what is not here while nothing else is, until all is, or there is no room for more.
 fn fetch_rest(inner: &Weak<Inner>) {
-    let Some(files) = inner
-        .upgrade()
-        .map(|inner| inner.tree.files().collect::<Vec<_>>())
-    else {
+    let Some(files) = inner.upgrade().map(|inner| {
+        // For one that is larger than all that is kept there will never be room.
+        let has_room = |size| inner.wishes.limit.is_none_or(|limit| size <= limit);
+        let files = inner.tree.files().filter(|(_, size)| has_room(*size));
+        files.collect::<Vec<_>>()
+    }) else {
         return;
     };
     for (slot, size) in files {

@@ -21,7 +21,7 @@ use super::cache::Cache;
 use super::tree::{DEPTH_MAX, Row, Tree, Written};
 use crate::engine::api::{Code, VerbError, VerbResult, hinted};
 use crate::store::ids::{CheckpointId, Slot};
-use crate::store::layout::{make_origin, open_origin, sync_origin};
+use crate::store::layout::{has_origin, make_origin, open_origin, sync_origin};
 use crate::sys::{self, Errno, Open, OpenKind, RenameMode, SysResult, Time};
 
 const RECORD: &[u8] = b"record";
@@ -111,8 +111,11 @@ impl Stored {
     /// # Errors
     /// `bad-store`: it is damaged.
     pub fn of(root: impl AsFd) -> VerbResult<Option<Stored>> {
-        let Ok(dir) = open_origin(root) else {
-            return Ok(None);
+        let Ok(dir) = open_origin(&root) else {
+            return match has_origin(&root) {
+                true => Err(damaged("what the store knew")),
+                false => Ok(None),
+            };
         };
         let bytes = match read(&dir, RECORD, RECORD_BYTES_MAX) {
             Err(Errno::ENOENT) => {
@@ -241,7 +244,11 @@ impl Remote {
                 ));
             }
         }
-        Ok((written.finish().map_err(unusable)?, left_out))
+        let packed = written.finish().map_err(|errno| match errno {
+            Errno::EINVAL => broken("a directory in it has a name twice".to_owned()),
+            errno => unusable(errno),
+        })?;
+        Ok((packed, left_out))
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod auto;
 mod faults;
+mod hostile;
 mod lazy;
 mod onto;
 mod same;

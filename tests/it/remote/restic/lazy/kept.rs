@@ -104,6 +104,22 @@ fn a_store_that_is_damaged_is_refused(v: Variant) {
     fs::remove_file(origin.join("record")).expect("removed");
     refused("was not finished");
     fs::write(origin.join("record"), &record).expect("written");
+    // A program that knows no such trees, this one would serve what is here for the whole tree.
+    let format = fs::read_to_string(path.join(".ckptfs/format")).expect("read");
+    assert!(format.contains("\nfeatures origin\n"), "{format}");
+    fs::rename(&origin, path.join(".ckptfs/aside")).expect("moved");
+    refused("of the remote that this tree was mounted from is damaged");
+    fs::rename(path.join(".ckptfs/aside"), &origin).expect("moved");
+    // One of before that was told of it is told of it now.
+    fs::write(
+        path.join(".ckptfs/format"),
+        format.replace("features origin", "features -"),
+    )
+    .expect("written");
+    lazy.mount.remount();
+    lazy.mount.umount();
+    let again = fs::read_to_string(path.join(".ckptfs/format")).expect("read");
+    assert_eq!(again, format);
     // What is mounted there from elsewhere is not mounted from here.
     let said = fails(
         &mut user.command(
@@ -126,6 +142,23 @@ fn a_store_that_is_damaged_is_refused(v: Variant) {
     assert!(said.contains("is not empty"), "{said}");
     lazy.mount.remount();
     assert_same(&tree(&path), &expected);
+}
+
+for_each_variant! { xfs => what_has_no_room_keeps_nothing_else_from_coming }
+
+/// The first file was larger than the limit, and nothing came by itself.
+fn what_has_no_room_keeps_nothing_else_from_coming(v: Variant) {
+    let rig = v.start_with(MountOpts::new(v.io), |dir| {
+        sh(
+            dir,
+            "head -c 200000 /dev/urandom > a; for n in 1 2 3; do echo $n > small$n; done",
+        );
+    });
+    rig.mount.checkpoint();
+    let user = User::new();
+    user.push(&rig, &[]);
+    let lazy = Lazy::mount(v, &user, &rig, &["--cache", "100K"]);
+    crate::common::mount::wait_until("what has room is here", 20, || lazy.files_here() == 3);
 }
 
 for_each_variant! { xfs => another_repository_and_a_limit }

@@ -3,6 +3,7 @@
 mod away;
 mod kept;
 mod same;
+mod user;
 
 use serde_json::Value;
 
