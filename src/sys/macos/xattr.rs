@@ -6,7 +6,7 @@ use rustix::fs::XattrFlags;
 
 use super::super::args::XattrMode;
 use super::super::fault::Call;
-use super::super::name::retry;
+use super::super::name::{OWN_XATTR_PREFIX, retry};
 use super::super::types::{Errno, SysResult, Xattrs};
 
 /// Bytes tried first: nearly all values and lists fit.
@@ -63,7 +63,8 @@ pub fn all_xattrs_at(dir: impl AsFd, name: &[u8]) -> SysResult<Xattrs> {
 }
 
 /// All attributes with their values, sorted by name; none where the filesystem has no attributes.
-/// One that is removed meanwhile is left out; one that may not be read is an error.
+/// One that is removed meanwhile is left out; one that may not be read is an error, unless it is one
+/// of ours.
 pub fn all_xattrs(fd: impl AsFd) -> SysResult<Xattrs> {
     let names = match listxattr(&fd) {
         Err(Errno::EOPNOTSUPP) => return Ok(Vec::new()),
@@ -74,6 +75,7 @@ pub fn all_xattrs(fd: impl AsFd) -> SysResult<Xattrs> {
         match getxattr(&fd, &name) {
             Ok(value) => xattrs.push((name, value)),
             Err(Errno::NO_XATTR) => {}
+            Err(Errno::EACCES) if name.starts_with(OWN_XATTR_PREFIX) => {}
             Err(errno) => return Err(errno),
         }
     }
