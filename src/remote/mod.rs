@@ -6,5 +6,6 @@
 //! may be hostile: names are checked as those of any tree that is not ours, nothing of it is
 //! followed or executed, and what it says is shown escaped.
 
+mod http;
 pub mod oci;
 pub mod restic;

@@ -41,7 +41,7 @@ const HOMES: [(&str, &[&str]); 31] = [
     ("flate2", &["src/remote/oci"]),
     ("http_auth", &["src/remote/oci"]),
     ("oci_spec", &["src/remote/oci"]),
-    ("reqwest", &["src/remote/oci"]),
+    ("reqwest", &["src/remote"]),
     ("sha2", &["src/remote"]),
     ("rustic_backend", &["src/remote"]),
     ("rustic_core", &["src/remote"]),

@@ -22,6 +22,7 @@ use reqwest::{Client, Method, RequestBuilder, Response, StatusCode, Url};
 use super::auth::{Found, PASSWORD_VARIABLE, USER_VARIABLE};
 use super::{Hashing, Place, digest_of, in_scratch};
 use crate::engine::api::{Code, VerbError, VerbResult, error, hinted};
+use crate::remote::http::{CERTIFICATE, client, is_of_certificate};
 use said::{plainly, reason_of};
 
 /// A longer manifest is not read; registries take none either.
@@ -105,16 +106,9 @@ impl Registry {
             place.name
         ))
         .map_err(|cause| error(Code::Usage, format!("{place}: {cause}")))?;
-        let mut http = Client::builder()
-            .user_agent(concat!("ckptfs/", env!("CARGO_PKG_VERSION")))
+        let mut http = client(plain)
             .connect_timeout(CONNECT_MAX)
-            .redirect(reqwest::redirect::Policy::limited(5))
-            .https_only(!plain)
-            // What comes is what was hashed.
-            .no_gzip()
-            .no_brotli()
-            .no_zstd()
-            .no_deflate();
+            .redirect(reqwest::redirect::Policy::limited(5));
         if loopback {
             http = http.no_proxy();
         }
@@ -454,10 +448,17 @@ impl Registry {
     ) -> Tried<Response> {
         match tokio::time::timeout(most, asked).await {
             Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(cause)) if cause.is_redirect() || cause.is_builder() => {
-                Err(self.failed(&plainly(&cause)))
+            Ok(Err(cause)) => {
+                let why = plainly(&cause);
+                Err(if is_of_certificate(&why) {
+                    let why = format!("{}: {why}", self.place);
+                    Trouble::Lasting(hinted(Code::RemoteFailed, why, CERTIFICATE))
+                } else if cause.is_redirect() || cause.is_builder() {
+                    self.failed(&why)
+                } else {
+                    self.cut(&why)
+                })
             }
-            Ok(Err(cause)) => Err(self.cut(&plainly(&cause))),
             Err(_) => Err(self.cut("no answer in time")),
         }
     }

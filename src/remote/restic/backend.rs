@@ -5,14 +5,15 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use rustic_backend::{BackendOptions, LocalBackend, RestBackend};
+use rustic_backend::LocalBackend;
 use rustic_core::{
     BytesList, ErrorKind, FileType, Id, ReadBackend, RusticError, RusticResult, WriteBackend,
 };
 
-use super::failed;
+use super::rest::{Login, Rest};
 use super::s3::S3;
-use crate::engine::api::{Code, VerbError, VerbResult, hinted};
+use super::{failed, told};
+use crate::engine::api::{Code, VerbError, VerbResult, error, hinted};
 use crate::sys::lock::Mutex;
 
 /// The kinds of addresses.
@@ -62,42 +63,22 @@ pub fn check(url: &str) -> VerbResult<()> {
 /// `bad-remote`, `remote-failed`.
 pub fn open(url: &str, quick: bool) -> VerbResult<Arc<dyn WriteBackend>> {
     check(url)?;
-    let none = Vec::<(String, String)>::new();
     let local = url.strip_prefix("local:").unwrap_or(url);
+    let no_options = Vec::<(String, String)>::new();
     Ok(match url.split_once(':') {
-        _ if is_local(url) => Arc::new(LocalBackend::new(local, none).map_err(failed)?),
+        _ if is_local(url) => Arc::new(LocalBackend::new(local, no_options).map_err(failed)?),
         Some(("s3", at)) => Arc::new(S3::new(at, quick)?),
-        Some(("rest", at)) => Arc::new(RestBackend::new(with_user(at), none).map_err(failed)?),
-        _ => {
-            let options = BackendOptions::default().repository(url.to_owned());
-            options.to_backends().map_err(failed)?.repository()
-        }
+        Some(("rest", at)) => Arc::new(Rest::new(at, rest_login(), quick)?),
+        Some((_, remote)) => Arc::new(Rest::by_rclone(remote, quick)?),
+        None => return Err(error(Code::BadRemote, format!("{url} is no address"))),
     })
 }
 
-/// The address of a REST server with who is asking, from the environment, as restic has it.
-fn with_user(at: &str) -> String {
+/// Who asks a REST server, by the environment, as restic has it.
+fn rest_login() -> Option<Login> {
     let of = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
-    let (Some(user), Some((scheme, rest))) = (of("RESTIC_REST_USERNAME"), at.split_once("://"))
-    else {
-        return at.to_owned();
-    };
     let password = of("RESTIC_REST_PASSWORD").unwrap_or_default();
-    format!(
-        "{scheme}://{}:{}@{rest}",
-        escaped(&user),
-        escaped(&password)
-    )
-}
-
-/// Percent-encoded (RFC 3986) but for letters and digits.
-fn escaped(text: &str) -> String {
-    text.bytes()
-        .map(|byte| match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' => char::from(byte).to_string(),
-            byte => format!("%{byte:02X}"),
-        })
-        .collect()
+    of("RESTIC_REST_USERNAME").map(|user| (user, password))
 }
 
 /// Bytes of a pack that are fetched at once, first, at least and at most, and how many such pieces are
@@ -156,6 +137,8 @@ pub struct Watched {
     ahead_bytes: AtomicU32,
     /// The whole tree was told: without it no snapshot is saved, however whoever tells it ended.
     pub is_told: AtomicBool,
+    /// Something could not be written.
+    is_gone: AtomicBool,
     /// Bytes that were written.
     pub sent: AtomicU64,
     /// Reads of packs that failed where they are, and not because of what is in them.
@@ -188,6 +171,7 @@ impl Watched {
             failed: Mutex::new(None),
             pace: OnceLock::new(),
             is_told: AtomicBool::new(false),
+            is_gone: AtomicBool::new(false),
             sent: AtomicU64::new(0),
             unread: AtomicU64::new(0),
         }
@@ -310,6 +294,13 @@ impl WriteBackend for Watched {
                 "no snapshot is saved: not everything of it was sent",
             ));
         }
+        // Each of the packs that wait would be tried as long as this one was.
+        if self.is_gone.load(Ordering::Relaxed) {
+            return Err(RusticError::new(
+                ErrorKind::Backend,
+                "nothing more is sent: the remote has failed",
+            ));
+        }
         let size = content.size() as u64;
         self.wait_for(content.size());
         let written = self.inner.write_bytes(tpe, id, cacheable, content);
@@ -317,11 +308,10 @@ impl WriteBackend for Watched {
             Ok(()) => {
                 self.sent.fetch_add(size, Ordering::Relaxed);
             }
-            Err(cause) => self.fail(VerbError {
-                code: Code::RemoteFailed,
-                message: format!("the remote: {}", cause.display_log()),
-                hint: Some("run the same command again once the cause is gone".to_owned()),
-            }),
+            Err(cause) => {
+                self.is_gone.store(true, Ordering::Relaxed);
+                self.fail(told(cause));
+            }
         }
         written
     }

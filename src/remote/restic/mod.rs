@@ -8,8 +8,11 @@ mod backend;
 pub mod lazy;
 pub mod names;
 mod node;
+mod patient;
 pub mod pull;
 pub mod push;
+mod rclone;
+mod rest;
 mod s3;
 mod there;
 pub mod upkeep;
@@ -26,6 +29,7 @@ use rustic_core::{
 };
 
 use self::backend::{Pace, Watched};
+use self::patient::Trouble;
 use crate::engine::api::{Code, VerbError, VerbResult, hinted};
 use crate::store::ids::CheckpointId;
 
@@ -219,8 +223,12 @@ pub fn guarded<T, E: From<VerbError>>(work: impl FnOnce() -> Result<T, E>) -> Re
 
 /// What went wrong in a repository, in words for a person. What a server said is in it: whoever
 /// prints it escapes it.
-#[expect(clippy::boxed_local, reason = "as rustic gives it")]
 fn failed(cause: Box<RusticError>) -> VerbError {
+    told(&cause)
+}
+
+/// The same.
+fn told(cause: &RusticError) -> VerbError {
     if cause.is_incorrect_password() {
         return hinted(
             Code::BadPassword,
@@ -228,11 +236,20 @@ fn failed(cause: Box<RusticError>) -> VerbError {
             "give the right one: ckptfs remote add NAME URL --force --password-file FILE",
         );
     }
+    let again =
+        "run the same command again once the cause is gone: what was sent is not sent again";
+    let mut source = std::error::Error::source(cause);
+    while let Some(found) = source {
+        if let Some(trouble) = found.downcast_ref::<Trouble>() {
+            return hinted(
+                Code::RemoteFailed,
+                format!("the remote: {trouble}"),
+                trouble.advice.unwrap_or(again),
+            );
+        }
+        source = found.source();
+    }
     let said = cause.display_log();
     let said = said.strip_prefix("Error: ").unwrap_or(&said);
-    hinted(
-        Code::RemoteFailed,
-        format!("the remote: {said}"),
-        "run the same command again once the cause is gone: what was sent is not sent again",
-    )
+    hinted(Code::RemoteFailed, format!("the remote: {said}"), again)
 }

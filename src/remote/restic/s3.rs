@@ -2,30 +2,23 @@
 //!
 //! Who asks is told by the environment: `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`,
 //! `AWS_SESSION_TOKEN`, `AWS_REGION`; proxies by `HTTP_PROXY`, `HTTPS_PROXY`, `NO_PROXY`. Retries and
-//! their pauses are the library's. An object is there whole or not at all.
-
-use std::time::Duration;
+//! their pauses are the library's, the time in which nothing moves is ours. An object is there whole
+//! or not at all.
 
 use bytes::Bytes;
 use object_store::aws::AmazonS3Builder;
 use object_store::path::Path;
-use object_store::{
-    ClientOptions, ObjectMeta, ObjectStore, ObjectStoreExt, PutPayload, RetryConfig,
-};
+use object_store::{ClientOptions, ObjectMeta, ObjectStore, ObjectStoreExt, RetryConfig};
 use rustic_core::{
     BytesList, ErrorKind, FileType, Id, ReadBackend, RusticError, RusticResult, WriteBackend,
 };
 use tokio::runtime::Runtime;
 use tokio_stream::StreamExt;
 
+use super::patient::{CONNECT_MAX, Patients, Trouble, brief, payload};
 use crate::engine::api::{Code, VerbResult, hinted};
+use crate::remote::http::{first_cause, idle};
 
-/// How long one request may take: a pack of 32 MiB and more over a slow line.
-const REQUEST_SECONDS: u64 = 600;
-/// The same, of small pieces for programs that wait.
-const QUICK_SECONDS: u64 = 120;
-/// How long until a connection is made.
-const CONNECT_SECONDS: u64 = 15;
 /// How often a request is made again, after pauses that double from a tenth of a second: some six
 /// seconds for a server that starts again.
 const RETRIES: usize = 6;
@@ -50,9 +43,10 @@ impl S3 {
     /// # Errors
     /// `bad-remote`.
     pub fn new(at: &str, quick: bool) -> VerbResult<S3> {
-        let (seconds, retries) = match quick {
-            true => (QUICK_SECONDS, QUICK_RETRIES),
-            false => (REQUEST_SECONDS, RETRIES),
+        // What has stalled is tried once more; for programs that wait, not even that.
+        let (retries, retry_timeout) = match quick {
+            true => (QUICK_RETRIES, idle() / 2),
+            false => (RETRIES, idle() * 3 / 2),
         };
         let bad = |why: String| {
             hinted(
@@ -70,19 +64,23 @@ impl S3 {
         let bucket = bucket.ok_or_else(|| bad("it names no bucket".to_owned()))?;
         let client = ClientOptions::new()
             .with_allow_http(scheme == "http")
-            .with_timeout(Duration::from_secs(seconds))
-            .with_connect_timeout(Duration::from_secs(CONNECT_SECONDS));
+            .with_connect_timeout(CONNECT_MAX);
         let store = AmazonS3Builder::from_env()
             .with_endpoint(format!("{scheme}://{host}"))
             .with_bucket_name(bucket)
             .with_virtual_hosted_style_request(false)
             .with_client_options(client)
+            .with_http_connector(Patients)
             .with_retry(RetryConfig {
                 max_retries: retries,
+                retry_timeout,
                 ..RetryConfig::default()
             })
             .build()
-            .map_err(|cause| bad(cause.to_string()))?;
+            .map_err(|cause| match first_cause(&cause).to_string() {
+                why if why.starts_with("Missing") => hinted(Code::BadRemote, why, KEY),
+                why => bad(why),
+            })?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
@@ -114,10 +112,51 @@ impl S3 {
     }
 }
 
-fn failed(what: &str, at: &Path, cause: object_store::Error) -> Box<RusticError> {
-    RusticError::with_source(ErrorKind::Backend, "{what} of `{at}`", cause)
-        .attach_context("what", what)
-        .attach_context("at", at.to_string())
+/// The code that a server gives for a failure, `<Code>NoSuchBucket</Code>`: the rest of what it says
+/// may tell whose key it is.
+fn code_of(said: &str) -> Option<String> {
+    let code = said.split("<Code>").nth(1)?.split("</Code>").next()?;
+    Some(brief(code))
+}
+
+/// What to do where a key is wrong, or there is none.
+const KEY: &str = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment say who asks, and AWS_REGION where: \
+     one of them is wrong or missing, or may not do this";
+/// Begins what the library says of an answer that is a failure, before the status.
+const STATUS: &str = "Server returned non-2xx status code: ";
+/// Who is asked for a key where the environment has none.
+const TELLS_KEYS: &str = "169.254.169.254";
+
+fn failed(doing: &str, at: &Path, cause: object_store::Error) -> Box<RusticError> {
+    use object_store::Error;
+    let said = first_cause(&cause).to_string();
+    let code = code_of(&said);
+    let doing = format!("{doing} {at}");
+    let status = said.split(": <").next().unwrap_or(&said);
+    let status = status.trim_start_matches(STATUS).trim_end_matches(": ");
+    let answered = |what: String, advice| Trouble {
+        what: format!("{doing}: {what}"),
+        advice,
+    };
+    let trouble = match (&cause, code.as_deref()) {
+        (_, Some("NoSuchBucket")) => answered(
+            "there is no such bucket".to_owned(),
+            Some("make it with a tool of the server, or mend the address"),
+        ),
+        (Error::PermissionDenied { .. } | Error::Unauthenticated { .. }, code) => {
+            let why = code.map_or_else(|| brief(status), str::to_owned);
+            answered(format!("the server says {why}"), Some(KEY))
+        }
+        _ if cause.to_string().contains(TELLS_KEYS) => {
+            answered("there is no key".to_owned(), Some(KEY))
+        }
+        (_, Some(code)) => answered(format!("the server says {code}"), None),
+        _ if said.starts_with(STATUS) => {
+            answered(format!("the server says {}", brief(status)), None)
+        }
+        _ => Trouble::on_the_way(&doing, &cause),
+    };
+    RusticError::with_source(ErrorKind::Backend, trouble.what.clone(), trouble)
 }
 
 impl ReadBackend for S3 {
@@ -132,7 +171,7 @@ impl ReadBackend for S3 {
             return match self.runtime.block_on(self.store.head(&at)) {
                 Ok(meta) => Ok(vec![(Id::default(), size(&meta))]),
                 Err(object_store::Error::NotFound { .. }) => Ok(Vec::new()),
-                Err(cause) => Err(failed("looking", &at, cause)),
+                Err(cause) => Err(failed("looking for", &at, cause)),
             };
         }
         let dir = self.dir(tpe);
@@ -194,7 +233,7 @@ impl WriteBackend for S3 {
         content: BytesList,
     ) -> RusticResult<()> {
         let at = self.path(tpe, id);
-        let payload: PutPayload = content.into_vec().into_iter().collect();
+        let payload = payload(content.into_vec());
         let put = self.runtime.block_on(self.store.put(&at, payload));
         put.map(drop).map_err(|cause| failed("writing", &at, cause))
     }

@@ -13,14 +13,14 @@ use tonic::{Code, Status};
 
 use crate::common::command::sh;
 use crate::common::mount::wait_until;
+use crate::common::process;
 use crate::common::remotes::{Remotes, small_tree, tree_of_volume};
 use crate::common::tree::{Tree, assert_same};
-use crate::common::{process, skip};
 use crate::csi::support::{
     Rig, SECONDS, class, code, controller_at, create_at, from_snapshot, from_volume, text,
     unavailable, wanted,
 };
-use crate::remote::restic::servers::Moto;
+use crate::remote::restic::kinds::{Kind, Server};
 
 /// A node whose driver has these remotes.
 fn node(name: &'static str, remotes: &Remotes) -> Rig {
@@ -486,10 +486,8 @@ fn what_a_kill_leaves_of_a_sized_volume_is_nobody_s() {
 /// A bucket, and that its server is gone.
 #[test]
 fn a_bucket_is_as_good_and_that_it_is_gone_is_said() {
-    let Some(server) = Moto::start() else {
-        return skip(
-            "there is no server: tests/tools.sh could not install the Python package moto",
-        );
+    let Some(server) = Server::start(Kind::Moto) else {
+        return;
     };
     if unavailable() {
         return;

@@ -1,5 +1,7 @@
 //! What a registry, or the way there, says of a failure.
 
+use crate::remote::http::first_cause;
+
 /// So much of it is shown.
 const SHOWN_MAX: usize = 300;
 
@@ -11,12 +13,9 @@ pub(super) fn plainly(cause: &reqwest::Error) -> String {
         _ if cause.is_redirect() => "it redirects to where nobody may go".to_owned(),
         _ => "the connection was cut".to_owned(),
     };
-    let mut source = std::error::Error::source(cause);
-    while let Some(why) = source {
-        if why.source().is_none() {
-            text.push_str(&format!(": {why}"));
-        }
-        source = why.source();
+    let why = first_cause(cause);
+    if std::error::Error::source(cause).is_some() {
+        text.push_str(&format!(": {why}"));
     }
     text
 }

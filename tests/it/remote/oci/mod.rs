@@ -5,3 +5,4 @@ mod faults;
 mod hostile;
 mod images;
 mod server;
+mod tls;

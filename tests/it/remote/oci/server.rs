@@ -18,6 +18,8 @@ pub struct Server {
     pub port: u16,
     dir: PathBuf,
     password: bool,
+    /// Its certificate, and the key.
+    tls: Option<(PathBuf, PathBuf)>,
 }
 
 /// `user` with the password `secret`, as htpasswd writes it.
@@ -48,6 +50,15 @@ impl Server {
 
     /// One that wants a password.
     pub fn with(dir: &Path, password: bool) -> Server {
+        Server::new(dir, password, None)
+    }
+
+    /// One that speaks TLS, with this certificate and its key.
+    pub fn with_tls(dir: &Path, certificate: (PathBuf, PathBuf)) -> Server {
+        Server::new(dir, false, Some(certificate))
+    }
+
+    fn new(dir: &Path, password: bool, tls: Option<(PathBuf, PathBuf)>) -> Server {
         let dir = dir.join("registry");
         fs::create_dir_all(dir.join("blobs")).expect("mkdir");
         let mut server = Server {
@@ -55,6 +66,7 @@ impl Server {
             port: free_port(),
             dir,
             password,
+            tls,
         };
         server.again();
         server
@@ -63,9 +75,14 @@ impl Server {
     /// Starts it (again), on the same port.
     pub fn again(&mut self) {
         let config = self.dir.join("config.yml");
+        let tls = self.tls.as_ref().map(|(certificate, key)| {
+            let (certificate, key) = (certificate.display(), key.display());
+            format!(", tls: {{certificate: {certificate}, key: {key}}}")
+        });
+        let tls = tls.unwrap_or_default();
         let mut text = format!(
             "version: 0.1\nlog: {{level: warn}}\nstorage: {{filesystem: {{rootdirectory: {}}}, delete: {{enabled: true}}}}\n\
-             http: {{addr: '127.0.0.1:{}'}}\n",
+             http: {{addr: '127.0.0.1:{}'{tls}}}\n",
             self.dir.join("blobs").display(),
             self.port
         );

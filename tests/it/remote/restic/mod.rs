@@ -3,13 +3,18 @@
 mod auto;
 mod faults;
 mod hostile;
+pub mod kinds;
 mod lazy;
 mod onto;
+mod rustic;
 mod same;
-pub mod servers;
+mod servers;
+mod stall;
+pub mod tls;
 mod upkeep;
 
 use std::ffi::OsString;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -28,6 +33,10 @@ const PASSWORD: &str = "correct horse";
 struct User {
     dir: TempDir,
     url: String,
+    /// The same, for restic.
+    restic: String,
+    /// What is in the environment for the server.
+    variables: Vec<(String, String)>,
 }
 
 /// Who asks the server of a bucket, which takes anybody.
@@ -47,24 +56,45 @@ impl User {
     fn new() -> User {
         let dir = scratch();
         let url = dir.path().join("repository").display().to_string();
-        let user = User { dir, url };
-        user.add(&user.url);
-        user
+        User::with(dir, url.clone(), url, Vec::new())
     }
 
-    /// With one in the bucket of a server on this port.
-    fn in_bucket(port: u16) -> User {
+    fn with(dir: TempDir, url: String, restic: String, variables: Vec<(String, String)>) -> User {
         let user = User {
-            dir: scratch(),
-            url: bucket(port),
+            dir,
+            url,
+            restic,
+            variables,
         };
         user.add(&user.url);
         user
     }
 
+    /// With one that a server keeps.
+    fn of(server: &kinds::Server) -> User {
+        let (url, restic) = (server.url_at(server.port), server.restic_url());
+        User::with(scratch(), url, restic, server.variables(server.port))
+    }
+
+    /// With one in the bucket of a server on this port.
+    fn in_bucket(port: u16) -> User {
+        User::with(scratch(), bucket(port), bucket(port), Vec::new())
+    }
+
     fn add(&self, url: &str) {
         let mut add = self.command(self.dir.path(), &["remote", "add", "home", url, "--force"]);
         succeeds(&mut add, SECONDS);
+    }
+
+    /// Another address for the name, which nobody looks at now.
+    fn force(&self, url: &str) {
+        let config = self.dir.path().join("config/ckptfs/remotes.toml");
+        let text = fs::read_to_string(&config).expect("the remotes");
+        let line = |line: &str| match line.starts_with("url") {
+            true => format!("url = \"{url}\"\n"),
+            false => format!("{line}\n"),
+        };
+        fs::write(&config, text.lines().map(line).collect::<String>()).expect("written");
     }
 
     fn repository(&self) -> PathBuf {
@@ -79,7 +109,8 @@ impl User {
             .env("XDG_CACHE_HOME", self.dir.path().join("cache"))
             .env("CKPTFS_REMOTE_PASSWORD", PASSWORD)
             .env("NO_PROXY", "127.0.0.1")
-            .envs(BUCKET_USER);
+            .envs(BUCKET_USER)
+            .envs(self.variables.iter().cloned());
         command
     }
 
@@ -115,8 +146,10 @@ impl User {
     fn restic(&self, arguments: &[&str]) -> Command {
         let mut command = tool("restic", arguments);
         command
-            .env("RESTIC_REPOSITORY", &self.url)
+            .env("RESTIC_REPOSITORY", &self.restic)
             .env("RESTIC_PASSWORD", PASSWORD)
+            .env("NO_PROXY", "127.0.0.1")
+            .envs(self.variables.iter().cloned())
             .env("XDG_CACHE_HOME", self.dir.path().join("cache"));
         command
     }

@@ -4,11 +4,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::servers::Moto;
+use super::kinds::{Kind, Server};
 use super::{SECONDS, User, bucket, pulled};
 use crate::common::command::{fails, sh};
 use crate::common::tree::{Tree, assert_same, tree};
-use crate::common::{MountOpts, Variant, for_each_variant, sample_tree, skip};
+use crate::common::{MountOpts, Variant, for_each_variant, sample_tree};
 use crate::export::support::history;
 use crate::remote::proxy::Proxy;
 
@@ -77,10 +77,8 @@ for_each_variant! { xfs => what_was_moved_is_not_fetched }
 
 /// Nor what was copied, or has several names, or the rest of a file that was changed.
 fn what_was_moved_is_not_fetched(v: Variant) {
-    let Some(server) = Moto::start() else {
-        return skip(
-            "there is no server: tests/tools.sh could not install the Python package moto",
-        );
+    let Some(server) = Server::start(Kind::Moto) else {
+        return;
     };
     let rig = v.start_with(MountOpts::new(v.io), |dir| {
         sh(

@@ -51,7 +51,7 @@ fn every_checkpoint_comes_back(v: Variant) {
 }
 
 /// restic makes no sockets.
-fn as_restic_has_it(tree: &Tree) -> Tree {
+pub fn as_restic_has_it(tree: &Tree) -> Tree {
     let mut tree = tree.clone();
     tree.remove(Path::new("socket"));
     tree

@@ -1,89 +1,49 @@
 //! Repositories behind a server.
 
 use std::fs;
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
+use serde_json::Value;
+
+use super::kinds::{Kind, SECRET, Server};
+use super::same::as_restic_has_it;
 use super::{SECONDS, User, bucket, mark, pulled};
-use crate::common::command::{fails, sh, stdout_of, succeeds};
-use crate::common::mount::wait_until;
-use crate::common::tree::{assert_same, tree};
-use crate::common::{MountOpts, Variant, for_each_variant, sample_tree, skip, tool};
+use crate::common::command::{fails, has, run_limited, sh, stdout_of, succeeds};
+use crate::common::random::{Random, is_long, seed};
+use crate::common::tree::{Tree, assert_same, tree};
+use crate::common::{MountOpts, Rig, Variant, for_each_variant, sample_tree, skip, tool, tree_of};
 use crate::remote::proxy::{Passed, Proxy};
 
-/// A server that speaks S3 and keeps everything in memory (the Python package moto).
-pub struct Moto {
-    server: Child,
-    pub port: u16,
-}
-
-impl Moto {
-    /// `None`: it is not installed.
-    pub fn start() -> Option<Moto> {
-        let program =
-            Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tools/python/bin/moto_server");
-        if !program.exists() {
-            return None;
-        }
-        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
-        let port = free.local_addr().expect("its number").port();
-        drop(free);
-        let server = Command::new(program)
-            .args(["-H", "127.0.0.1", "-p", &port.to_string()])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("it starts");
-        let moto = Moto { server, port };
-        wait_until("the server answers", 60, || {
-            TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok()
-        });
-        let bucket = format!("http://127.0.0.1:{port}/bucket");
-        succeeds(
-            &mut tool("curl", &["-sS", "--noproxy", "*", "-X", "PUT", &bucket]),
-            60,
-        );
-        Some(moto)
-    }
-}
-
-impl Moto {
-    /// Bytes of what it has.
-    fn kept(&self) -> u64 {
-        let list = format!(
-            "http://127.0.0.1:{}/bucket?list-type=2&prefix=some/project/data",
-            self.port
-        );
-        let listed = stdout_of(&mut tool("curl", &["-sS", "--noproxy", "*", &list]), 60);
-        let sizes = listed.split("<Size>").skip(1);
-        sizes
-            .filter_map(|rest| rest.split('<').next()?.parse::<u64>().ok())
-            .sum()
-    }
-}
-
-impl Drop for Moto {
-    fn drop(&mut self) {
-        let _ = self.server.kill();
-        let _ = self.server.wait();
-    }
-}
-
-for_each_variant! { xfs => a_bucket, a_connection_that_is_cut }
+for_each_variant! { xfs => a_bucket, a_real_bucket, a_rest_server, a_server_behind_rclone, a_connection_that_is_cut }
 
 fn a_bucket(v: Variant) {
-    let Some(server) = Moto::start() else {
-        return skip(
-            "there is no server: tests/tools.sh could not install the Python package moto",
-        );
+    goes_and_comes(v, Kind::Moto);
+}
+
+fn a_real_bucket(v: Variant) {
+    goes_and_comes(v, Kind::S3);
+}
+
+fn a_rest_server(v: Variant) {
+    goes_and_comes(v, Kind::Rest);
+}
+
+fn a_server_behind_rclone(v: Variant) {
+    goes_and_comes(v, Kind::Sftp);
+}
+
+/// Checkpoints go to a server and come back, restic reads them, and a server that is gone is said to
+/// be; nobody sees who asks.
+fn goes_and_comes(v: Variant, kind: Kind) {
+    let Some(server) = Server::start(kind) else {
+        return;
     };
     let rig = v.start_with(MountOpts::new(v.io), |dir| {
         sample_tree(dir);
         sh(dir, "head -c 3000000 /dev/urandom > random");
     });
-    let user = User::in_bucket(server.port);
+    let user = User::of(&server);
     let mut trees = Vec::new();
     for change in [
         "true",
@@ -101,12 +61,21 @@ fn a_bucket(v: Variant) {
         "{}",
         sent[1]
     );
+    if let Some(dir) = server.kept_in() {
+        // A list of more than one page, of which most is no snapshot.
+        let script = "seq -f 'snapshots/0-not-a-snapshot-%g' 1100 | xargs touch";
+        sh(&dir, script);
+    }
     assert_eq!(user.log(&rig), [3, 2, 1]);
-    let into = rig.path().parent().expect("the image").join("into");
+    let into = beside(&rig, "into");
     for (id, expected) in ["1", "2", "3"].into_iter().zip(&trees) {
         user.pull(&rig, id, &into);
         assert_same(&pulled(&into), expected);
     }
+    if let Some(dir) = server.kept_in() {
+        sh(&dir, "rm snapshots/0-not-a-snapshot-*");
+    }
+    restic_reads(&user, &rig, &sent[2], &trees[2]);
     // The server is gone: it is said, and soon; nothing that is here is touched.
     drop(server);
     fs::write(rig.path().join("later"), "").expect("written");
@@ -116,12 +85,199 @@ fn a_bucket(v: Variant) {
         &["remote", "log", "home"],
         &["pull", "home", "--into", "../other"],
     ] {
-        let said = fails(&mut user.command(rig.path(), verb), SECONDS);
-        assert!(said.contains("Hint: run the same command again"), "{said}");
-        assert!(!said.contains("key-of-the-test"), "{said}");
+        let mut command = user.command(rig.path(), verb);
+        let said = fails(command.env("CKPTFS_LOG", "trace"), 60);
+        assert!(said.contains("Hint: "), "{said}");
+        no_secret_in(&said);
     }
     assert_eq!(mark(&into), "whole");
     assert_same(&pulled(&into), &trees[2]);
+}
+
+fn beside(rig: &Rig, name: &str) -> PathBuf {
+    rig.path().parent().expect("the image").join(name)
+}
+
+#[track_caller]
+fn no_secret_in(said: &str) {
+    for secret in [SECRET, "key-of-the-test", super::PASSWORD] {
+        assert!(!said.contains(secret), "{said}");
+    }
+}
+
+fn restic_reads(user: &User, rig: &Rig, sent: &Value, expected: &Tree) {
+    if !has("restic") {
+        return skip("restic is not installed");
+    }
+    user.check();
+    let restored = user.dir.path().join("restored");
+    let snapshot = sent["snapshot"].as_str().expect("a number");
+    let mut restore = user.restic(&["restore", snapshot, "--target"]);
+    succeeds(restore.arg(&restored), SECONDS);
+    let root = rig.path().file_name().expect("a name");
+    assert_same(&tree_of(&restored.join(root)), &as_restic_has_it(expected));
+}
+
+for_each_variant! { xfs => a_key_that_is_wrong, nobody_sees_who_asks }
+
+/// What a server does not allow, and what is not there, is said with what to do.
+fn a_key_that_is_wrong(v: Variant) {
+    let rig = v.start();
+    rig.mount.checkpoint();
+    for kind in [Kind::S3, Kind::Rest, Kind::Sftp] {
+        let Some(server) = Server::start(kind) else {
+            return;
+        };
+        let user = User::of(&server);
+        user.push(&rig, &[]);
+        let key = match kind {
+            Kind::Moto | Kind::S3 => "AWS_SECRET_ACCESS_KEY",
+            Kind::Rest => "RESTIC_REST_PASSWORD",
+            // As rclone obscures it.
+            Kind::Sftp => "RCLONE_CONFIG_FAR_PASS",
+        };
+        for verb in [
+            &["push", "home"][..],
+            &["remote", "log", "home"],
+            &["remote", "add", "other", &user.url],
+        ] {
+            let mut command = user.command(rig.path(), verb);
+            let wrong = "wrong-of-the-test-AAAAAAAAAAAAAAAAAAAAAAAAAAA";
+            let said = fails(command.env(key, wrong), 60);
+            eprintln!("{kind:?} {verb:?}: {said}");
+            let hint = if kind == Kind::Sftp {
+                "rclone lsd"
+            } else {
+                key
+            };
+            assert!(said.contains(hint), "{kind:?}: {said}");
+            assert!(!said.contains("wrong-of-the-test"), "{said}");
+            no_secret_in(&said);
+        }
+        let mut nobody = user.command(rig.path(), &["remote", "log", "home"]);
+        let said = fails(nobody.env_remove(key), 60);
+        eprintln!("{kind:?} nobody: {said}");
+        if kind == Kind::S3 {
+            assert!(said.contains("AWS_SECRET_ACCESS_KEY"), "{said}");
+            let url = user.url.replace("bucket", "no-bucket");
+            let mut add = user.command(rig.path(), &["remote", "add", "other", &url]);
+            let said = fails(&mut add, 60);
+            assert!(said.contains("there is no such bucket"), "{said}");
+        }
+        if kind == Kind::Sftp {
+            // Between us and rclone there is no proxy, which would be told the password.
+            let mut log = user.command(rig.path(), &["remote", "log", "home"]);
+            log.env_remove("NO_PROXY")
+                .env("HTTP_PROXY", "http://127.0.0.1:9");
+            succeeds(&mut log, SECONDS);
+            let mut add = user.command(rig.path(), &["remote", "add", "other", "rclone:none:x"]);
+            let said = fails(&mut add, 60);
+            assert!(
+                said.contains("didn't find section in config file"),
+                "{said}"
+            );
+            let mut add = user.command(rig.path(), &["remote", "log", "home"]);
+            let said = fails(add.env("PATH", "/nowhere"), 60);
+            assert!(said.contains("must be installed"), "{said}");
+        }
+    }
+}
+
+/// Neither in the arguments of a process that is started for it, nor in a log that tells all.
+fn nobody_sees_who_asks(v: Variant) {
+    let rig = v.start_with(MountOpts::new(v.io), |dir| {
+        sh(dir, "head -c 20000000 /dev/urandom > random");
+    });
+    rig.mount.checkpoint();
+    for kind in [Kind::S3, Kind::Rest, Kind::Sftp] {
+        let Some(server) = Server::start(kind) else {
+            return;
+        };
+        let user = User::of(&server);
+        let log = user.dir.path().join("log");
+        let mut push = user
+            .command(rig.path(), &["push", "home"])
+            .env("CKPTFS_LOG", "trace")
+            .stderr(fs::File::create(&log).expect("a log"))
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("runs");
+        let mut seen = Vec::new();
+        while push.try_wait().expect("its state").is_none() {
+            let ours = stdout_of(&mut tool("ps", &["-ww", "-eo", "ppid,pid,args"]), 10);
+            let id = push.id().to_string();
+            let of_push = |line: &&str| line.split_whitespace().take(2).any(|word| word == id);
+            seen.extend(ours.lines().filter(of_push).map(str::to_owned));
+        }
+        assert!(push.wait().expect("ended").success());
+        assert!(!seen.is_empty());
+        let started = seen.iter().any(|line| line.contains("rclone serve restic"));
+        assert_eq!(started, kind == Kind::Sftp, "{seen:?}");
+        no_secret_in(&seen.join("\n"));
+        let log = fs::read_to_string(&log).expect("a log");
+        no_secret_in(&log);
+        assert!(
+            !log.contains("dXNlcjp") && !log.contains("RCLONE_PASS"),
+            "{log}"
+        );
+        // rclone has ended with the push.
+        let left = stdout_of(&mut tool("ps", &["-ww", "-eo", "ppid,pid,args"]), 10);
+        let of_push = |line: &&String| {
+            let pid = line.split_whitespace().nth(1).unwrap_or_default();
+            line.contains("rclone serve restic") && left.contains(&format!(" {pid} rclone"))
+        };
+        assert_eq!(seen.iter().find(of_push), None);
+    }
+}
+
+for_each_variant! { xfs => cut_anywhere }
+
+/// Wherever a push to a real server is cut there is no snapshot of a part, and wherever a pull is
+/// cut nothing says that it is whole; both go on. `CKPTFS_LONG=1` has many such places.
+fn cut_anywhere(v: Variant) {
+    const SIZE: u64 = 6_000_000;
+    let Some(server) = Server::start(Kind::S3) else {
+        return;
+    };
+    let rig = v.start_with(MountOpts::new(v.io), |dir| {
+        sh(
+            dir,
+            "for n in $(seq 6); do head -c 1000000 /dev/urandom > $n; done",
+        );
+    });
+    rig.mount.checkpoint();
+    let expected = tree(rig.path());
+    let mut random = Random::new(seed("cut_anywhere", 19));
+    let mut user = User::of(&server);
+    let into = beside(&rig, "into");
+    for round in 0..if is_long() { 40 } else { 3 } {
+        let project = format!("project-{round}");
+        let at = |port: u16| server.url_at(port).replace("project", &project);
+        let (url, to) = (at(server.port), into.to_str().expect("UTF-8"));
+        user.add(&url);
+        user.url = url;
+        for verb in [&["push", "home"][..], &["pull", "home", "--into", to]] {
+            let cut_at = random.next() % (SIZE * 11 / 10);
+            // For good: each try ends there.
+            let proxy = Proxy::start(server.port, move |Passed { sent, received }| {
+                sent + received < cut_at
+            });
+            user.force(&at(proxy.port));
+            let mut cut = user.command(rig.path(), verb);
+            let is_done = run_limited(&mut cut, SECONDS).status.success();
+            eprintln!("{} is cut at {cut_at}: done {is_done}", verb[0]);
+            user.force(&user.url);
+            if verb[0] == "push" {
+                assert_eq!(user.log(&rig).len(), usize::from(is_done));
+                assert_eq!(user.push(&rig, &[]).len(), usize::from(!is_done));
+            } else {
+                assert_eq!(into.exists() && mark(&into) == "whole", is_done);
+                user.pull(&rig, "1", &into);
+                assert_same(&pulled(&into), &expected);
+                fs::remove_dir_all(&into).expect("removed");
+            }
+        }
+    }
 }
 
 /// Of a push that is cut for good, what came to the server is not sent again; a pull that is cut goes
@@ -130,10 +286,8 @@ fn a_connection_that_is_cut(v: Variant) {
     const SIZE: u64 = 160_000_000;
     /// What is packed at once, and may be on its way when the connection goes.
     const PACK: u64 = 33 << 20;
-    let Some(server) = Moto::start() else {
-        return skip(
-            "there is no server: tests/tools.sh could not install the Python package moto",
-        );
+    let Some(server) = Server::start(Kind::Moto) else {
+        return;
     };
     let rig = v.start_with(MountOpts::new(v.io), |dir| {
         let make = "for n in $(seq 16); do head -c 10000000 /dev/urandom > $n; done";

@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::super::servers::Moto;
+use super::super::kinds::{Kind, Server};
 use super::Lazy;
 use crate::common::command::{fails, run_limited, sh, succeeds};
 use crate::common::mount::wait_until;
-use crate::common::{MountOpts, Rig, Variant, for_each_variant, skip, tool};
+use crate::common::{MountOpts, Rig, Variant, for_each_variant, tool};
 use crate::remote::restic::User;
 
 const PASS: u8 = 0;
@@ -92,7 +92,7 @@ fn one(client: &TcpStream, port: u16, how: &AtomicU8, requests: &AtomicU64) {
 }
 
 /// A tree of small files and incompressible ones, in a bucket behind a server that can go.
-fn behind(v: Variant, server: &Moto) -> (Rig, User, Between) {
+fn behind(v: Variant, server: &Server) -> (Rig, User, Between) {
     let rig = v.start_with(MountOpts::new(v.io), |dir| {
         sh(dir, "for d in a b c d; do mkdir $d; for n in 1 2; do head -c 3000000 /dev/urandom > $d/$n; done; echo $d > $d/small; done");
     });
@@ -113,10 +113,8 @@ fn fails_to_read(path: &Path) -> (i32, Duration) {
 for_each_variant! { xfs => a_server_that_goes_and_comes_back }
 
 fn a_server_that_goes_and_comes_back(v: Variant) {
-    let Some(server) = Moto::start() else {
-        return skip(
-            "there is no server: tests/tools.sh could not install the Python package moto",
-        );
+    let Some(server) = Server::start(Kind::Moto) else {
+        return;
     };
     let (rig, user, between) = behind(v, &server);
     let mut lazy = Lazy::mount(v, &user, &rig, &["--no-fetch"]);
@@ -183,10 +181,8 @@ fn a_server_that_goes_and_comes_back(v: Variant) {
 for_each_variant! { xfs => a_server_that_says_nothing }
 
 fn a_server_that_says_nothing(v: Variant) {
-    let Some(server) = Moto::start() else {
-        return skip(
-            "there is no server: tests/tools.sh could not install the Python package moto",
-        );
+    let Some(server) = Server::start(Kind::Moto) else {
+        return;
     };
     let (rig, user, between) = behind(v, &server);
     let mut lazy = Lazy::impatient(v, &user, &rig, &["--no-fetch"]);
@@ -243,10 +239,8 @@ for_each_variant! { xfs => one_of_its_crates_is_built }
 /// What a build does not read stays where it is (but for a few megabytes that are read ahead); a build that the server left in the middle is done
 /// when it is back, without a mount.
 fn one_of_its_crates_is_built(v: Variant) {
-    let Some(server) = Moto::start() else {
-        return skip(
-            "there is no server: tests/tools.sh could not install the Python package moto",
-        );
+    let Some(server) = Server::start(Kind::Moto) else {
+        return;
     };
     let rig = v.start_with(MountOpts::new(v.io), |dir| {
         sh(

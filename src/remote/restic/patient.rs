@@ -1,0 +1,263 @@
+//! Requests to a server that keeps a repository. Each is waited for as long as something moves: a
+//! pack may take minutes over a slow line, and a server that has stalled is given up soon.
+
+use std::error::Error;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::BodyExt;
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse,
+    HttpResponseBody, HttpService,
+};
+use object_store::{ClientConfigKey, ClientOptions, PutPayload};
+use reqwest::header::CONTENT_RANGE;
+use reqwest::{Body, Client, Request, Response, StatusCode, Url};
+
+use crate::remote::http::{self, CERTIFICATE, first_cause, is_of_certificate};
+
+/// How long until a connection is made.
+pub const CONNECT_MAX: Duration = Duration::from_secs(15);
+/// What is sent is handed on in pieces of this size, so that it can be seen to move.
+const PIECE_BYTES: usize = 64 << 10;
+/// How often is looked whether anything has moved, in the time in which something must.
+const LOOKS: u32 = 6;
+/// What a server may say of what it was sent.
+const SAID_BYTES_MAX: usize = 256 << 10;
+/// So much of it is shown.
+const SHOWN_MAX: usize = 200;
+
+/// Why a server has not done what it was asked for, in words for a person, and what helps.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{what}")]
+pub struct Trouble {
+    /// Without a full stop, and without what nobody may see.
+    pub what: String,
+    /// A sentence that says what to do.
+    pub advice: Option<&'static str>,
+}
+
+impl Trouble {
+    /// Of a failure on the way to a server or back.
+    pub fn on_the_way(doing: &str, failure: &(dyn Error + 'static)) -> Trouble {
+        let said = brief(&first_cause(failure).to_string());
+        if is_of_certificate(&said) {
+            return Trouble {
+                what: format!("{doing}: the server's certificate is not to be trusted ({said})"),
+                advice: Some(CERTIFICATE),
+            };
+        }
+        Trouble {
+            what: format!("{doing}: {said}"),
+            advice: None,
+        }
+    }
+}
+
+/// What somebody else said, as it can stand in a sentence.
+pub fn brief(said: &str) -> String {
+    let letters = said.chars().filter(|letter| !letter.is_control());
+    letters.take(SHOWN_MAX).collect()
+}
+
+/// Nothing was sent or received for too long.
+#[derive(Debug, thiserror::Error)]
+#[error("nothing has moved for {} s", .0.as_secs())]
+struct Stalled(Duration);
+
+/// An answer that is too long.
+#[derive(Debug, thiserror::Error)]
+#[error("its answer is too long")]
+struct TooLong;
+
+/// Content to be sent.
+pub fn payload(content: impl IntoIterator<Item = Bytes>) -> PutPayload {
+    let pieces = content.into_iter().flat_map(|mut bytes| {
+        std::iter::from_fn(move || {
+            let piece = bytes.split_to(bytes.len().min(PIECE_BYTES));
+            (!piece.is_empty()).then_some(piece)
+        })
+    });
+    pieces.collect()
+}
+
+/// See the module. Redirects are not followed.
+#[derive(Debug)]
+pub struct Patient {
+    /// For what has nothing to send: the library gives up when nothing comes.
+    reading: Client,
+    /// For what has: while it is sent, nothing comes.
+    sending: Client,
+    idle: Duration,
+}
+
+impl Patient {
+    /// Nothing is asked yet. `plain`: without TLS; `direct`: by no proxy, whatever the environment
+    /// says; `connect`: how long until a connection is made.
+    pub fn new(plain: bool, direct: bool, connect: Duration) -> reqwest::Result<Patient> {
+        let idle = http::idle();
+        let client = || {
+            let client = http::client(plain).connect_timeout(connect.min(idle));
+            let client = if direct { client.no_proxy() } else { client };
+            client.http1_only()
+        };
+        Ok(Patient {
+            reading: client().read_timeout(idle).build()?,
+            sending: client().build()?,
+            idle,
+        })
+    }
+
+    async fn answer(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        if request.body().content_length() == 0 {
+            let answer = self.reading.call(request).await.map(as_part);
+            return answer.map_err(|cause| {
+                let is_stall = cause.kind() == HttpErrorKind::Timeout && !is_connect(&cause);
+                if is_stall { self.stalled() } else { cause }
+            });
+        }
+        let (parts, body) = request.into_parts();
+        let moved = Arc::new(AtomicU64::new(0));
+        let count = Arc::clone(&moved);
+        let body = body.map_frame(move |frame| {
+            count.fetch_add(1, Ordering::Relaxed);
+            frame
+        });
+        let url = Url::parse(&parts.uri.to_string())
+            .map_err(|cause| HttpError::new(HttpErrorKind::Unknown, cause))?;
+        let mut request = Request::new(parts.method, url);
+        *request.headers_mut() = parts.headers;
+        *request.body_mut() = Some(Body::wrap(body));
+        self.sent(self.sending.execute(request), &moved).await
+    }
+
+    /// What comes of a request whose body counts, piece by piece, what of it was taken.
+    async fn sent(
+        &self,
+        asked: impl Future<Output = reqwest::Result<Response>>,
+        moved: &AtomicU64,
+    ) -> Result<HttpResponse, HttpError> {
+        let mut asked = std::pin::pin!(asked);
+        let mut still = 0;
+        while still < LOOKS {
+            let before = moved.load(Ordering::Relaxed);
+            match tokio::time::timeout(self.idle / LOOKS, &mut asked).await {
+                Ok(answer) => return self.said(answer.map_err(of_sending)?).await,
+                Err(_) if moved.load(Ordering::Relaxed) > before => still = 0,
+                Err(_) => still += 1,
+            }
+        }
+        Err(self.stalled())
+    }
+
+    /// The answer to something that was sent, which is short.
+    async fn said(&self, mut answer: Response) -> Result<HttpResponse, HttpError> {
+        let mut all = Vec::new();
+        loop {
+            let next = tokio::time::timeout(self.idle, answer.chunk()).await;
+            match next.map_err(|_| self.stalled())?.map_err(of_sending)? {
+                Some(bytes) if all.len() + bytes.len() > SAID_BYTES_MAX => {
+                    return Err(HttpError::new(HttpErrorKind::Decode, TooLong));
+                }
+                Some(bytes) => all.extend_from_slice(&bytes),
+                None => break,
+            }
+        }
+        let mut response = HttpResponse::new(HttpResponseBody::from(all));
+        *response.status_mut() = answer.status();
+        *response.headers_mut() = std::mem::take(answer.headers_mut());
+        Ok(response)
+    }
+
+    fn stalled(&self) -> HttpError {
+        HttpError::new(HttpErrorKind::Timeout, Stalled(self.idle))
+    }
+}
+
+/// rclone's server says with a header which part of an object it gives, and not by the status too.
+fn as_part(mut answer: HttpResponse) -> HttpResponse {
+    if answer.status() == StatusCode::OK && answer.headers().contains_key(CONTENT_RANGE) {
+        *answer.status_mut() = StatusCode::PARTIAL_CONTENT;
+    }
+    answer
+}
+
+/// The connection has not come.
+fn is_connect(cause: &HttpError) -> bool {
+    let source = cause.source();
+    source.is_some_and(|source| {
+        source
+            .downcast_ref::<reqwest::Error>()
+            .is_some_and(reqwest::Error::is_connect)
+    })
+}
+
+/// What was sent has its number, so that it may be sent again whatever became of it.
+fn of_sending(cause: reqwest::Error) -> HttpError {
+    let kind = match () {
+        () if cause.is_connect() => HttpErrorKind::Connect,
+        () if cause.is_builder() => HttpErrorKind::Unknown,
+        () => HttpErrorKind::Interrupted,
+    };
+    HttpError::new(kind, cause.without_url())
+}
+
+impl HttpService for Patient {
+    fn call<'me, 'asked>(
+        &'me self,
+        request: HttpRequest,
+    ) -> Pin<Box<dyn Future<Output = Result<HttpResponse, HttpError>> + Send + 'asked>>
+    where
+        'me: 'asked,
+        Self: 'asked,
+    {
+        Box::pin(self.answer(request))
+    }
+}
+
+/// Makes them for a library, which has other options for who tells it a key on a virtual machine.
+#[derive(Debug)]
+pub struct Patients;
+
+impl HttpConnector for Patients {
+    fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
+        let of = |key| options.get_config_value(&key);
+        let plain = of(ClientConfigKey::AllowHttp).is_some_and(|value| value == "true");
+        let connect = of(ClientConfigKey::ConnectTimeout);
+        let connect = connect.and_then(|text| text.strip_suffix('s')?.parse().ok());
+        let connect = connect.map_or(CONNECT_MAX, Duration::from_secs);
+        let patient =
+            Patient::new(plain, false, connect).map_err(|cause| object_store::Error::Generic {
+                store: "S3",
+                source: Box::new(cause),
+            })?;
+        Ok(HttpClient::new(patient))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn content_is_sent_in_pieces_that_are_all_of_it() {
+        let content = [
+            Bytes::from(vec![1; PIECE_BYTES * 2 + 1]),
+            Bytes::new(),
+            Bytes::from(vec![2; 3]),
+        ];
+        let payload = payload(content.clone());
+        assert!(payload.iter().all(|piece| piece.len() <= PIECE_BYTES));
+        assert_eq!(payload.iter().count(), 4);
+        assert_eq!(Bytes::from(payload), content.concat());
+    }
+
+    #[test]
+    fn what_a_server_says_is_short_and_harmless() {
+        assert_eq!(brief("a\u{1b}[31m\nb"), "a[31mb");
+        assert_eq!(brief(&"x".repeat(9000)).len(), SHOWN_MAX);
+    }
+}

@@ -1,0 +1,174 @@
+//! rclone, started to serve a remote of its own as a REST server on the loopback, to us alone.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, ChildStderr, Command, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+
+use super::patient::brief;
+use super::rest::Login;
+use crate::engine::api::{Code, VerbError, VerbResult, hinted};
+use crate::remote::http::idle;
+use crate::sys::lock::Mutex;
+
+/// What it says when it does, before the address in brackets.
+const SERVES: &str = "Serving restic REST API on ";
+/// A longer line is cut.
+const LINE_BYTES_MAX: u64 = 4 << 10;
+
+/// A running rclone. Dropping it ends it.
+#[derive(Debug)]
+pub struct Rclone {
+    child: Child,
+    address: String,
+    password: String,
+}
+
+/// The name that it asks for, with a password that nobody else knows.
+const USER: &str = "ckptfs";
+
+impl Rclone {
+    /// Starts it. Where the remote is, and who asks there, is in its own configuration, or in
+    /// variables of the environment.
+    ///
+    /// # Errors
+    /// `remote-failed`.
+    pub fn start(remote: &str) -> VerbResult<Rclone> {
+        let password = password()?;
+        let child = Command::new("rclone")
+            .args(["serve", "restic", "--addr", "127.0.0.1:0", "--", remote])
+            .env("RCLONE_USER", USER)
+            .env("RCLONE_PASS", &password)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|cause| {
+                failed(
+                    &format!("it does not start: {cause}"),
+                    "rclone (rclone.org) must be installed, and on PATH",
+                )
+            })?;
+        let mut rclone = Rclone {
+            child,
+            address: String::new(),
+            password,
+        };
+        let Some(said) = rclone.child.stderr.take() else {
+            return Err(failed("it says nothing", "look at rclone"));
+        };
+        let (send, receive) = sync_channel(1);
+        let last = Arc::<Mutex<String>>::default();
+        let kept = Arc::clone(&last);
+        std::thread::Builder::new()
+            .name("rclone".to_owned())
+            .spawn(move || listen(said, &send, &kept))
+            .map_err(|cause| failed(&cause.to_string(), "run the same command again"))?;
+        let hint = "rclone lsd REMOTE:PATH shows whether rclone itself reaches it";
+        // It looks at the remote first.
+        let most = idle() * 2;
+        match receive.recv_timeout(most) {
+            Ok(address) => rclone.address = address,
+            Err(RecvTimeoutError::Timeout) => {
+                let why = format!("it does not reach the remote within {} s", most.as_secs());
+                return Err(failed(&why, hint));
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(failed(&format!("it has ended: {}", &*last.lock()), hint));
+            }
+        }
+        Ok(rclone)
+    }
+
+    /// Where it serves.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Whom it serves.
+    pub fn login(&self) -> Login {
+        (USER.to_owned(), self.password.clone())
+    }
+}
+
+impl Drop for Rclone {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn failed(why: &str, hint: &str) -> VerbError {
+    hinted(Code::RemoteFailed, format!("rclone: {why}"), hint)
+}
+
+/// 128 bits of the kernel's, in hexadecimal digits.
+fn password() -> VerbResult<String> {
+    let mut bytes = [0; 16];
+    let read = File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
+    read.map_err(|cause| {
+        failed(
+            &format!("no password: {cause}"),
+            "run the same command again",
+        )
+    })?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Reads what it says until it ends, and sends the address when it serves.
+fn listen(said: ChildStderr, serves: &SyncSender<String>, last: &Mutex<String>) {
+    let mut said = BufReader::new(said);
+    loop {
+        let mut line = Vec::new();
+        match (&mut said)
+            .take(LINE_BYTES_MAX)
+            .read_until(b'\n', &mut line)
+        {
+            Ok(0) | Err(_) => return,
+            Ok(_) => {}
+        }
+        let line = String::from_utf8_lossy(&line);
+        if let Some(address) = address_in(&line) {
+            let _ = serves.try_send(address);
+            continue;
+        }
+        // Date, time and level stand before what it says.
+        let line = brief(line.split_once(": ").map_or(&*line, |(_, said)| said));
+        tracing::debug!("rclone: {line}");
+        *last.lock() = line;
+    }
+}
+
+/// `... Serving restic REST API on [http://127.0.0.1:4711/]`; before rclone 1.61 without brackets.
+fn address_in(line: &str) -> Option<String> {
+    let address = line.split_once(SERVES)?.1.trim();
+    let address = address.trim_matches(['[', ']']);
+    let address = address.split_whitespace().next()?;
+    address
+        .starts_with("http://127.0.0.1:")
+        .then(|| address.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_it_serves_is_read_in_what_it_says() {
+        let at = "http://127.0.0.1:4711/";
+        for line in [
+            format!("2026/11/27 07:00:00 NOTICE: Serving restic REST API on [{at}]\n"),
+            format!("x Serving restic REST API on {at}"),
+        ] {
+            assert_eq!(address_in(&line).as_deref(), Some(at));
+        }
+        for line in [
+            "",
+            "Serving restic REST API on ",
+            "Serving restic REST API on [http://evil/]",
+        ] {
+            assert_eq!(address_in(line), None, "{line}");
+        }
+    }
+}
