@@ -18,7 +18,7 @@ export LC_ALL=C CARGO_TERM_COLOR=never RUST_BACKTRACE=1
 : "${BOUND_build:=1500}" "${BOUND_unit:=600}" "${BOUND_tidy:=120}" "${BOUND_harness:=180}" "${BOUND_mounted:=480}"
 : "${BOUND_model:=420}" "${BOUND_cut:=420}" "${BOUND_apps:=600}" "${BOUND_cli:=240}" "${BOUND_posix:=1200}" "${BOUND_counts:=420}"
 : "${BOUND_concurrent:=600}" "${BOUND_endurance:=1200}" "${BOUND_inotify:=600}" "${BOUND_faults:=900}" "${BOUND_crash:=600}"
-: "${BOUND_takeover:=600}" "${BOUND_runs:=420}" "${BOUND_integrity:=600}" "${BOUND_hostile:=600}" "${BOUND_limits:=600}" "${BOUND_export:=600}" "${BOUND_engine:=900}" "${BOUND_dedup:=600}" "${BOUND_csi:=300}" "${BOUND_bounds:=420}" "${BOUND_mcp:=240}" "${BOUND_other:=420}" "${THREADS_crash:=2}"
+: "${BOUND_takeover:=600}" "${BOUND_runs:=420}" "${BOUND_integrity:=600}" "${BOUND_hostile:=600}" "${BOUND_limits:=600}" "${BOUND_export:=600}" "${BOUND_engine:=900}" "${BOUND_dedup:=600}" "${BOUND_csi:=300}" "${BOUND_bounds:=420}" "${BOUND_mcp:=240}" "${BOUND_remote:=600}" "${BOUND_other:=420}" "${THREADS_crash:=2}"
 : "${THREADS_remote:=4}" "${THREADS_integrity:=3}" "${THREADS_gc:=3}" "${THREADS_import:=3}" "${THREADS_branch:=3}" "${THREADS_branch_model:=3}" "${THREADS_merge:=3}"
 : "${THREADS_mounted:=4}" "${THREADS_model:=2}" "${THREADS_cut:=1}" "${THREADS_apps:=2}" "${THREADS_cli:=3}" "${THREADS_runs:=3}" "${THREADS_dedup:=3}" "${THREADS_posix:=2}"
 : "${THREADS_counts:=2}" "${THREADS_concurrent:=1}" "${THREADS_endurance:=2}" "${THREADS_inotify:=3}" "${THREADS_export:=3}" "${THREADS_engine:=3}" "${THREADS_csi:=3}" "${THREADS_volumes:=1}" "${THREADS_bounds:=1}" "${THREADS_faults:=3}" "${THREADS_other:=2}"
