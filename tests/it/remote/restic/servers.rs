@@ -1,8 +1,13 @@
 //! Repositories behind a server.
 
 use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
 
 use serde_json::Value;
 
@@ -228,6 +233,32 @@ fn nobody_sees_who_asks(v: Variant) {
         };
         assert_eq!(seen.iter().find(of_push), None);
     }
+}
+
+/// One that cannot answer is not one that has nothing: no repository is made over what it may have.
+#[test]
+fn a_server_that_cannot_answer_is_not_written_to() {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+    let port = listener.local_addr().expect("its address").port();
+    let counts = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
+    let counted = Arc::clone(&counts);
+    thread::spawn(move || {
+        for mut client in listener.incoming().flatten() {
+            let mut head = [0; 4096];
+            if matches!(client.read(&mut head), Ok(1..)) {
+                let is_question = head.starts_with(b"GET ") || head.starts_with(b"HEAD ");
+                counted[usize::from(is_question)].fetch_add(1, Ordering::Relaxed);
+            }
+            let _ = client.write_all(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+        }
+    });
+    let user = User::new();
+    for url in [format!("rest:http://127.0.0.1:{port}/"), bucket(port)] {
+        let add = ["remote", "add", "other", &url];
+        fails(&mut user.command(user.dir.path(), &add), SECONDS);
+    }
+    let [changes, questions] = [0, 1].map(|index: usize| counts[index].load(Ordering::Relaxed));
+    assert!(changes == 0 && questions > 1, "{changes} {questions}");
 }
 
 for_each_variant! { xfs => cut_anywhere }
