@@ -129,7 +129,7 @@ impl Inheritance<'_> {
         put.map(|()| made)
     }
 
-    /// An inode is about to get this mode: see [`Through::keep_unread`].
+    /// An inode is about to get this mode: see `Through::keep_unread`.
     ///
     /// # Errors
     /// Those of finding it, and of link(2).
