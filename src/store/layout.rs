@@ -92,7 +92,8 @@ pub fn has_origin(root: impl AsFd) -> bool {
     open_trusted(&root, &root, STORE_NAME).is_ok_and(|dir| {
         // Whoever removes what is known of it does not make the rest a whole tree.
         sys::stat_at(&dir, ORIGIN_NAME.as_bytes()).is_ok()
-            || read_format(&dir).is_ok_and(|format| format.features == [ORIGIN_NAME])
+            || read_format(&dir)
+                .is_ok_and(|format| format.features.iter().any(|one| one == ORIGIN_NAME))
     })
 }
 

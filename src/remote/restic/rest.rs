@@ -31,6 +31,8 @@ const QUICK_RETRIES: u32 = 3;
 const PAUSE: Duration = Duration::from_millis(100);
 /// A larger object is none of a repository: packs are at most 4 GiB.
 const LARGEST: usize = u32::MAX as usize;
+/// A list of six million objects.
+const LIST_BYTES_MAX: usize = 512 << 20;
 /// So much is read of what a server says about a failure.
 const REASON_BYTES_MAX: usize = 64 << 10;
 /// The form of lists that has sizes.
@@ -314,7 +316,7 @@ impl ReadBackend for Rest {
         }
         let url = self.below(&format!("{}/", tpe.dirname()));
         let header = Some((ACCEPT, LISTS));
-        let (status, listed) = self.ask(Method::GET, &url, header, None, LARGEST)?;
+        let (status, listed) = self.ask(Method::GET, &url, header, None, LIST_BYTES_MAX)?;
         if status == StatusCode::NOT_FOUND {
             return Ok(Vec::new());
         }

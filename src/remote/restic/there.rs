@@ -75,10 +75,12 @@ impl There {
     /// The file at the path of an entry, which may hold some blobs of it in their places; of a small
     /// one it is not asked.
     pub(super) fn earlier(&self, entry: &ExportEntry) -> Option<File> {
+        if entry.size < ELSEWHERE_BYTES_MIN {
+            return None;
+        }
         let inode = self.inode(&entry.path.0).ok()?;
         let kind = sys::stat_fd(&inode).ok()?.kind;
-        (entry.size >= ELSEWHERE_BYTES_MIN && kind == Kind::File)
-            .then(|| sys::reopen(&inode, Open::READ).ok())?
+        (kind == Kind::File).then(|| sys::reopen(&inode, Open::READ).ok())?
     }
 
     fn inode(&self, path: &[u8]) -> SysResult<OwnedFd> {
