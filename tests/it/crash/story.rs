@@ -33,8 +33,8 @@ const KEPT_MAX: usize = 12;
 /// The application waits less than this after each of its syncs: a sync of one file on btrfs brings
 /// others to the disk.
 const SYNC_PAUSE_MS: u64 = 3000;
-/// Between two cuts at random moments, on average.
-const APART_MS: u64 = 2000;
+/// A cut at a random moment comes at most so many milliseconds after a step began.
+const CUT_WITHIN_MS: u64 = 1000;
 /// Milliseconds from an orderly step to the cut, and how often of a hundred at most that.
 const WAITS_MS: [(u64, u64); 4] = [(60, 1), (85, 1000), (96, 5000), (100, 30_000)];
 
@@ -85,9 +85,9 @@ pub struct Story<'a> {
     serves_since: Instant,
     orderly: usize,
     steps: Vec<String>,
-    /// Branches are made and merged too: not where the disk is copied, as a branch is found by its
-    /// whole path.
-    pub merges: bool,
+    /// The power is cut. Otherwise branches are made and merged too, which a copy of the disk cannot
+    /// have: a branch is found by its whole path.
+    pub cuts: bool,
 }
 
 impl<'a> Story<'a> {
@@ -106,14 +106,14 @@ impl<'a> Story<'a> {
             serves_since: Instant::now(),
             orderly: seed as usize,
             steps: Vec::new(),
-            merges: false,
+            cuts: true,
         }
     }
 
     /// Works until the power was cut often enough.
     pub fn run(mut self) {
         let (load, root) = (self.load, self.mount.path());
-        let (open, seed, freeze) = (Arc::clone(&self.open), self.random.next(), self.freeze);
+        let (open, seed) = (Arc::clone(&self.open), self.random.next());
         thread::scope(|scope| {
             for worker in 0..WORKERS {
                 let dir = root.join(format!("w{worker}"));
@@ -121,12 +121,12 @@ impl<'a> Story<'a> {
             }
             scope.spawn(|| load.application(&root.join("app"), SYNC_PAUSE_MS));
             scope.spawn(|| hold_files(load, &open, root, Random::new(seed + 50)));
-            scope.spawn(|| cut_at_random(load, freeze, Random::new(seed + 60)));
             // Also after a panic: they are waited for.
             let _ends = Ends(load);
             load.quiet_checkpoint(self.mount);
+            self.orderly();
             while !load.stopped() {
-                self.step();
+                self.step_and_cut();
             }
         });
         self.look_at_all();
@@ -134,6 +134,24 @@ impl<'a> Story<'a> {
 
     fn note(&mut self, step: String) {
         self.steps.push(step);
+    }
+
+    /// A step; now and then the power is cut while it goes on.
+    fn step_and_cut(&mut self) {
+        if !self.cuts || !self.random.once_in(4) {
+            return self.step();
+        }
+        let (load, freeze) = (self.load, self.freeze);
+        let delay = Duration::from_millis(self.random.below(CUT_WITHIN_MS));
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                thread::sleep(delay);
+                if !freeze("a random moment") {
+                    load.stop();
+                }
+            });
+            self.step();
+        });
     }
 
     fn step(&mut self) {
@@ -151,7 +169,7 @@ impl<'a> Story<'a> {
             15 => self.remount(None),
             16..=19 => self.orderly(),
             20 => drop(self.verb(&["gc", "--yes", "--dedup"], false)),
-            21 if self.merges => self.merge(),
+            21..=22 if !self.cuts => self.merge(),
             _ => thread::sleep(Duration::from_millis(self.random.below(300))),
         }
         if self.load.alive() > KEPT_MAX {
@@ -378,6 +396,9 @@ impl<'a> Story<'a> {
                 self.closed_remount(doomed)
             }
         }
+        if !self.cuts {
+            return;
+        }
         let dice = self.random.below(100);
         let wait_ms = WAITS_MS.iter().find(|(upto, _)| dice < *upto);
         let wait_ms = self.random.below(wait_ms.map_or(1, |(_, wait)| *wait));
@@ -422,18 +443,6 @@ fn hold_files(load: &Load, open: &Held, root: &Path, mut random: Random) {
         };
         if let Err(error) = done {
             load.note_wrong(format!("a file that stays open: {error}"));
-        }
-    }
-}
-
-fn cut_at_random(load: &Load, freeze: &(dyn Fn(&str) -> bool + Sync), mut random: Random) {
-    while !load.stopped() {
-        let until = Instant::now() + Duration::from_millis(random.below(2 * APART_MS));
-        while Instant::now() < until && !load.stopped() {
-            thread::sleep(Duration::from_millis(5));
-        }
-        if !load.stopped() && !freeze("a random moment") {
-            load.stop();
         }
     }
 }

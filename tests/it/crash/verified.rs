@@ -4,6 +4,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -11,14 +12,16 @@ use super::after::verified;
 use super::load::Load;
 use super::story::{self, Story};
 use super::usual_seed;
-use crate::common::random::{count, seed};
+use crate::common::random::{Random, count, seed};
 use crate::common::{Image, Mount, MountOpts, Variant, for_each_variant};
 
 /// Runs of one variant.
-const RUNS: u64 = 25;
+const RUNS: u64 = 30;
 const RUNS_LONG: u64 = 500;
 /// That many at once.
-const AT_ONCE: usize = 2;
+const AT_ONCE: u64 = 2;
+/// Milliseconds between two runs at most: most meet another state.
+const PAUSE_MS: u64 = 300;
 
 #[derive(Default)]
 struct Runs {
@@ -56,18 +59,21 @@ fn verify_at_work_finds_nothing(v: Variant) {
     let mut mount = Mount::start(&dir, &opts);
     let (load, runs) = (Load::default(), Runs::default());
     thread::scope(|scope| {
-        for _ in 0..AT_ONCE {
-            scope.spawn(|| {
+        for thread in 0..AT_ONCE {
+            let (load, runs, mount) = (&load, &runs, &mount);
+            scope.spawn(move || {
+                let mut random = Random::new(seed + thread);
                 while !load.stopped() && runs.done.load(Ordering::SeqCst) < wanted {
+                    thread::sleep(Duration::from_millis(random.below(PAUSE_MS)));
                     let _served = load.served.read().unwrap();
-                    runs.verify(&mount);
+                    runs.verify(mount);
                 }
                 load.stop();
             });
         }
         let never = |_: &str| true;
         let mut story = Story::new(&load, &mount, &never, seed);
-        story.merges = true;
+        story.cuts = false;
         story.run();
     });
     mount.adopt();
