@@ -12,7 +12,7 @@ use super::after::verified;
 use super::load::Load;
 use super::story::{self, Story};
 use super::usual_seed;
-use crate::common::random::{Random, count, seed};
+use crate::common::random::{Random, count, is_long, seed};
 use crate::common::{Image, Mount, MountOpts, Variant, for_each_variant};
 
 /// Runs of one variant.
@@ -21,7 +21,7 @@ const RUNS_LONG: u64 = 500;
 /// That many at once.
 const AT_ONCE: u64 = 2;
 /// Milliseconds between two runs at most: most meet another state.
-const PAUSE_MS: u64 = 300;
+const PAUSE_MS: [u64; 2] = [300, 1500];
 
 #[derive(Default)]
 struct Runs {
@@ -50,6 +50,7 @@ impl Runs {
 
 fn verify_at_work_finds_nothing(v: Variant) {
     let seed = seed(&format!("verify at work on {v:?}"), usual_seed());
+    let pause_ms = PAUSE_MS[usize::from(is_long())];
     let wanted = count("CKPTFS_VERIFIES", RUNS, RUNS_LONG);
     let image = Image::of(v.fs);
     let dir = image.dir("project");
@@ -64,7 +65,7 @@ fn verify_at_work_finds_nothing(v: Variant) {
             scope.spawn(move || {
                 let mut random = Random::new(seed + thread);
                 while !load.stopped() && runs.done.load(Ordering::SeqCst) < wanted {
-                    thread::sleep(Duration::from_millis(random.below(PAUSE_MS)));
+                    thread::sleep(Duration::from_millis(random.below(pause_ms)));
                     let _served = load.served.read().unwrap();
                     runs.verify(mount);
                 }
