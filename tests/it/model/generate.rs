@@ -143,7 +143,7 @@ struct Drawn {
 impl Generator {
     pub fn new(seed: u64) -> Generator {
         let mut generator = Generator::of(seed, WEIGHTS);
-        generator.plays = 30 + generator.random.below(60);
+        generator.plays = 15 + generator.random.below(40);
         // In some nothing ends what is open but its process.
         if generator.random.one_in(2) {
             generator

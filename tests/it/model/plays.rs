@@ -37,12 +37,12 @@ impl Generator {
 
     /// Begins a play: its operations come next.
     pub(super) fn play(&mut self, scene: &Scene<'_>) {
-        let mut play = match self.random.below(8) {
-            0 | 1 => self.play_free(scene),
-            2 => self.play_mark(scene),
-            3 => self.play_guard(scene),
-            4 => self.play_limited(scene),
-            5 | 6 => self.play_cut(scene),
+        let mut play = match self.random.below(10) {
+            0..=2 => self.play_free(scene),
+            3 => self.play_mark(scene),
+            4 => self.play_guard(scene),
+            5 => self.play_limited(scene),
+            6..=8 => self.play_cut(scene),
             _ => self.play_verify(scene),
         };
         play.reverse();
