@@ -27,7 +27,8 @@ const UNDURABLE_MAX: usize = 10_000;
 pub(super) struct Pace(Option<(Instant, Duration)>);
 
 impl Pace {
-    /// Syncs the tree if it is time to.
+    /// Syncs the tree if it is time to: at the first call where the daemon before may have left
+    /// unsynced captures, and later when a checkpoint has been unsynced for [`SYNCED_AFTER`].
     pub(super) fn sync_if_due(&mut self, live: &Live) {
         let waits =
             |ended: Instant, took: Duration| ended.elapsed() < SYNCED_AFTER.max(took * PACE);
@@ -43,7 +44,8 @@ impl Pace {
             .unsynced()
             .next()
             .is_some_and(|checkpoint| checkpoint.created_ns < before);
-        if !old && live.durability.count() < UNDURABLE_MAX {
+        let durability = &live.durability;
+        if !old && durability.count() < UNDURABLE_MAX && !durability.needs_first_commit() {
             return;
         }
         let started = Instant::now();

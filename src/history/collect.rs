@@ -1,65 +1,91 @@
-//! Which versions only one checkpoint needs.
+//! The versions that are freed with one checkpoint.
 
 use super::append::fault;
 use super::needed::{Captured, Census, Reading};
 use super::timeline::Timeline;
-use crate::store::ids::{CheckpointId, ObjectId};
+use crate::store::ids::{CheckpointId, Epoch, ObjectId};
 use crate::sys::{Errno, SysResult};
 
+/// A captured version and the epoch of its record.
+pub(super) struct Candidate {
+    epoch: Epoch,
+    version: Captured,
+}
+
 impl Timeline {
-    /// The objects that no checkpoint needs once `id` is gone.
+    /// Returns the objects that no checkpoint needs once `id` is gone.
     ///
-    /// Only records between it and the next checkpoint kept, or hidden, can be its own, and of
-    /// those the ones that are not also the first after the checkpoint before it. O(changes between
-    /// its neighbours).
+    /// Examines the records between `id` and the next retained checkpoint: a checkpoint reads the
+    /// first record after it. Costs O(changes between its neighbours).
+    ///
+    /// A version that the next checkpoint may carry ([`Epochs::may_carry`]) is spared, although no
+    /// checkpoint reads it yet. The next call examines it again, so a tripwire mark that is taken
+    /// back leaves at most one generation of captures. The list of spared versions is in memory
+    /// only; after a restart they are leftovers, which gc removes.
+    ///
+    /// The caller holds the lock under which checkpoints are made, until the objects are removed.
     ///
     /// # Errors
-    /// ENOENT if there is no such checkpoint; EIO if the journal cannot be read.
+    /// ENOENT if the checkpoint does not exist; EIO if the journal cannot be read.
+    ///
+    /// [`Epochs::may_carry`]: super::epochs::Epochs::may_carry
     pub fn unneeded_without(&self, id: CheckpointId) -> SysResult<Vec<ObjectId>> {
         let from = self.catalogue.address(id).ok_or(Errno::ENOENT)?;
-        let census = Census::of(&self.catalogue.retained());
-        let before = census.kept.partition_point(|other| *other < id);
-        let after = census
-            .kept
-            .get(census.kept.partition_point(|other| *other <= id))
-            .copied();
-        let to = after.and_then(|next| self.catalogue.address(next));
+        let mut retained = self.catalogue.retained();
+        retained.retain(|(other, _)| *other != id);
+        let census = Census::of(&retained);
+        let next = census.kept.get(census.kept.partition_point(|other| *other < id));
+        let to = next.and_then(|next| self.catalogue.address(*next));
         let mut reading = Reading::default();
         for frame in self.store().journal.scan(from, to) {
             reading.take(frame.map_err(fault)?.1);
         }
-        let mut unneeded = Vec::new();
-        for ((slot, epoch), data) in &reading.data {
-            let Some(object) = data.object else { continue };
-            let reads = |id| -> SysResult<bool> {
-                Ok(self
-                    .lookup
-                    .data_at(*slot, id)?
-                    .is_some_and(|data| data.before.object == Some(object)))
-            };
-            // It was carried into the next epoch: the one after reads it.
-            if after.map_or(Ok(false), reads)? {
-                continue;
-            }
-            let mut version = Captured {
+        let recorded = reading.data.iter().filter_map(|((slot, epoch), data)| {
+            let version = Captured {
                 slot: *slot,
                 born_ns: reading.born_ns(*slot, *epoch),
-                ..Captured::new(object)
+                ..Captured::new(data.object?)
             };
-            if let Some(before) = before
-                .checked_sub(1)
-                .and_then(|number| census.kept.get(number))
-                && reads(*before)?
-            {
-                // The one before reads it, and maybe others before that: unless the file is younger
-                // than all of them.
-                version.by = 0..census.kept.partition_point(|other| other <= before);
-                self.narrow(&census, &mut version)?;
-            }
-            if version.by.is_empty() {
+            Some(Candidate {
+                epoch: *epoch,
+                version,
+            })
+        });
+        let spared = std::mem::take(&mut *self.spared.lock());
+        let (mut unneeded, mut still_spared) = (Vec::new(), Vec::new());
+        for candidate in spared.into_iter().chain(recorded) {
+            let (slot, object) = (candidate.version.slot, candidate.version.object);
+            if self.epochs.may_carry(slot, object) {
+                still_spared.push(candidate);
+            } else if !self.is_needed(&census, candidate)? {
                 unneeded.push(object);
             }
         }
+        *self.spared.lock() = still_spared;
         Ok(unneeded)
+    }
+
+    /// Whether a checkpoint of the census reads the version.
+    fn is_needed(&self, census: &Census, candidate: Candidate) -> SysResult<bool> {
+        let Candidate { epoch, mut version } = candidate;
+        let (slot, object) = (version.slot, version.object);
+        let reads = |id: &CheckpointId| -> SysResult<bool> {
+            let data = self.lookup.data_at(slot, *id)?;
+            Ok(data.is_some_and(|data| data.before.object == Some(object)))
+        };
+        let older = census.kept.partition_point(|id| id.epoch() < epoch);
+        // Carried into the next epoch: the checkpoint after the record reads it.
+        if census.kept.get(older).map_or(Ok(false), reads)? {
+            return Ok(true);
+        }
+        let before = older.checked_sub(1).and_then(|at| census.kept.get(at));
+        if !before.map_or(Ok(false), reads)? {
+            return Ok(false);
+        }
+        // The checkpoint before reads it, and older ones may, unless the file is younger than all
+        // of them.
+        version.by = 0..older;
+        self.narrow(census, &mut version)?;
+        Ok(!version.by.is_empty())
     }
 }

@@ -328,6 +328,14 @@ impl Epochs {
         self.read().open.node(slot).and_then(|node| node.data)
     }
 
+    /// Whether the next checkpoint may carry this object into its epoch: it is the provisional
+    /// capture of the file in the open epoch. Such an object must not be freed, although no
+    /// checkpoint may read it yet. Once this is false for an object it stays false.
+    pub fn may_carry(&self, slot: Slot, object: ObjectId) -> bool {
+        self.data_now(slot)
+            .is_some_and(|data| data.provisional && data.object == Some(object))
+    }
+
     /// What the open epoch has a record of, of this inode.
     pub fn node_now(&self, slot: Slot) -> NodeUndo {
         self.read().open.node(slot).cloned().unwrap_or_default()

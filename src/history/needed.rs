@@ -4,7 +4,9 @@
 //! A version is needed by the checkpoints before its record and not before the record of its slot
 //! before that one, because each of them reads the first record after it; but not by those that are
 //! older than the file. Nothing that is captured later is needed by them, and nothing that they
-//! need is captured later: so what nobody needs once stays so, whatever is done meanwhile.
+//! need is captured later. So a version that no checkpoint needs stays unneeded, with one exception:
+//! the next checkpoint may carry a provisional capture of the open epoch (`live/cut.rs`,
+//! [`Epochs::may_carry`](super::epochs::Epochs::may_carry)).
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -28,6 +30,8 @@ pub struct Captured {
     /// It was captured in the open epoch: it may be taken back, or be on its way into the layer
     /// still.
     pub open: bool,
+    /// The next checkpoint may carry it: it must stay even if no checkpoint needs it.
+    pub carriable: bool,
     /// When the inode was made, nanoseconds since 1970.
     pub born_ns: Option<i64>,
 }
@@ -40,6 +44,7 @@ impl Captured {
             slot: object.slot,
             by: 0..0,
             open: false,
+            carriable: false,
             born_ns: None,
         }
     }
@@ -143,6 +148,7 @@ impl Timeline {
                     by: number(before)..number(*epoch),
                     born_ns,
                     open: *epoch >= open,
+                    carriable: *epoch >= open && self.epochs.may_carry(*slot, object),
                     ..Captured::new(object)
                 });
             }

@@ -24,6 +24,7 @@ use super::append::Appender;
 use super::attribution::Author;
 use super::catalogue::Catalogue;
 use super::checkpoints::Checkpoints;
+use super::collect::Candidate;
 use super::content::{Contents, Hashed};
 use super::dropped::{DroppedVersions, Places};
 use super::eager::{Ahead, Noted};
@@ -38,6 +39,7 @@ use super::wake::Wake;
 use crate::store::Store;
 use crate::store::ids::{CheckpointId, ObjectId, Slot};
 use crate::store::record::{Actor, Comparing, Place};
+use crate::sys::lock::Mutex;
 use crate::sys::{Errno, SysResult};
 
 /// An inode that was to be renamed by an operation that may not have happened.
@@ -115,6 +117,8 @@ pub struct Timeline {
     pub baseline: Arc<Baseline>,
     /// Moves closed epochs into the index.
     pub indexer: Arc<Indexer>,
+    /// Versions that only the next checkpoint may need: see [`Timeline::unneeded_without`]. A leaf.
+    pub(super) spared: Mutex<Vec<Candidate>>,
 }
 
 impl Timeline {
@@ -186,6 +190,7 @@ impl Timeline {
             ahead,
             baseline,
             indexer,
+            spared: Mutex::default(),
         }
     }
 

@@ -353,7 +353,8 @@ impl Cuts {
         Ok(true)
     }
 
-    /// What the open epoch has of a file is what it still holds: `true`, and it is carried.
+    /// Carries the capture of the open epoch into the next one if the file still holds the same;
+    /// returns whether it did.
     fn carry(&self, taken: &mut Taken) -> bool {
         let known = self.timeline.epochs.node_now(taken.slot);
         let Some((data, attr)) = known
@@ -369,6 +370,14 @@ impl Cuts {
         else {
             return false;
         };
+        // A store that an older program damaged may lack the object: then the file is cloned again.
+        let layers = &self.timeline.store().layers;
+        if !data
+            .object
+            .is_none_or(|object| layers.exists(object).unwrap_or(false))
+        {
+            return false;
+        }
         (taken.stat, taken.object, taken.carried, taken.settled) =
             (Some(now), data.object, true, taken.hot.settled);
         // To change them moves ctime too.

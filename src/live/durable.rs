@@ -21,16 +21,20 @@
 //!   was synced before, and the next sync brings all that was done.
 //!   And after a merge the tree is synced before the journals are, for the next mount takes back
 //!   what the journal tells of and the tree has not.
+//!   A daemon that takes over, or mounts, has no list of the captures, links and whiteouts of the
+//!   daemon before it that are not on the disk. Until the first commit of the whole filesystem it
+//!   assumes the worst of each file: a sync commits the filesystem first. The syncer makes that
+//!   commit within a second, so that mounts and takeovers do not wait for it.
 //! - a **copied** capture (a small file with dirty pages) is data. It is synced before an fsync of
 //!   the live file; and while the whole tree is synced nothing is copied, for the sync promises
 //!   that checkpoints made before are on the disk, and may have passed by the copy.
 //! - **without reflink** every capture is a copy, and the live file is overwritten in place: the
 //!   copy is synced at once.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::tables::Tables;
 use crate::history::timeline::Timeline;
@@ -62,15 +66,16 @@ pub struct Durability {
     objects: Mutex<HashMap<Slot, Vec<ObjectId>>>,
     /// Syncs of the whole tree under way.
     syncs: AtomicU32,
-    /// Counted at the begin and at the end of each sync of a file or directory.
-    synced: AtomicU64,
-    /// What that count was when the last commit of the whole filesystem began.
+    /// Counts the events below.
+    clock: AtomicU64,
+    /// The clock when the last successful commit of the whole filesystem began; 0 before the first.
     committed: AtomicU64,
-    /// Inodes that a checkpoint can see and that got another name since the last commit of the
-    /// whole filesystem. A leaf.
-    linked: Mutex<HashSet<Slot>>,
-    /// A whiteout was made since the last commit of the whole filesystem.
-    hidden: AtomicBool,
+    /// The clock at the last begin or end of a sync of a file or directory.
+    synced: AtomicU64,
+    /// The clock when the last whiteout was about to be made, or was made.
+    hidden: AtomicU64,
+    /// When an inode that a checkpoint can see last got another name. A leaf.
+    linked: Mutex<HashMap<Slot, u64>>,
 }
 
 impl Durability {
@@ -82,11 +87,27 @@ impl Durability {
             syncs_overtake,
             objects: Mutex::default(),
             syncs: AtomicU32::new(0),
-            synced: AtomicU64::new(0),
+            // The daemon before may have synced and hidden anything.
+            clock: AtomicU64::new(1),
             committed: AtomicU64::new(0),
+            synced: AtomicU64::new(1),
+            hidden: AtomicU64::new(1),
             linked: Mutex::default(),
-            hidden: AtomicBool::new(false),
         })
+    }
+
+    fn tick(&self) -> u64 {
+        self.clock.fetch_add(1, Ordering::SeqCst) + 1
+    }
+
+    /// Whether something that happened at this time is not in a commit of the filesystem yet.
+    fn is_uncommitted(&self, event: u64) -> bool {
+        self.syncs_overtake && event > self.committed.load(Ordering::SeqCst)
+    }
+
+    /// Whether the whole filesystem was never committed since this daemon began, where that matters.
+    pub fn needs_first_commit(&self) -> bool {
+        self.is_uncommitted(1)
     }
 
     /// A version was captured. `copied`: by reading and writing.
@@ -172,7 +193,8 @@ impl Durability {
 
     /// A file or a directory is about to be synced, or was. See the module.
     pub(super) fn note_synced(&self) {
-        self.synced.fetch_add(1, Ordering::SeqCst);
+        let now = self.tick();
+        self.synced.fetch_max(now, Ordering::SeqCst);
     }
 
     /// Before names change, of which something was recorded: the record is on the disk where the
@@ -181,9 +203,8 @@ impl Durability {
     /// # Errors
     /// EIO, ENOSPC: the names must not be changed.
     pub(super) fn order_names(&self) -> SysResult<()> {
-        if !self.syncs_overtake
+        if !self.is_uncommitted(self.synced.load(Ordering::SeqCst))
             || sys::host::left_out("logged")
-            || self.synced.load(Ordering::SeqCst) == self.committed.load(Ordering::SeqCst)
         {
             return Ok(());
         }
@@ -199,15 +220,21 @@ impl Durability {
         if !self.syncs_overtake || sys::host::left_out("whiteouts") {
             return Ok(());
         }
-        if self.synced.load(Ordering::SeqCst) != self.committed.load(Ordering::SeqCst) {
+        if self.is_uncommitted(self.synced.load(Ordering::SeqCst)) {
             self.sync_filesystem()?;
         }
-        self.hidden.store(true, Ordering::SeqCst);
+        self.note_whiteout();
         Ok(())
     }
 
+    /// A whiteout is about to be made, or was made.
+    pub(super) fn note_whiteout(&self) {
+        let now = self.tick();
+        self.hidden.fetch_max(now, Ordering::SeqCst);
+    }
+
     fn make_whiteouts_durable(&self) -> SysResult<()> {
-        if self.hidden.load(Ordering::SeqCst) {
+        if self.is_uncommitted(self.hidden.load(Ordering::SeqCst)) {
             self.sync_filesystem()?;
         }
         Ok(())
@@ -228,7 +255,8 @@ impl Durability {
     /// An inode got another name.
     pub(super) fn note_linked(&self, slot: Slot) {
         if self.syncs_overtake && !self.timeline.epochs.is_born(slot) {
-            self.linked.lock().insert(slot);
+            let now = self.tick();
+            self.linked.lock().insert(slot, now);
         }
     }
 
@@ -244,7 +272,9 @@ impl Durability {
         kind: Kind,
         fd: impl FnOnce() -> SysResult<Arc<OwnedFd>>,
     ) -> SysResult<()> {
-        if !self.linked.lock().contains(&slot) || sys::host::left_out("links") {
+        // Before the first commit any inode may have got a name.
+        let linked = self.linked.lock().get(&slot).copied().unwrap_or(1);
+        if !self.is_uncommitted(linked) || sys::host::left_out("links") {
             return Ok(());
         }
         self.note_synced();
@@ -276,16 +306,10 @@ impl Durability {
     }
 
     fn sync_filesystem(&self) -> SysResult<()> {
-        let synced = self.synced.load(Ordering::SeqCst);
-        let linked = std::mem::take(&mut *self.linked.lock());
-        let hidden = self.hidden.swap(false, Ordering::SeqCst);
-        if let Err(errno) = sys::syncfs(&self.root) {
-            self.timeline.store().journal.latch();
-            self.linked.lock().extend(linked);
-            self.hidden.fetch_or(hidden, Ordering::SeqCst);
-            return Err(errno);
-        }
-        self.committed.fetch_max(synced, Ordering::SeqCst);
+        let began = self.clock.load(Ordering::SeqCst);
+        sys::syncfs(&self.root).inspect_err(|_| self.timeline.store().journal.latch())?;
+        self.committed.fetch_max(began, Ordering::SeqCst);
+        self.linked.lock().retain(|_, linked| *linked > began);
         Ok(())
     }
 

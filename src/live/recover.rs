@@ -149,19 +149,18 @@ impl Recovery {
         }
     }
 
-    /// A record says that an inode was moved into the layer; if it is not there, it never was, and
-    /// is still in the tree.
+    /// Voids the records of the open epoch whose object is missing. A moved inode that is not in the
+    /// layer is still in the tree. A clone that no checkpoint reads was freed with the checkpoint
+    /// that did; the void lets the next checkpoint capture the file again. A missing clone that a
+    /// checkpoint reads is damage: its record stays.
     fn strike_unmade(&self) -> SysResult<()> {
         for (slot, data) in self.timeline.epochs.data_records() {
             let Some(object) = data.object else { continue };
             let (layer, file) = self.timeline.store().layers.location(object)?;
             if sys::stat_at(&*layer, file.as_bytes()) == Err(Errno::ENOENT) {
                 if object.origin == ObjectOrigin::Cloned
-                    && !self.timeline.reads_open(slot, object)?
+                    && self.timeline.reads_open(slot, object)?
                 {
-                    continue;
-                }
-                if object.origin == ObjectOrigin::Cloned {
                     tracing::error!(
                         slot = slot.0,
                         "a captured version is missing from the store"

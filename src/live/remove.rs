@@ -481,6 +481,9 @@ impl Removal {
                     .with_room(|| self.discard((parent, name), &dir, target.stat.kind))
             })?,
         }
+        if hides {
+            self.durability.note_whiteout();
+        }
         self.timeline.epochs.count(if past { 1 } else { -1 });
         self.lost_name(&target, held);
         Ok(target.slot)

@@ -254,7 +254,7 @@ fn share_out(matching: &Matching, steps: &[Option<usize>], planned: &mut [Step])
 }
 
 /// With which step each measured version goes, 0 being before the first checkpoint of `order`;
-/// `None`: with none, somebody who stays needs it.
+/// `None`: with none, because a checkpoint that stays needs it, or the next one may.
 fn steps_of(census: &Census, measured: &[usize], order: &[usize]) -> Vec<Option<usize>> {
     let mut step_of: Vec<Option<usize>> = vec![None; census.kept.len()];
     for (number, at) in order.iter().enumerate() {
@@ -288,7 +288,7 @@ fn steps_of(census: &Census, measured: &[usize], order: &[usize]) -> Vec<Option<
     };
     let step = |at: &usize| {
         let version = census.versions.get(*at)?;
-        if version.open && version.by.is_empty() {
+        if version.carriable || version.open && version.by.is_empty() {
             return None;
         }
         last(&version.by)

@@ -119,25 +119,29 @@ impl Names {
             &mut undo,
         );
         self.touch_renamed(change, (&source, from), to, target.as_ref(), how);
-        match target {
+        let replaced = match target {
             Some(target) if how == RenameMode::Exchange => self
                 .exchange(change, &source, &target, undo, turn)
-                .map(|()| None),
+                .map(|()| None)?,
             Some(target) => {
                 let how = if hides { RenameMode::Whiteout } else { how };
                 self.replace(change, &source, &target, undo, how)?;
                 if !hides {
                     self.own_whiteout(change, &source, how, turn);
                 }
-                Ok(Some(target.slot))
+                Some(target.slot)
             }
             None => {
                 let to = (&*to_dir, place(to.0.slot, to.1));
                 self.move_to_free(change, &source, to, undo, (how, hides))?;
                 self.own_whiteout(change, &source, how, turn);
-                Ok(None)
+                None
             }
+        };
+        if hides {
+            self.durability.note_whiteout();
         }
+        Ok(replaced)
     }
 
     /// The errors that rename(2) has for what is at the two names; `false`: they lead to one inode,

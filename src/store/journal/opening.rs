@@ -435,13 +435,19 @@ impl Search<'_> {
                 sys::write_all_at(&file, &vec![0; rest.bytes.len()], u64::from(end.offset))?;
                 sys::fdatasync(&file)?;
             }
-            at::sync_dir(self.dir)
+            // The tail files of this directory must not reach the disk before the tree: they prove
+            // which recorded changes the tree on disk has (tail.rs).
+            at::sync_in_order(self.dir)
         };
         clear().map_err(StoreError::io("repair", "journal"))
     }
 
-    /// Makes the frames that were found durable, so that later ones may say so; those before
-    /// `start` are.
+    /// Makes the frames that were found durable, so that later frames may say so; those before
+    /// `start` are durable already.
+    ///
+    /// Syncs the segments and not their directory. The name of a segment is durable since it was
+    /// made. On btrfs a sync of the directory would bring its other files, the tails, to the disk
+    /// ahead of the tree, and a tail proves which recorded changes the tree on disk has.
     fn settle(&self, start: u32, end: Address, last: &File) -> StoreResult<()> {
         let settle =
             || -> io::Result<()> {
@@ -454,8 +460,7 @@ impl Search<'_> {
                         OFlags::RDONLY,
                     )?)?;
                 }
-                sys::fdatasync(last)?;
-                at::sync_dir(self.dir)
+                Ok(sys::fdatasync(last)?)
             };
         settle().map_err(StoreError::io("sync", "journal"))
     }
