@@ -204,7 +204,26 @@ fn carried_over_the_quota_of_mkdir() {
 
 #[test]
 fn carried_over_an_undone_checkpoint() {
-    what_the_next_checkpoint_carries_stays(
-        "put f 70000 1\nopen f 5 3\nfree undo 0 1\ncheckpoint",
-    );
+    what_the_next_checkpoint_carries_stays("put f 70000 1\nopen f 5 3\nfree undo 0 1\ncheckpoint");
+}
+
+const SYNCED_AND_CHANGED: &str = "put a 40000 1\nput b 3000 2\nput c 40000 3\nput d 3000 4\nput e 3000 5\nopen e 5 3\nsynced-checkpoint\n\
+    write a 0 3 9\nput b 3 9\ntruncate c 7\nunlink d\nhwrite 5 5 3 9\n";
+
+/// An opening brought the end of the journal to the disk ahead of the tree: after a power cut the
+/// view of a synced checkpoint gave EIO.
+#[test]
+fn an_opening_syncs_nothing_ahead_of_the_tree() {
+    for opening in ["kill-worker", "remount", "kill"] {
+        let list = format!("{SYNCED_AND_CHANGED}{opening}\ncut");
+        case(Fs::Btrfs, Io::Passthrough, &list);
+    }
+}
+
+/// A takeover forgot which captures were not on the disk: what was synced after it was there
+/// without the content from before.
+#[test]
+fn a_file_that_is_synced_after_a_takeover_has_its_past_on_the_disk() {
+    let list = format!("{SYNCED_AND_CHANGED}kill-worker\nfsync 5\ncut");
+    case(Fs::Btrfs, Io::Passthrough, &list);
 }

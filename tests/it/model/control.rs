@@ -5,9 +5,7 @@ use std::fs::File;
 use std::time::{Duration, Instant};
 
 use ckptfs::Client;
-use ckptfs::api::{
-    CheckpointOptions, Compare, GetStatus, Retention, StateName, VerbError,
-};
+use ckptfs::api::{CheckpointOptions, Compare, GetStatus, Retention, StateName, VerbError};
 use rustix::fs::{Mode, OFlags};
 
 use super::calls::open;

@@ -69,7 +69,11 @@ impl fmt::Display for Counts {
             self.operations,
             self.checkpoints,
             self.marks,
-            if frees.is_empty() { "none".to_owned() } else { frees.join(", ") },
+            if frees.is_empty() {
+                "none".to_owned()
+            } else {
+                frees.join(", ")
+            },
             self.views,
             self.files,
             self.kills,

@@ -115,7 +115,9 @@ impl World {
             .into_iter()
             .find(|(_, by)| by.is_empty() || by.iter().any(|id| !named.contains(id)));
         unnamed.map_or(Ok(()), |(told, by)| {
-            Err(format!("verify finds {told} {by:?}, incomplete are {named:?}"))
+            Err(format!(
+                "verify finds {told} {by:?}, incomplete are {named:?}"
+            ))
         })
     }
 }

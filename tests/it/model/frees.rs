@@ -191,7 +191,12 @@ impl World {
             self.snaps.retain(|snap| snap.id != id);
             self.marks.retain(|mark| mark.id != id);
             let way = match (&retention, before > self.snaps.len()) {
-                (Retention { keep_last: Some(_), .. }, true) => Way::KeepLast.word(),
+                (
+                    Retention {
+                        keep_last: Some(_), ..
+                    },
+                    true,
+                ) => Way::KeepLast.word(),
                 (_, true) => Way::MaxSize.word(),
                 _ => Way::Gc.word(),
             };
@@ -246,8 +251,8 @@ impl World {
         }
         let store = File::open(self.root.join(".ckptfs"))
             .map_err(|error| format!("cannot open the store: {error}"))?;
-        let mut other = Client::connect(&store)
-            .map_err(|error| format!("cannot reach the daemon: {error}"))?;
+        let mut other =
+            Client::connect(&store).map_err(|error| format!("cannot reach the daemon: {error}"))?;
         let ended = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let verifying = scope.spawn(|| {

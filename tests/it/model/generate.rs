@@ -242,9 +242,7 @@ impl Generator {
         let views = match verb {
             Verb::Checkpoint | Verb::NamedCheckpoint => !self.random.one_in(4),
             Verb::SyncedCheckpoint | Verb::LimitedCheckpoint => self.random.one_in(2),
-            Verb::Restore | Verb::RestorePaths | Verb::Delete | Verb::Free => {
-                self.random.one_in(2)
-            }
+            Verb::Restore | Verb::RestorePaths | Verb::Delete | Verb::Free => self.random.one_in(2),
             Verb::Remount | Verb::Kill | Verb::KillWorker => self.random.one_in(3),
             // Once it is mounted again.
             Verb::Leave => true,

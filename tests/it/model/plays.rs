@@ -37,12 +37,13 @@ impl Generator {
 
     /// Begins a play: its operations come next.
     pub(super) fn play(&mut self, scene: &Scene<'_>) {
+        let slot = self.handle(true);
         let mut play = match self.random.below(10) {
-            0..=2 => self.play_free(scene),
-            3 => self.play_mark(scene),
-            4 => self.play_guard(scene),
-            5 => self.play_limited(scene),
-            6..=8 => self.play_cut(scene),
+            0..=2 => self.play_free(scene, slot),
+            3 => self.play_mark(scene, slot),
+            4 => self.play_guard(scene, slot),
+            5 => self.play_limited(scene, slot),
+            6..=8 => self.play_cut(scene, slot),
             _ => self.play_verify(scene),
         };
         play.reverse();
@@ -50,13 +51,13 @@ impl Generator {
     }
 
     /// Opens a file for writing and leaves it open.
-    fn hold(&mut self, scene: &Scene<'_>, mode: u64) -> Op {
+    fn hold(&mut self, scene: &Scene<'_>, slot: u64, mode: u64) -> Op {
         let path = self.existing(scene, Want::File);
-        Op::new(Verb::Open, &[&path], &[self.handle(true), mode])
+        Op::new(Verb::Open, &[&path], &[slot, mode])
     }
 
-    fn held_write(&mut self) -> Op {
-        let numbers = [self.handle(true), self.random.below(3000), 10, self.random.below(1000)];
+    fn held_write(&mut self, slot: u64) -> Op {
+        let numbers = [slot, self.random.below(3000), 10, self.random.below(1000)];
         Op::new(Verb::HandleWrite, &[], &numbers)
     }
 
@@ -65,7 +66,7 @@ impl Generator {
     }
 
     /// The newest checkpoint goes while a file is open and idle, and another is made.
-    fn play_free(&mut self, scene: &Scene<'_>) -> Vec<Op> {
+    fn play_free(&mut self, scene: &Scene<'_>, slot: u64) -> Vec<Op> {
         // A file that can be mapped is known to be idle after a while.
         let settles = self.random.one_in(8);
         let mode = if settles || self.random.one_in(3) {
@@ -73,7 +74,7 @@ impl Generator {
         } else {
             WRONLY
         };
-        let mut play = vec![self.hold(scene, mode)];
+        let mut play = vec![self.hold(scene, slot, mode)];
         if settles {
             play.push(Op::new(Verb::Idle, &["settled"], &[]));
         }
@@ -81,7 +82,7 @@ impl Generator {
             play.push(Self::plain(Verb::Checkpoint));
         }
         if !settles && self.random.one_in(3) {
-            play.push(self.held_write());
+            play.push(self.held_write(slot));
         }
         play.push(self.draw_free());
         if self.random.one_in(5) {
@@ -93,11 +94,11 @@ impl Generator {
     }
 
     /// A mark is made and taken back, or stays until gc.
-    fn play_mark(&mut self, scene: &Scene<'_>) -> Vec<Op> {
+    fn play_mark(&mut self, scene: &Scene<'_>, slot: u64) -> Vec<Op> {
         let mut play = vec![
             Self::plain(Verb::Idle),
-            self.hold(scene, WRONLY),
-            self.held_write(),
+            self.hold(scene, slot, WRONLY),
+            self.held_write(slot),
         ];
         for _ in 0..1 + self.random.below(4) {
             play.push(self.draw(Verb::Unlink, scene));
@@ -112,11 +113,11 @@ impl Generator {
     }
 
     /// The guard of a restore goes.
-    fn play_guard(&mut self, scene: &Scene<'_>) -> Vec<Op> {
+    fn play_guard(&mut self, scene: &Scene<'_>, slot: u64) -> Vec<Op> {
         let path = self.past(scene);
         vec![
-            self.hold(scene, WRONLY),
-            self.held_write(),
+            self.hold(scene, slot, WRONLY),
+            self.held_write(slot),
             Op::new(Verb::RestorePaths, &[&path], &[self.random.below(20)]),
             Op::new(Verb::Free, &["now"], &[0]),
             Self::plain(Verb::Checkpoint),
@@ -125,10 +126,10 @@ impl Generator {
     }
 
     /// A checkpoint that was deleted is freed for the next one.
-    fn play_limited(&mut self, scene: &Scene<'_>) -> Vec<Op> {
+    fn play_limited(&mut self, scene: &Scene<'_>, slot: u64) -> Vec<Op> {
         vec![
             Self::plain(Verb::LimitedCheckpoint),
-            self.hold(scene, WRONLY),
+            self.hold(scene, slot, WRONLY),
             Op::new(Verb::Free, &["rmdir"], &[0]),
             Self::plain(Verb::LimitedCheckpoint),
             Self::plain(Verb::CheckViews),
@@ -137,12 +138,12 @@ impl Generator {
 
     /// Files are changed after a checkpoint that is on the disk, the daemon changes, and the power
     /// is cut.
-    fn play_cut(&mut self, scene: &Scene<'_>) -> Vec<Op> {
+    fn play_cut(&mut self, scene: &Scene<'_>, slot: u64) -> Vec<Op> {
         let mut play = vec![
-            self.hold(scene, WRONLY),
+            self.hold(scene, slot, WRONLY),
             Self::plain(Verb::SyncedCheckpoint),
         ];
-        for _ in 0..2 + self.random.below(5) {
+        for _ in 0..3 + self.random.below(6) {
             let verbs = [
                 Verb::Put,
                 Verb::Write,
@@ -150,22 +151,20 @@ impl Generator {
                 Verb::Truncate,
                 Verb::Unlink,
                 Verb::Rename,
-                Verb::Chmod,
             ];
             let verb = *self.random.pick(&verbs).expect("there are some");
             play.push(self.draw(verb, scene));
         }
-        play.push(self.held_write());
-        match self.random.below(6) {
-            0 | 1 => play.push(Self::plain(Verb::KillWorker)),
-            2 => play.push(Self::plain(Verb::Remount)),
-            3 => play.push(Self::plain(Verb::Kill)),
-            4 => play.push(self.draw_free()),
+        play.push(self.held_write(slot));
+        match self.random.below(8) {
+            0..=2 => play.push(Self::plain(Verb::KillWorker)),
+            3 | 4 => play.push(Self::plain(Verb::Remount)),
+            5 => play.push(Self::plain(Verb::Kill)),
+            6 => play.push(self.draw_free()),
             _ => {}
         }
         if self.random.one_in(2) {
-            let handle = self.handle(true);
-            play.push(Op::new(Verb::Fsync, &[], &[handle]));
+            play.push(Op::new(Verb::Fsync, &[], &[slot]));
         }
         play.push(Self::plain(Verb::Cut));
         play

@@ -34,7 +34,8 @@ pub const VIEWS: usize = 3;
 
 /// Of the checkpoints of a user whom limits apply to one stays, and of those that they deleted one;
 /// gc frees marks at once.
-const SETTINGS: &str = "[snapdir]\nper-user = 1\nper-minute = 100000\n\n[tripwire]\nkeep = \"1ms\"\n";
+const SETTINGS: &str =
+    "[snapdir]\nper-user = 1\nper-minute = 100000\n\n[tripwire]\nkeep = \"1ms\"\n";
 
 /// An open file.
 pub struct Handle {
