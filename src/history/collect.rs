@@ -34,7 +34,9 @@ impl Timeline {
         let mut retained = self.catalogue.retained();
         retained.retain(|(other, _)| *other != id);
         let census = Census::of(&retained);
-        let next = census.kept.get(census.kept.partition_point(|other| *other < id));
+        let next = census
+            .kept
+            .get(census.kept.partition_point(|other| *other < id));
         let to = next.and_then(|next| self.catalogue.address(*next));
         let mut reading = Reading::default();
         for frame in self.store().journal.scan(from, to) {

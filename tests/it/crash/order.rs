@@ -36,6 +36,17 @@ fn differences_served(
     found: impl Fn(&Path) -> String,
     served: impl Fn(&Path) -> String,
 ) -> Vec<String> {
+    differences_mounted(v, left_out, |mount| change(mount.path()), found, served)
+}
+
+/// As [`differences_served`]; `change` may also end the daemon or mount again.
+fn differences_mounted(
+    v: Variant,
+    left_out: &str,
+    change: impl Fn(&mut Mount),
+    found: impl Fn(&Path) -> String,
+    served: impl Fn(&Path) -> String,
+) -> Vec<String> {
     let host = Host::new();
     let image = host.format(v.fs, "disk.img");
     let cut = host.file("cut.img");
@@ -51,10 +62,10 @@ fn differences_served(
         let mut opts = MountOpts::new(v.io);
         opts.env
             .push(("CKPTFS_UNSAFE_FOR_TESTS".into(), left_out.into()));
-        let mount = Mount::start(&dir, &opts);
+        let mut mount = Mount::start(&dir, &opts);
         mount.ok(&["checkpoint", "--sync"]);
         let expected = tree(mount.path());
-        change(mount.path());
+        change(&mut mount);
         disk.freeze(&cut);
         expected
     };
@@ -72,6 +83,15 @@ fn differences_served(
 
 #[track_caller]
 fn holds_and_fails_without(v: Variant, left_out: &str, change: impl Fn(&Path)) {
+    holds_and_fails_mounted(v, left_out, |mount| change(mount.path()));
+}
+
+/// As [`holds_and_fails_without`]; `change` may also end the daemon or mount again.
+#[track_caller]
+fn holds_and_fails_mounted(v: Variant, left_out: &str, change: impl Fn(&mut Mount)) {
+    let nothing = |_: &Path| String::new();
+    let differences_after =
+        |v, left_out, change| differences_mounted(v, left_out, change, nothing, nothing);
     assert_eq!(
         differences_after(v, "", &change),
         Vec::<String>::new(),
@@ -180,6 +200,61 @@ fn no_linked_file_is_lost_with_its_first_name(v: Variant) {
         fs::rename(root.join("d/f2"), root.join("d/f1")).unwrap();
         fs::remove_file(root.join("other/g1")).unwrap();
         File::open(root.join("d")).unwrap().sync_all().unwrap();
+    });
+}
+
+/// Changes after the synced checkpoint, of which nothing is synced.
+fn change_in_several_ways(root: &Path) {
+    let open = |name: &str| {
+        OpenOptions::new()
+            .write(true)
+            .open(root.join(name))
+            .unwrap()
+    };
+    open("d/f0").write_all_at(b"new", 0).unwrap();
+    open("d/f1").set_len(7).unwrap();
+    fs::remove_file(root.join("d/f2")).unwrap();
+    fs::rename(root.join("d/f3"), root.join("d/f4")).unwrap();
+    fs::write(root.join("d/new"), "new").unwrap();
+    fs::rename(root.join("d/new"), root.join("d/f5")).unwrap();
+}
+
+/// Opening a store syncs the journal: the tail, which proves what the tree on the disk has, must not
+/// reach the disk with it. The view of the synced checkpoint was EIO.
+fn a_takeover_brings_no_proof_to_the_disk_ahead_of_the_tree(v: Variant) {
+    opening_brings_no_proof(v, |mount| {
+        mount.replace_worker();
+    });
+}
+
+/// As above, of an orderly end and the next mount.
+fn a_mount_brings_no_proof_to_the_disk_ahead_of_the_tree(v: Variant) {
+    opening_brings_no_proof(v, |mount| {
+        mount.umount();
+        mount.remount();
+    });
+}
+
+fn opening_brings_no_proof(v: Variant, open: impl Fn(&mut Mount)) {
+    let change = |mount: &mut Mount| {
+        change_in_several_ways(mount.path());
+        open(mount);
+    };
+    let nothing = |_: &Path| String::new();
+    let wrong = differences_mounted(v, "", change, nothing, nothing);
+    assert_eq!(wrong, Vec::<String>::new());
+}
+
+/// A daemon that takes over has no list of the captures that are not on the disk yet: before a file
+/// is synced, all of them are.
+fn a_takeover_forgets_no_capture(v: Variant) {
+    holds_and_fails_mounted(v, "predecessor", |mount| {
+        change_in_several_ways(mount.path());
+        mount.replace_worker();
+        File::open(mount.path().join("d/f0"))
+            .unwrap()
+            .sync_all()
+            .unwrap();
     });
 }
 
@@ -309,6 +384,10 @@ mod btrfs {
     super::for_each_variant! { @test no_synced_file_is_renamed_on_disk_without_its_record renamed_daemon Btrfs Daemon }
     super::for_each_variant! { @test no_linked_file_is_lost_with_its_first_name linked_passthrough Btrfs Passthrough }
     super::for_each_variant! { @test no_linked_file_is_lost_with_its_first_name linked_daemon Btrfs Daemon }
+    super::for_each_variant! { @test a_takeover_brings_no_proof_to_the_disk_ahead_of_the_tree takeover_proof Btrfs Passthrough }
+    super::for_each_variant! { @test a_mount_brings_no_proof_to_the_disk_ahead_of_the_tree mount_proof Btrfs Passthrough }
+    super::for_each_variant! { @test a_takeover_forgets_no_capture takeover_passthrough Btrfs Passthrough }
+    super::for_each_variant! { @test a_takeover_forgets_no_capture takeover_daemon Btrfs Daemon }
     super::for_each_variant! { @test renames_that_did_not_reach_the_disk_are_taken_back taken_back Btrfs Passthrough }
     super::for_each_variant! { @test what_the_log_brings_of_layers_is_not_believed brought Btrfs Daemon }
     super::for_each_variant! { @test a_name_that_came_back_does_not_share_its_inode_with_the_past came_back Btrfs Passthrough }

@@ -4,6 +4,7 @@
 //! `CKPTFS_CUTS=1000` makes that many checkpoints for each way to write; without it each makes
 //! enough to notice a cut that is wrong now and then.
 
+mod freed;
 mod held_mapping;
 mod long_open;
 pub mod map;
