@@ -159,6 +159,13 @@ impl States {
         ) {
             told.writers.add_children(&mut meant);
         }
+        if let Some(user) = options.of_user {
+            let processes = &told.writers.processes;
+            meant.retain(|at| {
+                let known = processes.get(*at);
+                known.is_some_and(|known| known.uids.iter().all(|uid| *uid == user))
+            });
+        }
         let is_meant = |writer: &Writer| matches!(writer, Writer::One(at) if meant.contains(at));
         let counts = |writer: &Writer| {
             !(is_meant(writer) || options.past_rewinds && is_rewind(&told.writers, *writer))
