@@ -161,7 +161,7 @@ fn a_file_opened_after_its_name_went_goes_on(v: Variant) {
         .unwrap();
     drop((past, young));
     wait_until("the files are closed", 60, || {
-        rig.mount.status_json()["daemon"]["open_files"] == 1
+        rig.mount.json(&["stats"])["open_files"] == 1
     });
     held.write_all_at(b"O", 0).unwrap();
     assert_eq!(fs::read(&other).unwrap(), b"Other");
