@@ -421,6 +421,7 @@ fn drive(
             let tree = forest.trees[on].as_ref()?;
             let scene = Scene {
                 set_ids: false,
+                held: Vec::new(),
                 ..tree.world.scene()
             };
             Some(Act::Do(on, generators[on].next(&scene)))

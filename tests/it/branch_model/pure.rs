@@ -205,6 +205,7 @@ fn drawn(seed: u64) -> Vec<Step> {
                 tree: &model.tree,
                 past: Vec::new(),
                 set_ids: false,
+                held: Vec::new(),
             };
             let op = generator.next(&scene);
             // Now and then both do the same.

@@ -168,6 +168,7 @@ impl Side {
             tree: &self.model.tree,
             past: self.snaps.iter().map(|snap| &snap.tree).collect(),
             set_ids: false,
+            held: Vec::new(),
         }
     }
 

@@ -12,6 +12,9 @@ const DISK_BYTES: u64 = 340 << 20;
 /// Sparse: room for a disk and what differs in its copies.
 const HOST_BYTES: u64 = 16 << 30;
 
+/// As [`HOST_BYTES`], for a host in memory.
+const MEMORY_BYTES: u64 = 2 << 30;
+
 /// The filesystem that the images are on.
 pub struct Host(Image);
 
@@ -19,6 +22,11 @@ impl Host {
     /// A fresh one.
     pub fn new() -> Host {
         Host(Image::new(Fs::Xfs, HOST_BYTES))
+    }
+
+    /// A fresh one in memory, for a test with many syncs.
+    pub fn in_memory() -> Host {
+        Host(Image::in_memory(Fs::Xfs, MEMORY_BYTES))
     }
 
     /// Where a file of this name is.

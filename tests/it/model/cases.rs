@@ -1,6 +1,6 @@
 //! Shrunk failures, kept: each is the list that failed once, with the story of what was wrong.
 
-use super::ops::parse;
+use super::ops::{Verb, parse};
 use super::run::Bench;
 use crate::common::{Fs, Io, Variant, skip};
 
@@ -11,7 +11,12 @@ pub fn case(fs: Fs, io: Io, list: &str) {
     if let Some(reason) = variant.unavailable() {
         return skip(&reason);
     }
-    if let Err(failure) = Bench::new(variant).list(&parse(list)) {
+    let list = parse(list);
+    let bench = match list.iter().any(|op| op.verb == Verb::Cut) {
+        true => Bench::cutting(variant),
+        false => Bench::new(variant),
+    };
+    if let Err(failure) = bench.list(&list) {
         panic!("{}", failure.problem);
     }
 }
@@ -126,4 +131,99 @@ fn a_restore_of_one_name_does_not_split_a_file_that_is_only_open() {
             checkpoint\ncheck-live";
         case(Fs::Xfs, io, list);
     }
+}
+
+/// What the newest checkpoint reads of a file that is open and idle, the next one reads too. It was
+/// removed when the newest was freed, and views gave EIO for ever.
+fn what_the_next_checkpoint_carries_stays(free: &str) {
+    for (fs, io) in [(Fs::Xfs, Io::Passthrough), (Fs::Btrfs, Io::Passthrough)] {
+        let list = format!("{free}\ncheck-views\nhwrite 5 0 3 9\ncheck-views");
+        case(fs, io, &list);
+    }
+}
+
+#[test]
+fn carried_over_delete_now() {
+    what_the_next_checkpoint_carries_stays(
+        "put f 70000 1\ncheckpoint\nopen f 5 3\nfree now 0\ncheckpoint",
+    );
+}
+
+/// Open for reading too it could be mapped: it counts as idle after a while.
+#[test]
+fn carried_over_delete_now_read_and_write() {
+    what_the_next_checkpoint_carries_stays(
+        "put f 70000 1\nidle settled\ncheckpoint\nopen f 5 1\ncheckpoint\nfree now 0\ncheckpoint",
+    );
+}
+
+#[test]
+fn carried_over_delete_and_gc() {
+    what_the_next_checkpoint_carries_stays(
+        "put f 70000 1\ncheckpoint\nopen f 5 3\nfree hide 0 1\ncheckpoint",
+    );
+}
+
+/// Nobody deletes anything: a mark is made before a removal, and taken back.
+#[test]
+fn carried_over_a_mark_that_is_taken_back() {
+    what_the_next_checkpoint_carries_stays(
+        "with marks\nput f 70000 1\nput old 5 2\ncheckpoint\nidle\nopen f 5 3\nhwrite 5 0 3 7\nunlink old\nidle unmarked\ncheckpoint",
+    );
+}
+
+#[test]
+fn carried_over_rmdir_and_gc() {
+    what_the_next_checkpoint_carries_stays(
+        "put f 70000 1\nnamed-checkpoint\nopen f 5 3\nfree rmdir 0 1\ncheckpoint",
+    );
+}
+
+#[test]
+fn carried_over_the_guard_of_a_restore() {
+    what_the_next_checkpoint_carries_stays(
+        "put f 70000 1\nput old 5 2\ncheckpoint\nput old 6 3\nopen f 5 3\nhwrite 5 0 3 7\nrestore-paths old 0\nfree now 0\ncheckpoint",
+    );
+}
+
+/// More is removed: the mark stays, and is the newest.
+#[test]
+fn carried_over_a_mark_that_gc_frees() {
+    what_the_next_checkpoint_carries_stays(
+        "with marks\nput f 70000 1\nput a 5 2\nput b 5 2\nput c 5 2\ncheckpoint\nidle\nopen f 5 3\nhwrite 5 0 3 7\n\
+         unlink a\nunlink b\nunlink c\nfree keep-last 0\ncheckpoint",
+    );
+}
+
+#[test]
+fn carried_over_the_quota_of_mkdir() {
+    what_the_next_checkpoint_carries_stays(
+        "put f 70000 1\nlimited-checkpoint\nopen f 5 3\nfree rmdir 0\nlimited-checkpoint",
+    );
+}
+
+#[test]
+fn carried_over_an_undone_checkpoint() {
+    what_the_next_checkpoint_carries_stays("put f 70000 1\nopen f 5 3\nfree undo 0 1\ncheckpoint");
+}
+
+const SYNCED_AND_CHANGED: &str = "put a 40000 1\nput b 3000 2\nput c 40000 3\nput d 3000 4\nput e 3000 5\nopen e 5 3\nsynced-checkpoint\n\
+    write a 0 3 9\nput b 3 9\ntruncate c 7\nunlink d\nhwrite 5 5 3 9\n";
+
+/// An opening brought the end of the journal to the disk ahead of the tree: after a power cut the
+/// view of a synced checkpoint gave EIO.
+#[test]
+fn an_opening_syncs_nothing_ahead_of_the_tree() {
+    for opening in ["kill-worker", "remount", "kill"] {
+        let list = format!("{SYNCED_AND_CHANGED}{opening}\ncut");
+        case(Fs::Btrfs, Io::Passthrough, &list);
+    }
+}
+
+/// A takeover forgot which captures were not on the disk: what was synced after it was there
+/// without the content from before.
+#[test]
+fn a_file_that_is_synced_after_a_takeover_has_its_past_on_the_disk() {
+    let list = format!("{SYNCED_AND_CHANGED}kill-worker\nfsync 5\ncut");
+    case(Fs::Btrfs, Io::Passthrough, &list);
 }

@@ -2,17 +2,15 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ckptfs::Client;
-use ckptfs::api::{
-    CheckpointOptions, Compare, Delete, GcOptions, GetStatus, ShowCheckpoint, StateName,
-    UndoOptions, UndoWalk, VerbError,
-};
+use ckptfs::api::{CheckpointOptions, Compare, GetStatus, Retention, StateName, VerbError};
 use rustix::fs::{Mode, OFlags};
 
 use super::calls::open;
 use super::checks::check_content;
+use super::frees::Way;
 use super::observe::{absolute, compare, observe};
 use super::ops::{Op, Verb, bytes};
 use super::tree::Tree;
@@ -20,12 +18,8 @@ use super::world::{Snap, VIEWS, ViewFile, World};
 
 /// Longer than the daemon waits until it moves a closed epoch into the index.
 const IDLE: Duration = Duration::from_millis(400);
-
-/// The tripwire is on (`CKPTFS_TEST_TRIPWIRE=2/100ms`): there are checkpoints that the model has
-/// not made. Nothing that it has made may be other for it.
-pub(super) fn marks_come_and_go() -> bool {
-    std::env::var("CKPTFS_TEST_TRIPWIRE").is_ok_and(|tripwire| tripwire != "off")
-}
+/// After so long a file that is mapped, or may be, and was left alone is known to be as it was.
+const SETTLED: Duration = Duration::from_millis(2300);
 
 /// What is changed while nothing is mounted is an epoch of its own.
 pub(super) fn absences_are_epochs() -> bool {
@@ -56,17 +50,8 @@ impl World {
 
     pub fn control_op(&mut self, op: &Op) -> Result<(), String> {
         match op.verb {
-            Verb::Checkpoint => {
-                let made = self
-                    .client()?
-                    .ask(CheckpointOptions::default())
-                    .map_err(|error| said("checkpoint", &error))?;
-                if !made.atomic {
-                    return Err(
-                        "nobody writes, and the checkpoint says that it is not atomic".to_owned(),
-                    );
-                }
-                self.keep(made.id.0, true)
+            Verb::Checkpoint | Verb::SyncedCheckpoint => {
+                self.checkpoint(op.verb == Verb::SyncedCheckpoint)
             }
             Verb::NamedCheckpoint => {
                 self.tags += 1;
@@ -76,22 +61,22 @@ impl World {
                     Mode::from_raw_mode(0o755),
                 );
                 made.map_err(|errno| format!("mkdir .snapshots/{tag}: {errno}"))?;
-                let shown = self
-                    .client()?
-                    .ask(ShowCheckpoint {
-                        state: StateName(tag.clone()),
-                    })
-                    .map_err(|error| said("show", &error))?;
-                self.keep(shown.id.0, true)?;
-                self.snaps.last_mut().expect("it was kept").tag = Some(tag);
-                Ok(())
+                self.keep_named(tag)
             }
+            Verb::LimitedCheckpoint => self.limited_checkpoint(),
+            Verb::Free => self.free(op),
+            Verb::Verify => self.verify(op),
+            Verb::Cut => self.power_cut(),
             Verb::Delete => self.delete(op),
             Verb::Restore => self.restore(op),
             Verb::DryRestore => self.dry_restore(op),
             Verb::Idle => {
                 // The daemon's own upkeep gets a chance; nothing depends on whether it took it.
-                std::thread::sleep(IDLE);
+                match op.path(0) {
+                    "settled" => std::thread::sleep(SETTLED),
+                    "unmarked" => self.await_unmarked()?,
+                    _ => std::thread::sleep(IDLE),
+                }
                 Ok(())
             }
             Verb::RestorePaths => self.restore_paths(op),
@@ -108,6 +93,24 @@ impl World {
         }
     }
 
+    fn checkpoint(&mut self, sync: bool) -> Result<(), String> {
+        let options = CheckpointOptions {
+            sync,
+            ..CheckpointOptions::default()
+        };
+        let made = self
+            .client()?
+            .ask(options)
+            .map_err(|error| said("checkpoint", &error))?;
+        if !made.atomic {
+            return Err("nobody writes, and the checkpoint says that it is not atomic".to_owned());
+        }
+        self.keep(made.id.0, true)?;
+        // Those before are on the disk with it.
+        self.snaps.iter_mut().for_each(|snap| snap.synced |= sync);
+        Ok(())
+    }
+
     /// A checkpoint was made: remembers what it must show.
     pub(super) fn keep(&mut self, id: u64, asked: bool) -> Result<(), String> {
         if self.snaps.last().is_some_and(|last| last.id >= id) {
@@ -122,6 +125,7 @@ impl World {
         for id in &loose {
             self.model.touch(*id);
         }
+        self.counts.checkpoints += 1;
         self.snaps.push(Snap {
             id,
             asked,
@@ -129,6 +133,8 @@ impl World {
             tree,
             tag: None,
             inos: HashMap::new(),
+            synced: false,
+            made: Instant::now(),
         });
         Ok(())
     }
@@ -229,7 +235,7 @@ impl World {
             }
         }
         let automatic = |name: &String| {
-            marks_come_and_go()
+            self.has_marks()
                 && !expected.contains(name)
                 && (name == "latest" || name.parse::<u64>().is_ok())
         };
@@ -245,64 +251,14 @@ impl World {
         let Some(index) = self.pick(op.number(0)) else {
             return Ok(());
         };
-        // A file of it that is open is no promise.
-        self.views = Default::default();
-        let snap = self.snaps.remove(index);
-        let (id, state) = (snap.id, StateName(snap.id.to_string()));
-        let view = self.root.join(".snapshots").join(id.to_string());
-        match op.number(1) % 4 {
-            0 => drop(
-                self.client()?
-                    .ask(Delete { state, now: true })
-                    .map_err(|error| said("delete --now", &error))?,
-            ),
-            1 => rustix::fs::rmdir(&view)
-                .map_err(|errno| format!("rmdir .snapshots/{id}: {errno}"))?,
-            2 => drop(
-                self.client()?
-                    .ask(Delete { state, now: false })
-                    .map_err(|error| said("delete", &error))?,
-            ),
-            _ => {
-                self.client()?
-                    .ask(Delete { state, now: false })
-                    .map_err(|error| said("delete", &error))?;
-                let options = UndoOptions {
-                    walk: UndoWalk::Undo(1),
-                    skip: false,
-                    force: true,
-                    dry_run: false,
-                };
-                self.client()?
-                    .ask(options)
-                    .map_err(|error| said("undo", &error))?;
-                // It is looked at with the others.
-                self.snaps.insert(index, snap);
-                return Ok(());
-            }
-        }
-        if op.number(0).is_multiple_of(2) {
+        let ways = [Way::Now, Way::Rmdir, Way::Hide, Way::Revive];
+        let way = ways[op.number(1) as usize % ways.len()];
+        self.delete_at(way, index)?;
+        if way != Way::Revive && op.number(0).is_multiple_of(2) {
             // What is deleted is freed, and nothing else.
-            self.gc()?;
+            self.gc(Retention::default())?;
         }
-        match std::fs::symlink_metadata(&view) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-            other => Err(format!("the view of a deleted checkpoint: {other:?}")),
-        }
-    }
-
-    pub(super) fn gc(&mut self) -> Result<(), String> {
-        let mut options = GcOptions::default();
-        loop {
-            let report = self
-                .client()?
-                .ask(options.clone())
-                .map_err(|error| said("gc", &error))?;
-            if report.finished {
-                return Ok(());
-            }
-            options.run = Some(report.run);
-        }
+        Ok(())
     }
 
     /// Kills the worker alone; another takes over, and all that is open stays open.
@@ -312,6 +268,7 @@ impl World {
         };
         mounted.client = None;
         mounted.mount.replace_worker();
+        self.counts.takeovers += 1;
         self.handles
             .iter()
             .flatten()
@@ -339,12 +296,14 @@ impl World {
         };
         mounted.client = None;
         if kill {
+            self.counts.kills += 1;
             mounted.mount.kill();
             if !mounted.passthrough {
                 self.unmap_all();
             }
             self.close_handles();
         } else {
+            self.counts.remounts += 1;
             mounted.mount.umount();
             if rebuild {
                 // The index is a cache and nothing more.

@@ -2,7 +2,7 @@
 
 use super::ops::{Op, Verb};
 use super::tree::{Body, Id, Tree};
-use super::world::{HANDLES, MAPS, VIEWS};
+use super::world::{HANDLES, HANDLES_BUSY, MAPS, VIEWS};
 
 const NAMES: &[&str] = &["a", "b", "c", "d", "e", "f", "odd"];
 const NODES_MAX: usize = 50;
@@ -49,22 +49,26 @@ pub struct Scene<'a> {
     pub past: Vec<&'a Tree>,
     /// Files may get set-id bits.
     pub set_ids: bool,
+    /// Of the handles that are held, those that are open.
+    pub held: Vec<usize>,
 }
 
 /// Draws operations for a tree.
 pub struct Generator {
-    random: Random,
+    pub(super) random: Random,
     /// Each seed likes some operations and leaves others out: so rare ones meet often.
     weights: Vec<(u64, Verb)>,
     /// How many of the names are used.
     names: usize,
-    /// Checks that belong after what was drawn last.
-    pending: Vec<Op>,
+    /// What belongs after what was drawn last, the next at the end.
+    pub(super) pending: Vec<Op>,
+    /// One in so many operations begins a short play (`plays.rs`); 0: none does.
+    plays: u64,
 }
 
 /// What a path should lead to.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Want {
+pub(super) enum Want {
     File,
     Dir,
     Any,
@@ -107,10 +111,13 @@ const WEIGHTS: &[(u64, Verb)] = &[
     (5, Verb::Store),
     (1, Verb::Unmap),
     (12, Verb::Checkpoint),
+    (1, Verb::SyncedCheckpoint),
     (1, Verb::NamedCheckpoint),
+    (1, Verb::LimitedCheckpoint),
     (4, Verb::Restore),
     (3, Verb::RestorePaths),
-    (2, Verb::Delete),
+    (5, Verb::Free),
+    (2, Verb::Verify),
     (2, Verb::Remount),
     (3, Verb::Leave),
     (2, Verb::Kill),
@@ -135,7 +142,15 @@ struct Drawn {
 
 impl Generator {
     pub fn new(seed: u64) -> Generator {
-        Generator::of(seed, WEIGHTS)
+        let mut generator = Generator::of(seed, WEIGHTS);
+        generator.plays = 15 + generator.random.below(40);
+        // In some nothing ends what is open but its process.
+        if generator.random.one_in(2) {
+            generator
+                .weights
+                .retain(|(_, verb)| !matches!(verb, Verb::Remount | Verb::Leave | Verb::Kill));
+        }
+        generator
     }
 
     /// With these weights instead of the usual ones.
@@ -164,6 +179,7 @@ impl Generator {
             weights,
             names,
             pending: Vec::new(),
+            plays: 0,
         }
     }
 
@@ -171,11 +187,19 @@ impl Generator {
         if let Some(op) = self.pending.pop() {
             return op;
         }
+        if self.plays > 0 && self.random.one_in(self.plays) {
+            self.play(scene);
+            if let Some(op) = self.pending.pop() {
+                return op;
+            }
+        }
         let mut verb = self.verb();
         if scene.past.len() > SNAPS_MAX
             && matches!(verb, Verb::Checkpoint | Verb::Restore | Verb::RestorePaths)
         {
-            verb = Verb::Delete;
+            // Where it is not drawn by itself it is not known.
+            let free = self.weights.iter().any(|(_, verb)| *verb == Verb::Free);
+            verb = if free { Verb::Free } else { Verb::Delete };
         }
         if scene.tree.nodes.len() > NODES_MAX
             && matches!(
@@ -217,7 +241,8 @@ impl Generator {
     fn checks_after(&mut self, verb: Verb) {
         let views = match verb {
             Verb::Checkpoint | Verb::NamedCheckpoint => !self.random.one_in(4),
-            Verb::Restore | Verb::RestorePaths | Verb::Delete => self.random.one_in(2),
+            Verb::SyncedCheckpoint | Verb::LimitedCheckpoint => self.random.one_in(2),
+            Verb::Restore | Verb::RestorePaths | Verb::Delete | Verb::Free => self.random.one_in(2),
             Verb::Remount | Verb::Kill | Verb::KillWorker => self.random.one_in(3),
             // Once it is mounted again.
             Verb::Leave => true,
@@ -232,7 +257,7 @@ impl Generator {
         }
     }
 
-    fn draw(&mut self, verb: Verb, scene: &Scene<'_>) -> Op {
+    pub(super) fn draw(&mut self, verb: Verb, scene: &Scene<'_>) -> Op {
         let drawn = self.numbers(scene);
         match verb {
             Verb::Put | Verb::Write | Verb::Append | Verb::Punch | Verb::Truncate | Verb::Copy => {
@@ -251,6 +276,8 @@ impl Generator {
             | Verb::HandleUtimens
             | Verb::OpenView
             | Verb::ReadView => self.draw_opened(verb, scene, &drawn),
+            Verb::Free => self.draw_free(),
+            Verb::Idle => Op::new(verb, &[], &[]),
             _ => self.draw_names(verb, scene, &drawn),
         }
     }
@@ -265,7 +292,8 @@ impl Generator {
         );
         let mode = MODES[self.random.below(MODES.len() as u64) as usize];
         let mode = if scene.set_ids { mode } else { mode & !0o6000 };
-        let handle = self.random.below(HANDLES as u64);
+        let rarely = self.random.one_in(10);
+        let handle = self.handle(rarely);
         Drawn {
             size,
             offset,
@@ -273,6 +301,16 @@ impl Generator {
             length,
             mode,
             handle,
+        }
+    }
+
+    /// A handle: one that is held, or one of the others.
+    pub(super) fn handle(&mut self, held: bool) -> u64 {
+        let busy = HANDLES_BUSY as u64;
+        if held {
+            busy + self.random.below(HANDLES as u64 - busy)
+        } else {
+            self.random.below(busy)
         }
     }
 
@@ -399,10 +437,18 @@ impl Generator {
             handle,
         } = *drawn;
         match verb {
+            // What is held stays, until it is closed.
             Verb::Open => Op::new(
                 verb,
                 &[&self.existing(scene, Want::File)],
-                &[handle, self.random.below(4)],
+                &[
+                    if scene.held.contains(&(handle as usize)) {
+                        handle % HANDLES_BUSY as u64
+                    } else {
+                        handle
+                    },
+                    self.random.below(4),
+                ],
             ),
             Verb::HandleWrite => Op::new(verb, &[], &[handle, offset, length, seed]),
             Verb::HandleTruncate => Op::new(verb, &[], &[handle, size]),
@@ -452,7 +498,7 @@ impl Generator {
     }
 
     /// A path in a directory that exists; its name may.
-    fn fresh(&mut self, scene: &Scene<'_>) -> String {
+    pub(super) fn fresh(&mut self, scene: &Scene<'_>) -> String {
         if self.random.one_in(15) {
             return format!("{}/{}", self.name(), self.name());
         }
@@ -470,7 +516,7 @@ impl Generator {
     }
 
     /// A path that exists, mostly, and is of the kind.
-    fn existing(&mut self, scene: &Scene<'_>, want: Want) -> String {
+    pub(super) fn existing(&mut self, scene: &Scene<'_>, want: Want) -> String {
         let want = if self.random.one_in(20) {
             Want::Any
         } else {
@@ -506,7 +552,7 @@ impl Generator {
     }
 
     /// A path of a checkpoint, or of now.
-    fn past(&mut self, scene: &Scene<'_>) -> String {
+    pub(super) fn past(&mut self, scene: &Scene<'_>) -> String {
         let from = match self.random.pick(&scene.past) {
             Some(snap) if !self.random.one_in(3) => snap.paths(),
             _ => scene.tree.paths(),

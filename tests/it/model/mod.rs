@@ -3,20 +3,27 @@
 //!
 //! `CKPTFS_SEED=N` (or `random`) is the first seed, `CKPTFS_OPS` the operations of a run,
 //! `CKPTFS_SECONDS` how long runs are begun; `CKPTFS_REPLAY=FILE` runs one list. What fails is
-//! shrunk and printed as a list.
+//! shrunk and printed as a list, and the next seed is run. A minute or more (or `CKPTFS_CUTS=1`)
+//! is the long form, on a disk whose power can be cut: else the operation `cut` does nothing.
 
 pub mod calls;
 mod cases;
 mod checks;
 mod control;
+mod counts;
+mod cut;
 mod diffs;
 pub mod expected;
+mod frees;
 pub mod generate;
 mod map;
+mod marks;
 pub mod observe;
 pub mod ops;
+mod plays;
 mod restores;
 mod run;
+mod setup;
 pub mod tree;
 pub mod world;
 
@@ -28,10 +35,20 @@ const SECONDS: u64 = 25;
 const SECONDS_COPY: u64 = 8;
 const SECONDS_PLAIN: u64 = 2;
 
+/// Seconds from which on it is the long form.
+const SECONDS_LONG: u64 = 60;
+
+fn is_long() -> bool {
+    let seconds = std::env::var("CKPTFS_SECONDS").ok();
+    let seconds: Option<u64> = seconds.and_then(|seconds| seconds.parse().ok());
+    std::env::var_os("CKPTFS_CUTS").is_some() || seconds.is_some_and(|told| told >= SECONDS_LONG)
+}
+
 fn random_runs(name: &str, fs: Fs, io: Io, seconds: u64) {
     let variant = Variant { fs, io };
     match variant.unavailable() {
         Some(reason) => skip(&reason),
+        None if is_long() => Bench::cutting(variant).seeds(name, seconds),
         None => Bench::new(variant).seeds(name, seconds),
     }
 }

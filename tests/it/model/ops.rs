@@ -7,6 +7,8 @@ use std::str::FromStr;
 /// What an operation does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
+    /// Does nothing: says what the run is like (`setup.rs`).
+    With,
     Create,
     Put,
     Write,
@@ -43,10 +45,19 @@ pub enum Verb {
     Store,
     Unmap,
     Checkpoint,
+    /// `checkpoint --sync`.
+    SyncedCheckpoint,
     NamedCheckpoint,
+    /// As mkdir(2) makes one for whom `snapdir.per-user` counts.
+    LimitedCheckpoint,
     Restore,
     RestorePaths,
     Delete,
+    /// Frees a checkpoint in one of the ways of `frees.rs`.
+    Free,
+    Verify,
+    /// What a power cut would leave is looked at, where the disk can be copied.
+    Cut,
     Remount,
     /// Unmounts; path operations that follow are done to the ordinary directory, and whatever else
     /// comes mounts it again.
@@ -100,11 +111,17 @@ const WORDS: &[(&str, Verb)] = &[
     ("map", Map),
     ("store", Store),
     ("unmap", Unmap),
+    ("with", With),
     ("checkpoint", Checkpoint),
+    ("synced-checkpoint", SyncedCheckpoint),
     ("named-checkpoint", NamedCheckpoint),
+    ("limited-checkpoint", LimitedCheckpoint),
     ("restore", Restore),
     ("restore-paths", RestorePaths),
     ("delete", Delete),
+    ("free", Free),
+    ("verify", Verify),
+    ("cut", Cut),
     ("remount", Remount),
     ("leave", Leave),
     ("kill", Kill),

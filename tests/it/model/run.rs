@@ -4,10 +4,14 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use super::counts::Counts;
+use super::cut::CutDisk;
 use super::generate::{Generator, Random};
 use super::ops::{self, Op, Verb};
+use super::setup::Setup;
 use super::world::World;
 use crate::common::{Image, Io, MountOpts, Variant};
 
@@ -15,6 +19,8 @@ use crate::common::{Image, Io, MountOpts, Variant};
 const RUN_LIMIT: Duration = Duration::from_secs(180);
 /// How long a failure may be shrunk.
 const SHRINK: Duration = Duration::from_secs(60);
+/// After so many failures of one test no more seeds are run.
+const FAILURES_MAX: usize = 10;
 /// Lines of the daemon's log that are shown with a failure.
 const LOG_LINES: usize = 12;
 
@@ -30,11 +36,28 @@ enum Source<'a> {
     Seed(u64, usize),
 }
 
+impl Source<'_> {
+    fn setup(&self) -> Setup {
+        match self {
+            Source::List(list) => Setup::of_list(list),
+            Source::Seed(seed, _) => Setup::of_seed(*seed),
+        }
+    }
+}
+
+/// Where the directories are.
+enum Ground {
+    Image(Image),
+    /// One that can be copied, for power cuts: slower.
+    Disk(Arc<CutDisk>),
+}
+
 /// Fresh directories on one image.
 pub struct Bench {
-    image: Image,
+    ground: Ground,
     opts: Option<MountOpts>,
     next: AtomicU64,
+    counts: Mutex<Counts>,
 }
 
 fn number(variable: &str) -> Option<u64> {
@@ -55,9 +78,18 @@ impl Bench {
             opts
         };
         Bench {
-            image: Image::of(variant.fs),
+            ground: Ground::Image(Image::of(variant.fs)),
             opts: Some(opts),
             next: AtomicU64::new(1),
+            counts: Mutex::default(),
+        }
+    }
+
+    /// On a disk whose power can be cut.
+    pub fn cutting(variant: Variant) -> Bench {
+        Bench {
+            ground: Ground::Disk(Arc::new(CutDisk::new(variant.fs))),
+            ..Bench::new(variant)
         }
     }
 
@@ -75,13 +107,23 @@ impl Bench {
     }
 
     fn once(&self, source: &Source<'_>) -> Result<(), Failure> {
-        let dir = self
-            .image
-            .dir(&format!("p{}", self.next.fetch_add(1, Ordering::Relaxed)));
+        let name = format!("p{}", self.next.fetch_add(1, Ordering::Relaxed));
+        let dir = match &self.ground {
+            Ground::Image(image) => image.dir(&name),
+            Ground::Disk(disk) => disk.path().join(name),
+        };
+        std::fs::create_dir_all(&dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
         let mut done = Vec::new();
+        let setup = source.setup();
+        let opts = self.opts.as_ref().map(|opts| setup.opts(opts));
         let result = catch_unwind(AssertUnwindSafe(|| {
-            let mut world = World::new(&dir, self.opts.as_ref());
+            let mut world = World::new(&dir, opts.as_ref());
+            world.watch = setup.watch;
+            if let Ground::Disk(disk) = &self.ground {
+                world.disk = Some(Arc::clone(disk));
+            }
             let result = drive(&mut world, source, &mut done);
+            *self.counts.lock().expect("no panic with it") += std::mem::take(&mut world.counts);
             // What is open would keep the mount busy.
             world.close_all();
             result
@@ -125,36 +167,57 @@ impl Bench {
         };
         eprintln!("{name}: seeds from {first}");
         let started = Instant::now();
-        let mut seed = first;
+        let (mut seed, mut failures, mut counts) = (first, Vec::new(), Counts::default());
         loop {
-            self.once(&Source::Seed(seed, length))
-                .unwrap_or_else(|failure| self.fail(name, &format!("CKPTFS_SEED={seed}"), failure));
+            let result = self.once(&Source::Seed(seed, length));
+            counts += std::mem::take(&mut *self.counts.lock().expect("no panic with it"));
+            if let Err(failure) = result {
+                let what = format!("CKPTFS_SEED={seed} ({} s)", started.elapsed().as_secs());
+                let problem = self.shrunk(name, &what, failure);
+                *self.counts.lock().expect("no panic with it") = Counts::default();
+                eprintln!("{problem}");
+                failures.push(problem);
+            }
             seed += 1;
-            if started.elapsed() >= Duration::from_secs(seconds) {
+            let ended = started.elapsed() >= Duration::from_secs(seconds);
+            if ended || failures.len() >= FAILURES_MAX {
                 break;
             }
         }
-        println!(
-            "{name}: {} runs of {length} operations, seeds {first} to {}",
-            seed - first,
-            seed - 1
+        counts.runs = seed - first;
+        let said = format!(
+            "{name}: seeds {first} to {}, {} s, with shrinking: {counts}",
+            seed - 1,
+            started.elapsed().as_secs()
+        );
+        println!("{said}");
+        assert!(
+            failures.is_empty(),
+            "{said}; {} failed\n{}",
+            failures.len(),
+            failures.join("\n")
         );
     }
 
     /// Shrinks what failed and panics with it.
     fn fail(&self, name: &str, what: &str, failure: Failure) {
+        panic!("{}", self.shrunk(name, what, failure));
+    }
+
+    /// Shrinks what failed, and shows it.
+    fn shrunk(&self, name: &str, what: &str, failure: Failure) -> String {
         eprintln!(
             "{name}: {what} failed after {} operations: {}",
             failure.ops.len(),
             failure.problem
         );
         let shrunk = self.shrink(failure);
-        panic!(
+        format!(
             "{name}: {what} failed; shrunk to {} operations:\n{}{}\n(CKPTFS_REPLAY=FILE runs a list; a fixed one belongs in tests/it/model/cases.rs)",
             shrunk.ops.len(),
             ops::text(&shrunk.ops),
             shrunk.problem
-        );
+        )
     }
 
     /// Leaves out what is not needed to fail, larger parts first.
@@ -222,6 +285,9 @@ fn drive(world: &mut World, source: &Source<'_>, done: &mut Vec<Op>) -> Result<(
         Source::List(list) => list.iter().try_for_each(|op| step(world, op.clone()))?,
         Source::Seed(seed, length) => {
             let mut generator = Generator::new(*seed);
+            if let Some(op) = Setup::of_seed(*seed).op() {
+                step(world, op)?;
+            }
             for _ in 0..*length {
                 let op = generator.next(&world.scene());
                 step(world, op)?;
@@ -235,11 +301,12 @@ fn drive(world: &mut World, source: &Source<'_>, done: &mut Vec<Op>) -> Result<(
     let log = String::from_utf8_lossy(&log);
     // fuser warns that it cannot unmount what was unmounted; the holder, that somebody has killed
     // its worker; and fuser, that nobody waits any more for what a thread of that worker had asked
-    // for.
+    // for; and the daemon, that a user has as many checkpoints as they may.
     let told = [
         "fuser::session",
         "the daemon died; another takes over",
         "Failed to send FUSE reply: No such file or directory",
+        "mkdir(2) may make no more checkpoints",
     ];
     let expected = |line: &&str| told.iter().any(|told| line.contains(told));
     let complaint = log

@@ -4,26 +4,38 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 use ckptfs::Client;
 use rustix::fs::{Mode, OFlags, Timespec, Timestamps};
 use rustix::io::Errno;
 
 use super::calls::{actual, open, write_all};
+use super::counts::Counts;
+use super::cut::CutDisk;
 use super::expected::expected;
 use super::generate::Scene;
 use super::map::Mapping;
+use super::marks::destroys;
 use super::observe::{Times, absolute};
 use super::ops::{Op, Verb, bytes};
+use super::setup::has_tripwire;
 use super::tree::{Answer, Id, Model, Tree};
 use crate::common::{Io, Mount, MountOpts};
 
 /// Handles that can be open at once.
-pub const HANDLES: usize = 5;
+pub const HANDLES: usize = 8;
+/// So many of them are opened and closed often; the others are held and written to rarely.
+pub const HANDLES_BUSY: usize = 5;
 /// Mappings that can be kept at once.
 pub const MAPS: usize = 3;
 /// Files of views that can be open at once.
 pub const VIEWS: usize = 3;
+
+/// Of the checkpoints of a user whom limits apply to one stays, and of those that they deleted one;
+/// gc frees marks at once.
+const SETTINGS: &str =
+    "[snapdir]\nper-user = 1\nper-minute = 100000\n\n[tripwire]\nkeep = \"1ms\"\n";
 
 /// An open file.
 pub struct Handle {
@@ -62,6 +74,9 @@ pub struct Snap {
     pub tag: Option<String>,
     /// The inode numbers that its view had when it was first seen.
     pub inos: HashMap<Vec<u8>, u64>,
+    /// It survives a power cut.
+    pub synced: bool,
+    pub made: Instant,
 }
 
 /// What operations need to know about the mount they run on.
@@ -83,10 +98,20 @@ pub struct World {
     pub model: Model,
     pub times: Times,
     pub snaps: Vec<Snap>,
+    /// Marks of the tripwire, as far as it is known what they show.
+    pub marks: Vec<Snap>,
+    /// The newest that was seen.
+    pub mark_newest: u64,
     pub tags: u64,
     pub view_inos: HashSet<u64>,
     /// Nothing is mounted just now: the tree as it was left.
     left: Option<Tree>,
+    /// Views are looked at after each operation.
+    pub watch: bool,
+    /// Which other file of each view is looked at next.
+    pub turn: usize,
+    pub disk: Option<Arc<CutDisk>>,
+    pub counts: Counts,
 }
 
 /// The bytes that a seed stands for.
@@ -105,18 +130,34 @@ impl World {
             mount: Mount::start(root, opts),
             passthrough,
         });
+        if mounted.is_some() {
+            std::fs::write(root.join(".ckptfs/ckptfs.toml"), SETTINGS).expect("the store is ours");
+        }
+        World {
+            mounted,
+            ..World::plain(root, Model::new(), Times::default())
+        }
+    }
+
+    fn plain(root: &Path, model: Model, times: Times) -> World {
         World {
             root: root.to_owned(),
-            mounted,
-            model: Model::new(),
-            times: Times::default(),
+            mounted: None,
+            model,
+            times,
             snaps: Vec::new(),
+            marks: Vec::new(),
+            mark_newest: 0,
             handles: Default::default(),
             maps: Default::default(),
             views: Default::default(),
             tags: 0,
             view_inos: HashSet::new(),
             left: None,
+            watch: false,
+            turn: 0,
+            disk: None,
+            counts: Counts::default(),
         }
     }
 
@@ -127,19 +168,7 @@ impl World {
             counter: self.model.counter.apart(),
             held: BTreeSet::new(),
         };
-        World {
-            root: root.to_owned(),
-            mounted: None,
-            model,
-            times: self.times.clone(),
-            snaps: Vec::new(),
-            handles: Default::default(),
-            maps: Default::default(),
-            views: Default::default(),
-            tags: 0,
-            view_inos: HashSet::new(),
-            left: None,
-        }
+        World::plain(root, model, self.times.clone())
     }
 
     /// Takes the mount away until something needs it.
@@ -200,15 +229,43 @@ impl World {
             tree: &self.model.tree,
             past: self.snaps.iter().map(|snap| &snap.tree).collect(),
             set_ids: !(open && passthrough),
+            held: (HANDLES_BUSY..HANDLES)
+                .filter(|slot| self.handles[*slot].is_some())
+                .collect(),
         }
     }
 
-    /// Carries out one operation.
+    /// The tripwire is on: there are checkpoints that no operation has made. Those that operations
+    /// made are no other for it.
+    pub fn has_marks(&self) -> bool {
+        self.mounted
+            .as_ref()
+            .is_some_and(|mounted| has_tripwire(&mounted.mount.opts))
+    }
+
+    /// Carries out one operation, and looks at what it should not have changed.
     pub fn run(&mut self, op: &Op) -> Result<(), String> {
         if !op.verb.is_by_path() {
             self.come_back()?;
         }
+        self.counts.operations += 1;
+        let before = (self.has_marks() && destroys(op.verb)).then(|| self.model.tree.reachable());
+        self.carry_out(op)?;
+        if self.mounted.is_none() || self.left.is_some() {
+            return Ok(());
+        }
+        if self.has_marks() {
+            self.note_marks(before)?;
+        }
+        if self.watch || matches!(op.verb, Verb::Free | Verb::Kill | Verb::KillWorker) {
+            self.look()?;
+        }
+        Ok(())
+    }
+
+    fn carry_out(&mut self, op: &Op) -> Result<(), String> {
         match op.verb {
+            Verb::With => Ok(()),
             Verb::Leave => self.leave(),
             Verb::Open
             | Verb::Close
@@ -222,10 +279,15 @@ impl World {
             Verb::Map | Verb::Store | Verb::Unmap => self.map_op(op),
             Verb::CheckLive => self.check_live(),
             Verb::Checkpoint
+            | Verb::SyncedCheckpoint
             | Verb::NamedCheckpoint
+            | Verb::LimitedCheckpoint
             | Verb::Restore
             | Verb::RestorePaths
             | Verb::Delete
+            | Verb::Free
+            | Verb::Verify
+            | Verb::Cut
             | Verb::Remount
             | Verb::Idle
             | Verb::ListSnapshots
@@ -247,7 +309,13 @@ impl World {
                 let first = paths.first().unwrap_or(&empty);
                 let second = paths.get(1).unwrap_or(&empty);
                 let expected = expected(&mut self.model, &mut self.times, op, first, second);
-                let actual = actual(&self.root, op, first, second);
+                let act = || actual(&self.root, op, first, second);
+                // To the tripwire a thread is a process of its own.
+                let actual = if op.verb == Verb::Unlink && self.has_marks() {
+                    std::thread::scope(|scope| scope.spawn(act).join().expect("no panic"))
+                } else {
+                    act()
+                };
                 same(expected, actual)
             }
         }
