@@ -149,17 +149,25 @@ fn readable(mount: &Mount, entries: &[Value]) -> Result<(), String> {
     Ok(())
 }
 
-/// `verify` finds nothing but what concerns checkpoints that the log names as not whole.
+/// `verify` finds nothing but what concerns checkpoints that are named as not whole: in the log, or,
+/// of those that are deleted and not freed, by itself.
 pub fn verified(mount: &Mount, entries: &[Value]) -> Result<(), String> {
-    let named: Vec<&Value> = entries
-        .iter()
-        .filter(|entry| is_named(entry))
-        .map(|entry| &entry["id"])
-        .collect();
     let output = mount.run(&["verify", "--json"]);
     let report: Value = serde_json::from_slice(&output.stdout)
         .map_err(|error| format!("verify: {error}: {output:?}"))?;
     let findings = report["findings"].as_array().expect("a list");
+    let is_shown = |id: &Value| entries.iter().any(|entry| entry["id"] == *id);
+    let hidden = findings
+        .iter()
+        .filter(|finding| finding["kind"] == "checkpoint-incomplete")
+        .map(|finding| &finding["checkpoints"][0])
+        .filter(|id| !is_shown(id));
+    let named: Vec<&Value> = entries
+        .iter()
+        .filter(|entry| is_named(entry))
+        .map(|entry| &entry["id"])
+        .chain(hidden)
+        .collect();
     let concerns_named = |finding: &Value| {
         let of = finding["checkpoints"].as_array().map_or(&[][..], |of| of);
         !of.is_empty() && of.iter().all(|id| named.contains(&id))

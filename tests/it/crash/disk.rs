@@ -1,10 +1,12 @@
 //! A disk whose content can be frozen at any moment: an image with direct I/O on a filesystem that
 //! clones files.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use crate::common::command::{TOOL_SECONDS, try_run_limited};
+use crate::common::mount::wait_until;
 use crate::common::{Fs, Image, stdout_of, succeeds, tool};
 
 /// XFS refuses less than 300 MB.
@@ -122,6 +124,12 @@ impl Disk {
     pub fn check(mut self) {
         succeeds(&mut tool("umount", &[&self.point]), TOOL_SECONDS);
         self.mounted = false;
+        // A process with mounts of its own may have a copy of this one for a while.
+        wait_until("nobody has it mounted", 60, || {
+            let mut exclusive = OpenOptions::new();
+            let exclusive = exclusive.read(true).custom_flags(libc::O_EXCL);
+            exclusive.open(&self.device).is_ok()
+        });
         let mut check = match self.fs {
             Fs::Btrfs => tool("btrfs", &["check", "--readonly", "--force", &self.device]),
             _ => tool("xfs_repair", &["-n", &self.device]),
