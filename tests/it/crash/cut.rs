@@ -166,13 +166,14 @@ fn round_of_cuts(v: Variant, seed: u64, cuts: usize) -> (Found, Vec<String>, usi
                 let kept = kept
                     .zip(keep.as_ref())
                     .map(|(image, keep)| keep.after(&image, &format!("{v:?}-{seed}-{number}")));
-                wrong.push(format!(
-                    "cut {number}, {} (kept: {kept:?}): {problem}",
-                    cut.after
-                ));
+                let after = &cut.after;
+                let said = format!("cut {number}, {after} (kept: {kept:?}): {problem}");
+                println!("{said}");
+                wrong.push(said);
             }
         }
     }
+    println!("{v:?}, CKPTFS_SEED={seed}: {cuts} cuts; {found:?}");
     (found, wrong, known.len())
 }
 
