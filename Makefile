@@ -43,7 +43,7 @@ test-posix: ## The POSIX tests, pjdfstest and fsx among them, in their long form
 
 test-crash: ## The kill, power-cut and failing-call tests in their long form
 	@mkdir -p target/cuts
-	@CKPTFS_LONG=1 CKPTFS_KEEP=$${CKPTFS_KEEP:-$(CURDIR)/target/cuts} BOUND_crash=$${BOUND_crash:-5400} BOUND_faults=$${BOUND_faults:-7200} BOUND_engine=$${BOUND_engine:-3600} BOUND_branch=$${BOUND_branch:-3600} BOUND_TOTAL=$${BOUND_TOTAL:-14400} \
+	@CKPTFS_LONG=1 CKPTFS_KEEP=$${CKPTFS_KEEP:-$(CURDIR)/target/cuts} BOUND_crash=$${BOUND_crash:-7200} BOUND_faults=$${BOUND_faults:-7200} BOUND_engine=$${BOUND_engine:-3600} BOUND_branch=$${BOUND_branch:-3600} BOUND_TOTAL=$${BOUND_TOTAL:-16200} \
 		tests/run.sh deps build $(call present,crash cut faults takeover engine merge branch)
 
 soak: ## Model, concurrency and endurance for SOAK_SECONDS each, decoders and limits in their long form, with a random seed (printed)

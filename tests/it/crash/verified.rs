@@ -20,7 +20,7 @@ const RUNS: u64 = 30;
 const RUNS_LONG: u64 = 500;
 /// That many at once.
 const AT_ONCE: u64 = 2;
-/// Milliseconds between two runs at most: most meet another state.
+/// Milliseconds between two runs at most, so that runs meet different states: usual and long form.
 const PAUSE_MS: [u64; 2] = [300, 1500];
 
 #[derive(Default)]
