@@ -77,6 +77,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
             paths: Vec::new(),
             also_shared: args.also_shared,
             past_rewinds: false,
+            of_user: None,
             dry_run: args.dry_run,
             times,
         };

@@ -165,6 +165,7 @@ fn ask(
         to: Some(to),
         who: who.to_owned(),
         past_rewinds: true,
+        of_user: prompt.of_user,
         dry_run: to_do.is_none(),
         ..OnlyBy::default()
     };
@@ -226,8 +227,9 @@ fn chosen<'a>(
             return listed(prompts, context);
         };
         // The newest is first.
-        let first = prompts.iter().rfind(|prompt| prompt.session == session);
-        return first.ok_or_else(|| unknown(&session).into());
+        let mut of_session = prompts.iter();
+        let first = of_session.rfind(|prompt| prompt.is_of_session_of(session));
+        return first.ok_or_else(|| unknown(&session.session).into());
     };
     if let Some(back) = text.strip_prefix('-') {
         let session = match session {
@@ -235,16 +237,21 @@ fn chosen<'a>(
             None => meant_session(prompts)?,
         };
         let back: usize = back.parse().unwrap_or(0);
-        let mut of_session = prompts.iter().filter(|prompt| prompt.session == session);
+        let mut of_session = prompts
+            .iter()
+            .filter(|prompt| prompt.is_of_session_of(session));
         let found = back.checked_sub(1).and_then(|back| of_session.nth(back));
         return found.ok_or_else(|| unknown(text).into());
     }
-    let of_session = |prompt: &&Prompt| session.as_ref().is_none_or(|of| prompt.session == *of);
+    let of_session = |prompt: &&Prompt| session.is_none_or(|of| prompt.is_of_session_of(of));
     let by_number = |prompt: &&Prompt| text.parse() == Ok(prompt.checkpoint);
     let by_id = |prompt: &&Prompt| !text.is_empty() && prompt.prompt.starts_with(text.as_str());
-    let mut those = prompts.iter().filter(of_session);
-    let found = those.clone().find(by_number).or_else(|| those.find(by_id));
-    found.ok_or_else(|| unknown(text).into())
+    let those = prompts.iter().filter(of_session);
+    let own = those.clone().filter(is_own).find(by_id);
+    let found = those.clone().find(by_number).or(own);
+    found
+        .or_else(|| those.clone().find(by_id))
+        .ok_or_else(|| unknown(text).into())
 }
 
 fn unknown(text: &str) -> VerbError {
@@ -255,54 +262,78 @@ fn unknown(text: &str) -> VerbError {
     )
 }
 
-/// The session of this name, or the only one that begins so.
-fn named_session(name: &str, prompts: &[Prompt]) -> VerbResult<String> {
-    let known = sessions(prompts);
-    let begins: Vec<&String> = known
-        .iter()
-        .filter(|known| known.starts_with(name))
-        .collect();
-    let whole = known.iter().find(|known| *known == name);
-    match (whole, begins.as_slice()) {
-        (Some(whole), _) => Ok(whole.clone()),
-        (None, [only]) => Ok((*only).clone()),
-        _ => Err(hinted(
-            Code::UnknownCheckpoint,
-            format!("no session {name:?} is known, or several sessions begin with it"),
-            format!("sessions: {}", known.join(", ")),
-        )),
-    }
+/// Not of another user, who can give a prompt any name.
+fn is_own(prompt: &&Prompt) -> bool {
+    prompt.of_user.is_none()
 }
 
-/// The sessions of which prompts are known, the newest first.
-fn sessions(prompts: &[Prompt]) -> Vec<String> {
-    let mut known: Vec<String> = Vec::new();
+/// The session of this name, or the only one that begins so, by one of its prompts. What another
+/// user called so counts only where nothing else is.
+fn named_session<'a>(name: &str, prompts: &'a [Prompt]) -> VerbResult<&'a Prompt> {
+    let known = sessions(prompts);
+    for own in [true, false] {
+        let of_these = || known.iter().copied().filter(|known| is_own(known) == own);
+        let begins = || of_these().filter(|known| known.session.starts_with(name));
+        let whole = || of_these().filter(|known| known.session == name);
+        let found = match (whole().count(), begins().count()) {
+            (1, _) => whole().next(),
+            (0, 1) => begins().next(),
+            (0, 0) => continue,
+            _ => None,
+        };
+        if let Some(found) = found {
+            return Ok(found);
+        }
+        break;
+    }
+    Err(hinted(
+        Code::UnknownCheckpoint,
+        format!("no session {name:?} is known, or several sessions begin with it"),
+        format!("sessions: {}", told(&known)),
+    ))
+}
+
+/// The sessions of which prompts are known, the newest first, each by its newest prompt.
+fn sessions(prompts: &[Prompt]) -> Vec<&Prompt> {
+    let mut known: Vec<&Prompt> = Vec::new();
     for prompt in prompts {
-        if !known.contains(&prompt.session) {
-            known.push(prompt.session.clone());
+        if !known.iter().any(|one| one.is_of_session_of(prompt)) {
+            known.push(prompt);
         }
     }
     known
 }
 
+/// Sessions, for people.
+fn told(sessions: &[&Prompt]) -> String {
+    let all: Vec<String> = sessions.iter().map(|one| one.session_told()).collect();
+    all.join(", ")
+}
+
 /// Whose last prompts are counted where no session is named: the one that this is called from, or
-/// the only one.
-fn meant_session(prompts: &[Prompt]) -> VerbResult<String> {
+/// the only one; of other users' only where there is no other.
+fn meant_session(prompts: &[Prompt]) -> VerbResult<&Prompt> {
     let ancestors = process::ancestors();
-    let own = prompts.iter().find(|prompt| {
+    let calls = |prompt: &&Prompt| {
         let process = prompt.process.as_ref();
         process.is_some_and(|process| ancestors.contains(process))
-    });
-    if let Some(own) = own {
-        return Ok(own.session.clone());
+    };
+    if let Some(own) = prompts.iter().filter(is_own).find(calls) {
+        return Ok(own);
     }
-    let known = sessions(prompts);
+    let mut known = sessions(prompts);
+    if known.iter().any(is_own) {
+        known.retain(is_own);
+    }
     match known.as_slice() {
-        [only] => Ok(only.clone()),
+        [only] => Ok(only),
         [first, ..] => Err(hinted(
             Code::Usage,
-            format!("there are {} sessions: {}", known.len(), known.join(", ")),
-            format!("choose one: ckptfs rewind -1 --session {}", word(first)),
+            format!("there are {} sessions: {}", known.len(), told(&known)),
+            format!(
+                "choose one: ckptfs rewind -1 --session {}",
+                word(&first.session)
+            ),
         )),
         [] => Err(unknown("-1")),
     }
@@ -346,7 +377,9 @@ fn print(out: &mut Out, prompts: &[&Prompt]) -> io::Result<()> {
         let id = out.paint(Role::Id, &format!("{:>ids$}", prompt.checkpoint));
         let session: String = prompt.session.chars().take(SESSION_CHARS).collect();
         let agent = prompt.agent.as_deref().unwrap_or("agent");
-        let whose = out.text(&format!("{agent} {session}")).into_owned();
+        let user = prompt.of_user.map(|user| format!(" of user {user}"));
+        let whose = format!("{agent} {session}{}", user.unwrap_or_default());
+        let whose = out.text(&whose).into_owned();
         let text = out.text(&prompt.text).into_owned();
         let line = format!(
             "{id}  {}  {}  {text}",
@@ -366,7 +399,7 @@ fn processes(prompt: &Prompt, prompts: &[Prompt], out: &Out) -> VerbResult<Strin
             .filter(|one| one.checkpoint >= prompt.checkpoint)
     };
     let own: BTreeSet<&str> = since()
-        .filter(|one| one.session == prompt.session)
+        .filter(|one| one.is_of_session_of(prompt))
         .filter_map(|one| one.process.as_deref())
         .collect();
     if own.is_empty() {
@@ -380,7 +413,7 @@ fn processes(prompt: &Prompt, prompts: &[Prompt], out: &Out) -> VerbResult<Strin
         ));
     }
     let others: BTreeSet<&str> = since()
-        .filter(|one| one.session != prompt.session)
+        .filter(|one| one.of_user == prompt.of_user && one.session != prompt.session)
         .filter(|one| one.process.as_deref().is_some_and(|one| own.contains(one)))
         .map(|one| one.session.as_str())
         .collect();

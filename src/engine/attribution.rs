@@ -68,6 +68,40 @@ pub(super) fn process_info(process: &Process) -> ProcessInfo {
     }
 }
 
+/// Which writers are meant: those that were selected, and the children of a process.
+fn meant(told: &Told, options: &OnlyBy, selector: &Selector) -> VerbResult<HashSet<usize>> {
+    let mut meant: HashSet<usize> = told
+        .writers
+        .processes
+        .iter()
+        .enumerate()
+        .filter(|(_, known)| selector.takes(known))
+        .map(|(at, _)| at)
+        .collect();
+    if meant.is_empty() {
+        return Err(nobody(&options.who, told));
+    }
+    if let Selector::Pid(pid) = selector
+        && meant.len() > 1
+    {
+        return Err(several(*pid, told, &meant));
+    }
+    if matches!(
+        selector,
+        Selector::Pid(_) | Selector::Started(..) | Selector::Several(_)
+    ) {
+        told.writers.add_children(&mut meant);
+    }
+    if let Some(user) = options.of_user {
+        let processes = &told.writers.processes;
+        meant.retain(|at| {
+            let known = processes.get(*at);
+            known.is_some_and(|known| known.uids.iter().all(|uid| *uid == user))
+        });
+    }
+    Ok(meant)
+}
+
 impl States {
     /// What differs between two states, and who changed it. `times`: a file of another time
     /// differs.
@@ -137,28 +171,7 @@ impl States {
     ) -> VerbResult<Selection> {
         let failed = error::failed("the restore failed");
         let told = self.told_for(target, touched, options).map_err(failed)?;
-        let mut meant: HashSet<usize> = told
-            .writers
-            .processes
-            .iter()
-            .enumerate()
-            .filter(|(_, known)| selector.takes(known))
-            .map(|(at, _)| at)
-            .collect();
-        if meant.is_empty() {
-            return Err(nobody(&options.who, &told));
-        }
-        if let Selector::Pid(pid) = selector
-            && meant.len() > 1
-        {
-            return Err(several(*pid, &told, &meant));
-        }
-        if matches!(
-            selector,
-            Selector::Pid(_) | Selector::Started(..) | Selector::Several(_)
-        ) {
-            told.writers.add_children(&mut meant);
-        }
+        let meant = meant(&told, options, selector)?;
         let is_meant = |writer: &Writer| matches!(writer, Writer::One(at) if meant.contains(at));
         let counts = |writer: &Writer| {
             !(is_meant(writer) || options.past_rewinds && is_rewind(&told.writers, *writer))

@@ -258,6 +258,11 @@ impl Past {
         }
     }
 
+    /// As [`crate::live::Handles::number_from`].
+    pub(super) fn number_from(&self, first: u64) {
+        self.last_handle.fetch_max(first, Ordering::Relaxed);
+    }
+
     /// Opens a file of a view.
     pub(super) fn open(&self, view: &View<'_>, node: PastNode) -> SysResult<Fh> {
         let handle = PastHandle::open(view, node)?;

@@ -22,6 +22,13 @@ pub(super) const FOR_EVER: Duration = Duration::from_secs(365 * 86_400);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeId(pub u64);
 
+impl NodeId {
+    /// It is of the live tree.
+    pub fn is_live(self) -> bool {
+        self.0 >> 61 == 0
+    }
+}
+
 /// An open file or directory, as the kernel hands it back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Fh(pub u64);

@@ -20,6 +20,14 @@ impl Engine {
     }
 }
 
+/// Handles that one worker may open: more than it can in its time.
+const HANDLES_BITS: u32 = 40;
+
+/// The number below the handles of the worker that has taken over for the nth time.
+fn first_handle(takeovers: u32) -> u64 {
+    (u64::from(takeovers) << HANDLES_BITS) & !PAST_HANDLE
+}
+
 /// What a worker does to go on where another died, and for another to go on where it does.
 pub(super) struct Takeover<'a> {
     engine: &'a Engine,
@@ -30,9 +38,13 @@ impl<'a> Takeover<'a> {
         Takeover { engine }
     }
 
-    /// From now on everything that the next worker must know is left to it.
+    /// From now on everything that the next worker must know is left to it, and handles have
+    /// numbers of this worker.
     pub(super) fn hand_over(&self) {
         if let Some(succession) = &self.engine.succession {
+            let first = first_handle(succession.takeovers);
+            self.engine.live.handles.number_from(first);
+            self.engine.views.past.number_from(first);
             self.engine.live.handover.hand_over(Legacy::new(
                 Arc::clone(&succession.ledger),
                 Arc::clone(&succession.keeper),

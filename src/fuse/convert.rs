@@ -10,6 +10,7 @@ use fuser::{
     RequestId, TimeOrNow,
 };
 
+use super::trouble;
 use crate::engine::request::{
     Caller, Entry, Fh, Listed, NewNode, NodeId, Opened, RenameMode, Seek, SetAttr, SetTime,
     XattrMode,
@@ -45,8 +46,11 @@ mod abi {
     pub const SEEK_HOLE: i32 = 3;
 }
 
+/// The node that a request is about.
 pub fn node(ino: INodeNo) -> NodeId {
-    NodeId(ino.0)
+    let node = NodeId(ino.0);
+    trouble::about(node);
+    node
 }
 
 /// The node of a FORGET, unless it names what never was looked up: such an entry has no count to
@@ -71,6 +75,7 @@ pub fn caller(request: &Request) -> Caller {
 }
 
 pub fn errno(errno: Errno) -> fuser::Errno {
+    trouble::note(errno);
     fuser::Errno::from_i32(errno.0)
 }
 

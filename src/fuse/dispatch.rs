@@ -16,8 +16,10 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::trouble;
 use crate::engine::api::microseconds;
 use crate::engine::counts::{RequestCounts, RequestKind as Kind};
+use crate::engine::request::NodeId;
 use crate::sys::lock::{Condvar, Mutex};
 use crate::sys::wait::{self, Relief};
 use crate::sys::{self};
@@ -153,7 +155,7 @@ impl Dispatcher {
     /// owned has answered EIO by the time this returns.
     pub fn here(&self, kind: Kind, handler: impl FnOnce()) {
         self.counts.count(kind);
-        self.timed(kind, handler);
+        self.timed(kind, None, handler);
         if is_sync(kind) {
             self.syncing.fetch_sub(1, Ordering::Relaxed);
         }
@@ -167,9 +169,9 @@ impl Dispatcher {
 
     /// As [`Dispatcher::apart`], for a request that could not be served where it was read.
     pub fn again(self: &Arc<Self>, kind: Kind, handler: impl FnOnce() + Send + 'static) {
-        let this = Arc::clone(self);
+        let (this, node) = (Arc::clone(self), trouble::hand_on());
         self.helpers
-            .give(Box::new(move || this.timed(kind, handler)));
+            .give(Box::new(move || this.timed(kind, node, handler)));
     }
 
     /// Waits until helpers have served what was handed to them, but not for ever: the session has
@@ -185,7 +187,7 @@ impl Dispatcher {
     /// Runs a handler and keeps the pace of its kind. What counts is that it waited: on a busy
     /// machine every request takes long now and then, and to hand it on would make it take longer
     /// still.
-    fn timed(&self, kind: Kind, handler: impl FnOnce()) {
+    fn timed(&self, kind: Kind, node: Option<NodeId>, handler: impl FnOnce()) {
         let (Some(pace), Some(watched)) = (
             self.paces.get(kind as usize),
             self.watched.get(kind as usize),
@@ -199,12 +201,14 @@ impl Dispatcher {
             None
         };
         let began = Instant::now();
+        trouble::begin(kind, node);
         if catch_unwind(AssertUnwindSafe(handler)).is_err() {
             tracing::error!(
                 request = kind.name(),
                 "a request panicked and was answered with EIO"
             );
         }
+        trouble::end();
         let took = began.elapsed();
         if is_sync(kind) {
             self.last_sync.store(microseconds(took), Ordering::Relaxed);

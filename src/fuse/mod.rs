@@ -16,6 +16,7 @@ mod notify;
 mod server;
 mod session;
 mod takeover;
+mod trouble;
 mod xattrs;
 
 pub use session::{MountConfig, Session};

@@ -32,6 +32,8 @@ pub struct Known {
     pub names: Vec<String>,
     /// Every control group that it was in.
     pub cgroups: Vec<String>,
+    /// Every user for whom it changed something.
+    pub uids: Vec<u32>,
 }
 
 #[derive(Debug)]
@@ -143,6 +145,7 @@ impl Writers {
                 process: process.clone(),
                 names: Vec::new(),
                 cgroups: Vec::new(),
+                uids: Vec::new(),
             });
         }
         self.numbers.insert(number, (at, Some(process)));
@@ -187,6 +190,9 @@ impl Writers {
         if let (Some(process), Some(known)) = (new.take(), self.processes.get_mut(*at)) {
             if known.names.is_empty() {
                 known.process = process.clone();
+            }
+            if !known.uids.contains(&process.uid) {
+                known.uids.push(process.uid);
             }
             for (list, value) in [
                 (&mut known.names, process.name),

@@ -95,13 +95,14 @@ impl Writers {
         let alive = sys::facts_of(pid)
             .ok()
             .filter(|facts| facts.start << PID_BITS >> PID_BITS == start);
+        let uid = alive.as_ref().and_then(|_| sys::process_user(pid).ok());
         let process = process(
             alive.unwrap_or(ProcessFacts {
                 pid,
                 start,
                 ..ProcessFacts::default()
             }),
-            0,
+            uid.unwrap_or(0),
         );
         Some(self.timeline.processes.number(process))
     }

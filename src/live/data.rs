@@ -372,7 +372,7 @@ impl Files {
             let by = change.author.process().cloned().map(|by| (by, found));
             self.hot.note(slot, &file, flags.read, by)?;
         }
-        self.nodes.lock().opened(slot, flags.read, flags.write, io);
+        self.nodes.opened(slot, flags.read, flags.write, io);
         if io == IoMode::Daemon && flags.write {
             self.mapped.touch(slot);
         }

@@ -110,6 +110,12 @@ pub struct Handles {
 }
 
 impl Handles {
+    /// From here on numbers are given: none that a worker before this one gave. The kernel may name
+    /// those still, as a close that was not answered is given out again.
+    pub fn number_from(&self, first: u64) {
+        self.last.fetch_max(first, Ordering::Relaxed);
+    }
+
     pub(super) fn put(&self, handle: Handle) -> (HandleId, Arc<Handle>) {
         let id = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         let handle = Arc::new(handle);
@@ -163,5 +169,26 @@ impl Handles {
                 .filter(|handle| handle.slot == slot)
                 .for_each(|handle| handle.set_id.store(true, Ordering::Relaxed));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The kernel may still close, on behalf of a worker that died, what had the number 7: if that
+    /// was given to another file meanwhile, it was closed instead, and could not be opened again
+    /// (EIO) for as long as a program had it open.
+    #[test]
+    fn numbers_of_a_worker_before_are_not_given_again() {
+        let handles = Handles::default();
+        let file = || {
+            let file = Arc::new(File::open("/dev/null").expect("opens"));
+            Handle::new(Slot(9), file, OpenFlags::default(), IoMode::Daemon, None, 0)
+        };
+        handles.number_from(1 << 40);
+        handles.adopt(HandleId(5), file());
+        let (id, _) = handles.put(file());
+        assert_eq!(id, HandleId((1 << 40) + 1));
     }
 }

@@ -147,6 +147,19 @@ impl NodeTable {
         self.lock().get(slot).is_some_and(|node| node.dead)
     }
 
+    /// Counts a handle of a node that was opened; `io`: who does its I/O. An inode that has lost its
+    /// last name before must not die with this worker either.
+    pub(super) fn opened(&self, slot: Slot, read: bool, write: bool, io: IoMode) {
+        let held = {
+            let mut nodes = self.lock();
+            nodes.opened(slot, read, write, io);
+            nodes.get(slot).and_then(|node| node.orphan().cloned())
+        };
+        if let Some(held) = held {
+            self.handover.keep(slot, &held);
+        }
+    }
+
     /// An open inode is about to lose its last name: it must not die with this worker.
     pub(super) fn leave_orphan(&self, slot: Slot, held: Option<&Arc<OwnedFd>>) {
         let Some(held) = held else { return };
@@ -160,6 +173,8 @@ impl NodeTable {
         if self.handover.keeps(slot) && self.lock().get(slot).is_none_or(|node| node.handles() == 0)
         {
             self.handover.let_go(slot);
+            // Who opens it at this moment may have had it kept just before.
+            self.leave_orphan(slot, self.orphan(slot).as_ref());
         }
     }
 

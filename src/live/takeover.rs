@@ -23,7 +23,7 @@ use super::past::{Inodes, Past, Writers};
 use super::tables::{Handles, Handover, HotFiles, Locks, NodeTable, Tables};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Place;
-use crate::sys::{self, Kind, Open, SysResult};
+use crate::sys::{self, Errno, Kind, Open, SysResult};
 
 /// Takes over what the worker before left.
 pub struct Adoption {
@@ -122,7 +122,7 @@ impl Adoption {
         self.meet(slot);
         let mut inherited = None;
         let file = match orphans.get(&slot.0) {
-            Some(orphan) if sys::stat_fd(orphan)?.nlink == 0 => {
+            Some(orphan) if self.is_nameless(slot, orphan)? => {
                 let held = Arc::new(orphan.try_clone()?);
                 let stat = sys::stat_fd(&held)?;
                 self.note_dead(slot, &held, &stat)?;
@@ -156,6 +156,12 @@ impl Adoption {
         self.writers.note_writer(id.0, &handle);
         self.handles.adopt(id, handle);
         Ok(())
+    }
+
+    /// It has no name in the tree: none at all, or one in a layer.
+    fn is_nameless(&self, slot: Slot, orphan: &OwnedFd) -> SysResult<bool> {
+        let is_nowhere = || self.inodes.find(slot.into()).err() == Some(Errno::ESTALE);
+        Ok(sys::stat_fd(orphan)?.nlink == 0 || is_nowhere())
     }
 
     /// Takes over what the worker before left in the ledger: files that may be mapped though no

@@ -284,6 +284,7 @@ impl Check {
             deep,
             ..Check::default()
         };
+        let packs = journal.hold_packs();
         for entry in journal.scan(journal.start(), None) {
             match entry {
                 Ok((_, record)) => {
@@ -296,6 +297,7 @@ impl Check {
                 )),
             }
         }
+        drop(packs);
         check.newest = reading.checkpoints.keys().next_back().copied();
         let wanted = |id: CheckpointId| of.is_none_or(|of| of == id);
         let incomplete = reading

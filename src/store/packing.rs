@@ -72,8 +72,11 @@ impl Store {
                 .pack(number, &mut |at, record| judge.judge(at, record))?;
             let gone = std::mem::take(&mut judge.gone);
             if let Some(packed) = packed {
-                // Before: what is in the index is in the journal.
-                self.index.apply(&mut Batch::forget_hashes(&gone))?;
+                // Before, and durable: what is in the index is in the journal, after a kill too.
+                if !gone.is_empty() {
+                    self.index.apply(&mut Batch::forget_hashes(&gone))?;
+                    self.index.flush_durable()?;
+                }
                 self.journal.put_packed(&packed)?;
             }
         }
@@ -414,3 +417,7 @@ fn less<T>(
         _ => Verdict::Less(record(items)),
     })
 }
+
+#[cfg(test)]
+#[path = "packing_tests.rs"]
+mod tests;

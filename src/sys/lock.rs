@@ -46,6 +46,8 @@ pub enum Rank {
     Catalogue,
     /// `history`: what the journal is owed, which goes before anything else that is appended.
     Owed,
+    /// `store::journal`: a segment is replaced by its pack, or several scans are to see the same.
+    Packing,
     /// `store::journal`: one sync at a time.
     Syncing,
     /// `store::journal`: its end.

@@ -23,6 +23,7 @@
 //! modules with the same functions.
 
 mod args;
+pub mod cause;
 mod copy;
 mod data;
 pub mod fault;
@@ -96,7 +97,7 @@ pub use os::{
     listxattr, may_administer, message_pair, mknod_at, mount_bind, mount_of, mount_overlay,
     mount_scratch, mounts, mounts_of_all, mounts_of_others, open_beneath, open_path_at, own_memory,
     own_thread, peer_cred, private_mounts, process_facts, process_name, process_session,
-    process_starttime, read_dir, read_unlocked_at, receive_message, release_memory,
+    process_starttime, process_user, read_dir, read_unlocked_at, receive_message, release_memory,
     remove_file_xattr, removexattr, reopen, replace_descriptor, runs_of_thread, same_ranges,
     send_message, set_file_xattr, set_thread_idle, set_thread_io_idle, set_thread_normal, setxattr,
     shares_extents, start_writeback, stat_at, stat_fd, statfs_fd, syncfs, touch_at,

@@ -3,6 +3,7 @@
 
 use rustix::fs::{FileType, Mode};
 
+use super::cause;
 use super::fault::{self, Call};
 use super::types::{Errno, Kind, SysResult};
 
@@ -36,8 +37,9 @@ pub(super) fn component(name: &[u8]) -> SysResult<&[u8]> {
 
 /// Calls until no signal interrupts (EINTR). `what`: for tests, which can make it fail.
 pub(super) fn retry<T>(what: Call, call: impl FnMut() -> rustix::io::Result<T>) -> SysResult<T> {
-    fault::check(what)?;
-    rustix::io::retry_on_intr(call).map_err(|errno| one_enotsup(errno.into()))
+    let called = || rustix::io::retry_on_intr(call).map_err(|errno| one_enotsup(errno.into()));
+    let done = fault::check(what).and_then(|()| called());
+    done.inspect_err(|errno| cause::note(what, *errno))
 }
 
 /// `errno` of the call that just failed.

@@ -20,6 +20,7 @@ use crate::engine::api::{
     ChangeTags, CheckpointInfo, CheckpointOptions, Code, Delete, PinCheckpoint, Retag,
     ShowCheckpoint, StateName, VerbResult,
 };
+use crate::store::record::Reason;
 
 /// Tags of checkpoints that are snapshots begin so.
 pub const SNAPSHOT_TAG: &str = "csi.";
@@ -228,9 +229,14 @@ fn mark(client: &mut Client, name: &str, tag: &str) -> VerbResult<CheckpointInfo
         ..CheckpointOptions::default()
     };
     let made = match client.ask(options) {
-        Err(why) if why.code == Code::TagTaken => client.ask(ShowCheckpoint {
-            state: StateName(tag.to_owned()),
-        })?,
+        Err(why) if why.code == Code::TagTaken => {
+            let found = client.ask(ShowCheckpoint {
+                state: StateName(tag.to_owned()),
+            })?;
+            // Whoever may make directories in `.snapshots` can give a checkpoint this tag.
+            let is_driver_s = found.reason == Reason::Asked && found.note == note;
+            is_driver_s.then_some(found).ok_or(why)?
+        }
         made => made?,
     };
     client.ask(PinCheckpoint {

@@ -1,61 +1,146 @@
 //! Reading and replacing files in places where others may have put anything.
+//!
+//! A path is resolved once, and then opened from a directory that nobody else can exchange, without
+//! following a link ([`open_below`]). From the look to the write only that descriptor is used: who
+//! exchanges a directory of the path in between changes nothing, or has the call fail.
 
-use std::fs::{self, File, OpenOptions, Permissions};
+use std::ffi::OsString;
+use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use super::super::error::{On, error, hinted, io_error};
 use super::table::Scope;
 use crate::engine::api::{Code, VerbResult};
-use crate::sys;
+use crate::sys::{self, Errno, Kind, Open, OpenKind, RenameMode, SysResult};
+use crate::transfer::place::open_below;
 
 /// Settings are not longer.
 pub const BYTES_MAX: u64 = 4 << 20;
 /// What the copy of a file that is changed is called, behind the file's own name.
 const BACKUP: &str = ".before-ckptfs";
+/// What a file is called until it is whole, behind the file's own name.
+const NEW: &str = ".ckptfs-new";
+/// Others may write there.
+const WRITABLE_BY_OTHERS: u32 = 0o022;
 
 /// A file, or the place of one.
 pub struct Place {
     /// Where it is, behind all links.
-    pub path: PathBuf,
+    path: PathBuf,
     /// What it holds; `None`: it is not there.
     pub text: Option<String>,
     mode: u32,
+    /// The directory that it is in, or the nearest above that is there.
+    dir: OwnedFd,
+    /// The directories between that and the file that are not there.
+    missing: Vec<OsString>,
+    base: Base,
+}
+
+/// Where paths are opened from.
+struct Base {
+    path: PathBuf,
+    fd: OwnedFd,
+}
+
+impl Base {
+    /// The directory that files of this scope are in. In a home of the caller's own links may lead
+    /// anywhere, as only the caller can have made them; elsewhere they may not lead out.
+    fn of(scope: &Scope) -> VerbResult<Base> {
+        let root = scope.root().canonicalize().on(scope.root().display())?;
+        let slash = sys::open_root(Path::new("/")).on("/")?;
+        let rest = root.as_os_str().as_bytes();
+        let fd = open_below(&slash, rest.get(1..).unwrap_or_default(), OpenKind::Dir)
+            .on(root.display())?;
+        let stat = sys::stat_fd(&fd).on(root.display())?;
+        let own = stat.uid == sys::ids().0 && stat.mode & WRITABLE_BY_OTHERS == 0;
+        Ok(match scope {
+            Scope::User(_) if own => Base {
+                path: "/".into(),
+                fd: slash,
+            },
+            _ => Base { path: root, fd },
+        })
+    }
+
+    /// Opens what is at a path without links.
+    fn open(&self, real: &Path, kind: OpenKind) -> SysResult<OwnedFd> {
+        let below = real.strip_prefix(&self.path).map_err(|_| Errno::EXDEV)?;
+        open_below(&self.fd, below.as_os_str().as_bytes(), kind)
+    }
+
+    /// Opens the nearest directory at or above `dir` that is there, with the names between.
+    fn nearest(&self, dir: &Path) -> SysResult<(OwnedFd, Vec<OsString>)> {
+        let (mut at, mut missing) = (dir, Vec::new());
+        loop {
+            match self.open(at, OpenKind::Dir) {
+                Err(Errno::ENOENT) => {
+                    missing.extend(at.file_name().map(OsString::from));
+                    at = at.parent().ok_or(Errno::ENOENT)?;
+                }
+                opened => {
+                    missing.reverse();
+                    return Ok((opened?, missing));
+                }
+            }
+        }
+    }
 }
 
 /// Looks at a file of the scope. Links are followed as far as they lead to something of this
-/// user's, and in a project as far as that is in the project.
+/// user's, and outside of this user's own home as far as that is in the scope.
 ///
 /// # Errors
 /// `bad-value`: it is no file, somebody else's, elsewhere, too long or not UTF-8. Those of open(2).
 pub fn look(path: &Path, scope: &Scope) -> VerbResult<Place> {
+    let base = Base::of(scope)?;
     let real = behind_links(path)?;
-    if let Scope::Project(root) = scope {
-        let root = root.canonicalize().on(root.display())?;
-        if !real.starts_with(&root) {
-            return Err(refused(path, "a symbolic link leads out of the project"));
-        }
+    if !real.starts_with(&base.path) {
+        let why = match scope {
+            Scope::Project(_) => "a symbolic link leads out of the project",
+            Scope::User(_) => "a symbolic link leads out of a home that is not yours",
+        };
+        return Err(refused(path, why));
     }
-    let found = match real.symlink_metadata() {
-        Err(cause) if cause.kind() == io::ErrorKind::NotFound => {
-            return Ok(Place {
-                path: real,
-                text: None,
-                mode: 0o644,
-            });
-        }
-        found => found.on(path.display())?,
-    };
-    // Before it is opened: a pipe would never end.
-    if !found.is_file() {
+    let (Some(above), Some(name)) = (real.parent(), real.file_name()) else {
         return Err(refused(path, "it is not a regular file"));
+    };
+    let (dir, missing) = base.nearest(above).on(path.display())?;
+    let held = match sys::open_path_at(&dir, name.as_bytes()) {
+        _ if !missing.is_empty() => None,
+        Err(Errno::ENOENT) => None,
+        held => Some(held.on(path.display())?),
+    };
+    let (mut text, mut mode) = (None, 0o644);
+    if let Some(held) = held {
+        let found = sys::stat_fd(&held).on(path.display())?;
+        // Before it is opened: a pipe would never end.
+        if found.kind != Kind::File {
+            return Err(refused(path, "it is not a regular file"));
+        }
+        if !sys::is_trusted(found.uid) {
+            return Err(refused(path, "it belongs to another user"));
+        }
+        text = Some(read(path, &held)?);
+        mode = found.mode & 0o777;
     }
-    if !sys::is_trusted(found.uid()) {
-        return Err(refused(path, "it belongs to another user"));
-    }
+    Ok(Place {
+        path: real,
+        text,
+        mode,
+        dir,
+        missing,
+        base,
+    })
+}
+
+/// What a file holds.
+fn read(path: &Path, held: &OwnedFd) -> VerbResult<String> {
     let mut bytes = Vec::new();
-    File::open(&real)
+    sys::reopen(held, Open::READ)
         .on(path.display())?
         .take(BYTES_MAX + 1)
         .read_to_end(&mut bytes)
@@ -63,12 +148,7 @@ pub fn look(path: &Path, scope: &Scope) -> VerbResult<Place> {
     if bytes.len() as u64 > BYTES_MAX {
         return Err(refused(path, "it is longer than 4 MiB"));
     }
-    let text = String::from_utf8(bytes).map_err(|_| refused(path, "it is not UTF-8"))?;
-    Ok(Place {
-        path: real,
-        text: Some(text),
-        mode: found.mode() & 0o777,
-    })
+    String::from_utf8(bytes).map_err(|_| refused(path, "it is not UTF-8"))
 }
 
 fn refused(path: &Path, why: &str) -> crate::engine::api::VerbError {
@@ -113,22 +193,42 @@ impl Place {
     /// # Errors
     /// Those of making a file. The file itself is whole then, as it was.
     pub fn replace(&self, text: &str, keep: bool) -> VerbResult<Option<PathBuf>> {
-        let (Some(dir), Some(name)) = (self.path.parent(), self.path.file_name()) else {
+        let Some(name) = self.path.file_name() else {
             return Err(error(Code::BadValue, "a file has no name"));
         };
-        fs::create_dir_all(dir).on(dir.display())?;
-        let beside = |end: &str| {
+        let made = self.make_missing().on(self.path.display())?;
+        let dir = made.as_ref().unwrap_or(&self.dir);
+        let named = |end: &str| {
             let mut name = name.to_owned();
             name.push(end);
-            dir.join(name)
+            name
         };
-        let backup = beside(BACKUP);
+        let (backup, new) = (named(BACKUP), named(NEW));
+        let write = |name: &OsString, text: &str| {
+            write_new(dir, name.as_bytes(), new.as_bytes(), text, self.mode)
+                .on(self.path.with_file_name(name).display())
+        };
         let before = self.text.as_ref().filter(|_| keep);
         if let Some(before) = before {
-            write_new(&backup, &beside(".ckptfs-new"), before, self.mode)?;
+            write(&backup, before)?;
         }
-        write_new(&self.path, &beside(".ckptfs-new"), text, self.mode)?;
-        Ok(before.map(|_| backup))
+        write(&name.to_owned(), text)?;
+        Ok(before.map(|_| self.path.with_file_name(backup)))
+    }
+
+    /// Makes the directories that are not there; the last of them, if there are any.
+    fn make_missing(&self) -> SysResult<Option<OwnedFd>> {
+        let mut made: Option<OwnedFd> = None;
+        for name in &self.missing {
+            let dir = made.as_ref().unwrap_or(&self.dir);
+            match sys::mkdir_at(dir, name.as_bytes(), 0o777) {
+                Ok(()) | Err(Errno::EEXIST) => {}
+                Err(errno) => return Err(errno),
+            }
+            let next = sys::open_dir_at(dir, name.as_bytes())?;
+            made = Some(next);
+        }
+        Ok(made)
     }
 
     /// Removes it, and the directories above it that have nothing else in them, up to `root`.
@@ -136,12 +236,20 @@ impl Place {
     /// # Errors
     /// Those of unlink(2).
     pub fn remove(&self, root: &Path) -> VerbResult<()> {
-        fs::remove_file(&self.path).on(self.path.display())?;
+        let name = self.path.file_name().unwrap_or_default();
+        sys::unlink_at(&self.dir, name.as_bytes()).on(self.path.display())?;
         let root = root.canonicalize().on(root.display())?;
         let above = self.path.ancestors().skip(1);
         for dir in above.take_while(|dir| *dir != root && dir.starts_with(&root)) {
+            let (Some(up), Some(name)) = (dir.parent(), dir.file_name()) else {
+                break;
+            };
+            let up = self.base.open(up, OpenKind::Dir);
             // One that has something in it stays.
-            if fs::remove_dir(dir).is_err() {
+            if up
+                .and_then(|up| sys::rmdir_at(up, name.as_bytes()))
+                .is_err()
+            {
                 break;
             }
         }
@@ -149,22 +257,84 @@ impl Place {
     }
 }
 
-/// Writes a file that was not there, and renames it to where it is to be.
-fn write_new(path: &Path, new: &Path, text: &str, mode: u32) -> VerbResult<()> {
+/// Writes a file that was not there, and renames it to what it is to be called.
+fn write_new(dir: &OwnedFd, name: &[u8], new: &[u8], text: &str, mode: u32) -> io::Result<()> {
     // What is left of a process that was killed.
-    let _ = fs::remove_file(new);
-    let written = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .open(new)
-        .and_then(|mut file: File| {
-            file.set_permissions(Permissions::from_mode(mode))?;
-            file.write_all(text.as_bytes())?;
-            file.sync_all()
-        })
-        .and_then(|()| fs::rename(new, path));
+    let _ = sys::unlink_at(dir, new);
+    let written = (|| {
+        let mut file: File = sys::create_file_at(dir, new, Open::READ_WRITE, 0o600)?;
+        sys::set_file_mode(&file, mode)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        Ok(sys::rename_at(dir, new, dir, name, RenameMode::Replace)?)
+    })();
     if written.is_err() {
-        let _ = fs::remove_file(new);
+        let _ = sys::unlink_at(dir, new);
     }
-    written.on(path.display())
+    written
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    /// Somebody exchanges a directory of the path for a link between the look and the write.
+    #[test]
+    fn what_is_exchanged_after_the_look_leads_nowhere() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (project, outside) = (dir.path().join("p"), dir.path().join("outside"));
+        for made in [&project.join(".claude/skills"), &outside.join("skills")] {
+            fs::create_dir_all(made).expect("mkdir");
+        }
+        let files = ["settings.json", "skills/SKILL.md"];
+        let put = |below: &Path| {
+            let write = |file| fs::write(below.join(file), "as it was").expect("a file");
+            files.iter().for_each(write);
+        };
+        put(&project.join(".claude"));
+        put(&outside);
+        let scope = Scope::Project(project.clone());
+        let look_at =
+            |file: &&str| look(&project.join(".claude").join(file), &scope).expect("seen");
+        let (changed, removed) = (files.each_ref().map(look_at), files.each_ref().map(look_at));
+        fs::rename(project.join(".claude"), project.join("old")).expect("rename");
+        symlink(&outside, project.join(".claude")).expect("a link");
+        for place in &changed {
+            place
+                .replace("changed", true)
+                .expect("the directory is held");
+        }
+        let text = |path: PathBuf| fs::read_to_string(path).expect("a file");
+        assert_eq!(text(project.join("old/settings.json")), "changed");
+        for place in &removed {
+            place.remove(&project).expect("removed");
+        }
+        for file in files {
+            assert_eq!(text(outside.join(file)), "as it was");
+            assert!(!project.join("old").join(file).exists());
+        }
+        let left = |path: PathBuf| fs::read_dir(path).expect("a directory").count();
+        assert_eq!(
+            (left(outside.clone()), left(outside.join("skills"))),
+            (2, 1)
+        );
+    }
+
+    /// So it is where the directory was still to be made.
+    #[test]
+    fn what_is_made_after_the_look_leads_nowhere() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (project, outside) = (dir.path().join("p"), dir.path().join("outside"));
+        for made in [&project, &outside] {
+            fs::create_dir(made).expect("mkdir");
+        }
+        let path = project.join(".claude/skills/SKILL.md");
+        let place = look(&path, &Scope::Project(project.clone())).expect("seen");
+        symlink(&outside, project.join(".claude")).expect("a link");
+        assert!(place.replace("text", true).is_err());
+        assert_eq!(fs::read_dir(&outside).expect("a directory").count(), 0);
+    }
 }

@@ -3,6 +3,7 @@
 
 use crate::engine::api::CheckpointInfo;
 use crate::store::record::Reason;
+use crate::sys;
 
 /// The first word of the name of a checkpoint that was made for a prompt by mkdir(2).
 const DIR_PREFIX: &str = "prompt.";
@@ -16,6 +17,10 @@ pub struct Prompt {
     pub checkpoint: u64,
     /// When it was made: RFC 3339.
     pub created: String,
+    /// Another user made it, by mkdir(2), and may have given it any name: this one. `None`: who may
+    /// ask the daemon made it, or this user.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub of_user: Option<u32>,
     /// The session, as the agent names it.
     pub session: String,
     /// The prompt's id, or the time when it came, in milliseconds.
@@ -34,37 +39,66 @@ pub fn label<'a>(note: &'a str, key: &str) -> Option<&'a str> {
     note.lines().skip(1).filter_map(value).last()
 }
 
-/// The prompt that a checkpoint was made for, if it was made for one.
+/// The prompt that a checkpoint was made for, if it was made for one. Only who may ask the daemon
+/// writes notes; what was imported has those of somebody else.
 pub fn prompt(made: &CheckpointInfo) -> Option<Prompt> {
-    let of_dir = || {
-        let Reason::Directory { name } = &made.reason else {
-            return None;
-        };
-        let mut parts = name.strip_prefix(DIR_PREFIX)?.split('.');
-        let (session, process, prompt) = (parts.next()?, parts.next()?, parts.next()?);
-        Some(Prompt {
-            checkpoint: made.id.0,
-            created: made.created.clone(),
-            session: session.to_owned(),
-            prompt: prompt.to_owned(),
-            agent: None,
-            process: process.contains('@').then(|| process.to_owned()),
-            text: String::new(),
-        })
-    };
-    let of_note = || {
-        let of = |key| label(&made.note, key).map(str::to_owned);
-        Some(Prompt {
-            checkpoint: made.id.0,
-            created: made.created.clone(),
-            session: of("session")?,
-            prompt: of("prompt")?,
-            agent: of("agent"),
-            process: of("process"),
-            text: made.note.lines().next().unwrap_or_default().to_owned(),
-        })
-    };
-    of_note().or_else(of_dir)
+    match &made.reason {
+        Reason::Asked => of_note(made),
+        Reason::Directory { name } => of_dir(made, name),
+        _ => None,
+    }
+}
+
+fn of_note(made: &CheckpointInfo) -> Option<Prompt> {
+    let of = |key| label(&made.note, key).map(str::to_owned);
+    Some(Prompt {
+        checkpoint: made.id.0,
+        created: made.created.clone(),
+        of_user: None,
+        session: of("session")?,
+        prompt: of("prompt")?,
+        agent: of("agent"),
+        process: of("process").filter(|process| is_process(process)),
+        text: made.note.lines().next().unwrap_or_default().to_owned(),
+    })
+}
+
+fn of_dir(made: &CheckpointInfo, name: &str) -> Option<Prompt> {
+    let mut parts = name.strip_prefix(DIR_PREFIX)?.split('.');
+    let (session, process, prompt) = (parts.next()?, parts.next()?, parts.next()?);
+    let user = made.by.as_ref()?.uid;
+    Some(Prompt {
+        checkpoint: made.id.0,
+        created: made.created.clone(),
+        of_user: (!sys::is_trusted(user)).then_some(user),
+        session: session.to_owned(),
+        prompt: prompt.to_owned(),
+        agent: None,
+        process: is_process(process).then(|| process.to_owned()),
+        text: String::new(),
+    })
+}
+
+/// Whether this names one process: `PID@START`.
+fn is_process(text: &str) -> bool {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|c| c.is_ascii_digit());
+    let parts = text.split_once('@');
+    parts.is_some_and(|(pid, start)| is_number(pid) && is_number(start))
+}
+
+impl Prompt {
+    /// Both are of one session: of one name, and of one user.
+    pub fn is_of_session_of(&self, other: &Prompt) -> bool {
+        (self.of_user, &self.session) == (other.of_user, &other.session)
+    }
+
+    /// Its session, for people.
+    pub fn session_told(&self) -> String {
+        match self.of_user {
+            Some(user) => format!("{} of user {user}", self.session),
+            None => self.session.clone(),
+        }
+    }
 }
 
 /// The name of a checkpoint for a prompt that is made by mkdir(2).

@@ -38,6 +38,7 @@ pub fn restore(seat: &Seat, asked: asked::Restore) -> VerbResult<Restored> {
             paths,
             also_shared: false,
             past_rewinds: false,
+            of_user: None,
             dry_run: asked.dry_run,
             times: None,
         };

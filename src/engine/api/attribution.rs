@@ -74,6 +74,10 @@ pub struct OnlyBy {
     /// they put back is the writer's still.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub past_rewinds: bool,
+    /// Only what processes changed that have changed things for this user and nobody else: `who` may
+    /// be what that user said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub of_user: Option<u32>,
     /// Only tell what would change.
     pub dry_run: bool,
     /// As of a restore of some paths.

@@ -136,14 +136,15 @@ impl Remote {
 
 impl Pushed {
     fn of(file: SnapshotFile) -> Option<Pushed> {
-        let value = |key: &str| file.tags.iter().find_map(|tag| tag.strip_prefix(key));
+        // Of a snapshot that says two things of itself neither is believed.
+        let value = |key: &str| {
+            let mut all = file.tags.iter().filter_map(|tag| tag.strip_prefix(key));
+            all.next().filter(|_| all.next().is_none())
+        };
         if !file.tags.contains(TAG) {
             return None;
         }
         let (store, checkpoint) = (value(STORE_TAG)?, value(CHECKPOINT_TAG)?.parse().ok()?);
-        let is_ours = |tag: &&String| {
-            tag.as_str() == TAG || tag.starts_with(STORE_TAG) || tag.starts_with(CHECKPOINT_TAG)
-        };
         let root = file.paths.iter().next()?.trim_start_matches('/').to_owned();
         Some(Pushed {
             snapshot: file.id.to_hex().to_string(),
@@ -152,7 +153,7 @@ impl Pushed {
             tags: file
                 .tags
                 .iter()
-                .filter(|tag| !is_ours(tag))
+                .filter(|tag| !is_own(tag))
                 .cloned()
                 .collect(),
             note: file.description.clone().unwrap_or_default(),
@@ -164,13 +165,20 @@ impl Pushed {
     }
 }
 
+/// A tag by which a snapshot of ours is known.
+fn is_own(tag: &str) -> bool {
+    tag == TAG || tag.starts_with(STORE_TAG) || tag.starts_with(CHECKPOINT_TAG)
+}
+
 /// The snapshot of a checkpoint, before there is anything in it.
 fn snapshot(of: &push::What) -> VerbResult<SnapshotFile> {
     let mut tags = StringList::default();
     tags.add(TAG.to_owned());
     tags.add(format!("{STORE_TAG}{}", of.store));
     tags.add(format!("{CHECKPOINT_TAG}{}", of.checkpoint));
-    of.tags.iter().for_each(|tag| tags.add(tag.clone()));
+    // A checkpoint's tags are anybody's words: `mkdir .snapshots/store=X` makes one.
+    let others = of.tags.iter().filter(|tag| !is_own(tag));
+    others.for_each(|tag| tags.add(tag.clone()));
     Ok(SnapshotFile {
         time: Zoned::new(of.created, jiff::tz::TimeZone::UTC),
         program_version: concat!("ckptfs ", env!("CARGO_PKG_VERSION")).to_owned(),
@@ -252,4 +260,35 @@ fn told(cause: &RusticError) -> VerbError {
     let said = cause.display_log();
     let said = said.strip_prefix("Error: ").unwrap_or(&said);
     hinted(Code::RemoteFailed, format!("the remote: {said}"), again)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `mkdir .snapshots/store=X` made what was pushed somebody else's.
+    #[test]
+    fn tags_of_a_checkpoint_do_not_say_which_it_is() {
+        let what = push::What {
+            tags: ["store=a", "checkpoint=1", "ckptfs", "mine"]
+                .map(String::from)
+                .to_vec(),
+            store: "z".to_owned(),
+            checkpoint: CheckpointId(7),
+            note: String::new(),
+            created: Timestamp::UNIX_EPOCH,
+            root: "p".to_owned(),
+        };
+        let mut file = snapshot(&what).expect("a snapshot");
+        file.paths.add("/p".to_owned());
+        let pushed = Pushed::of(file.clone()).expect("ours");
+        assert_eq!(
+            (pushed.store.as_str(), pushed.checkpoint),
+            ("z", CheckpointId(7))
+        );
+        assert_eq!(pushed.tags, ["mine"]);
+        // As older versions pushed it.
+        file.tags.add("checkpoint=1".to_owned());
+        assert!(Pushed::of(file).is_none());
+    }
 }

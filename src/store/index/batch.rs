@@ -132,6 +132,16 @@ impl Batch {
         std::mem::replace(self, next)
     }
 
+    /// What keys of the database get, without the checkpoints.
+    pub(super) fn into_puts(self) -> impl Iterator<Item = (Vec<u8>, Vec<u8>)> {
+        self.changes
+            .into_iter()
+            .filter_map(|(key, change)| match change {
+                Change::Keep(value) | Change::Put(value) => Some((key, value)),
+                Change::Remove => None,
+            })
+    }
+
     /// It is as large as one should be that is applied at once.
     pub(super) fn is_full(&self) -> bool {
         self.records.max(self.changes.len() + self.undo.len()) >= super::REBUILD_BATCH

@@ -1,16 +1,17 @@
 //! The index beside what the journal gives.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::db::Db;
 use super::parts::{Parts, fill, filled_in_memory};
 use super::runs::Walk;
 use super::runs::needs::is_read;
-use super::{Index, KnownCheckpoint, keys, list};
+use super::{Batch, Index, KnownCheckpoint, keys, last_checkpoint, list};
 use crate::store::error::StoreResult;
 use crate::store::forget::Catalogue;
 use crate::store::ids::{CheckpointId, Epoch, Slot};
 use crate::store::journal::{Address, Journal};
+use crate::store::layout::StoreId;
 
 /// How an index differs from its journal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,7 +43,7 @@ impl Difference {
             // An entry that a record beyond takes back may be there still; one that was never told
             // of may not.
             Some(_) if now.is_some() || later.is_some() => self.wrong += u64::from(counts()?),
-            Some(_) => self.strange += u64::from(!keys::is_content(key)),
+            Some(_) => self.strange += u64::from(!keys::may_be_stale(key)),
             None if now.is_some() && later.is_some() && !keys::is_hint(key) => {
                 self.missing += u64::from(counts()?)
             }
@@ -52,51 +53,89 @@ impl Difference {
     }
 }
 
-impl Index {
-    /// How the index differs from what the journal says, as far as it says that it is applied: the
-    /// number of entries that are missing or hold something else, and of those that should not be
-    /// there. What is in runs and no checkpoint reads, and what is forgotten, may be there or not.
-    /// Entries of records that come after are right if they are those records'. It takes the memory
-    /// of another index, whose runs are compressed.
-    ///
-    /// Errors: those of reading either.
-    pub fn compare(&self, journal: &Journal) -> StoreResult<Difference> {
-        let _applying = self.applying.lock();
-        let now = filled_in_memory(self.id, journal, Some(self.applied()?))?;
+/// What a journal gives.
+struct Given {
+    /// As far as it is applied to the index, ...
+    now: Parts,
+    /// ... and all of it.
+    later: Parts,
+    /// What each record that is not applied says of keys of the database. A batch is applied in
+    /// pieces, so the index may have some of it already; a later batch may say something else.
+    told: HashMap<Vec<u8>, Vec<Vec<u8>>>,
+    /// Keys of what nobody can ask for any more.
+    forgotten: HashSet<Vec<u8>>,
+}
+
+impl Given {
+    fn read(id: StoreId, journal: &Journal, applied: Address) -> StoreResult<Given> {
+        // It is read more than once, and all of these must see the same.
+        let _packs = journal.hold_packs();
+        let now = filled_in_memory(id, journal, Some(applied))?;
         let later = now.copy();
         fill(&later, journal, None)?;
         let mut catalogue = Catalogue::default();
+        let mut told: HashMap<Vec<u8>, Vec<Vec<u8>>> = HashMap::new();
+        let mut batch = Batch::after(last_checkpoint(&now.db)?);
         for entry in journal.scan(journal.start(), None) {
             let (at, record) = entry?;
             catalogue.take(at, &record);
+            if at >= applied {
+                batch.add(at, &record)?;
+                for (key, value) in batch.take().into_puts() {
+                    let value = keys::seal(&key, value);
+                    told.entry(key).or_default().push(value);
+                }
+            }
         }
         let end = Address {
             segment: u32::MAX,
             offset: u32::MAX,
         };
-        let forgotten: HashSet<Vec<u8>> = keys::of_forgotten(&catalogue.forgotten(end, (end, end)))
-            .into_iter()
-            .collect();
+        let forgotten = keys::of_forgotten(&catalogue.forgotten(end, (end, end)));
+        Ok(Given {
+            now,
+            later,
+            told,
+            forgotten: forgotten.into_iter().collect(),
+        })
+    }
+
+    fn is_told(&self, key: &[u8], value: Option<&[u8]>) -> bool {
+        value.is_some_and(|value| {
+            self.told
+                .get(key)
+                .is_some_and(|told| told.iter().any(|told| told == value))
+        })
+    }
+}
+
+impl Index {
+    /// How the index differs from what the journal says, as far as it says that it is applied: the
+    /// number of entries that are missing or hold something else, and of those that should not be
+    /// there. What is in runs and no checkpoint reads, and what is forgotten, may be there or not.
+    /// Entries of records that come after are right if they are those records'. It takes the memory
+    /// of another index, whose runs are compressed. While it reads, nothing is applied to the index
+    /// and no segment is replaced by its pack.
+    ///
+    /// Errors: those of reading either.
+    pub fn compare(&self, journal: &Journal) -> StoreResult<Difference> {
+        let _applying = self.applying.lock();
+        let given = Given::read(self.id, journal, self.applied()?)?;
         self.with_parts("compare", |found| {
             let mut difference = Difference::default();
-            compare_catalogues(
-                &mut difference,
-                [found, &now, &later].map(|parts| &parts.db),
-                &forgotten,
-            )?;
-            compare_runs(&mut difference, [found, &now, &later])?;
+            compare_catalogues(&mut difference, &found.db, &given)?;
+            compare_runs(&mut difference, [found, &given.now, &given.later])?;
             Ok(difference)
         })
     }
 }
 
-fn compare_catalogues(
-    difference: &mut Difference,
-    dbs: [&Db; 3],
-    forgotten: &HashSet<Vec<u8>>,
-) -> StoreResult<()> {
+fn compare_catalogues(difference: &mut Difference, found: &Db, given: &Given) -> StoreResult<()> {
     let mut all: BTreeMap<Vec<u8>, [Option<Vec<u8>>; 3]> = BTreeMap::new();
-    for (number, db) in dbs.into_iter().enumerate() {
+    for (number, db) in [found, &given.now.db, &given.later.db]
+        .into_iter()
+        .enumerate()
+    {
         for entry in db.range(..) {
             let (key, value) = entry?;
             let is_meta =
@@ -109,7 +148,9 @@ fn compare_catalogues(
             }
         }
     }
-    all.retain(|key, [found, ..]| found.is_some() || !forgotten.contains(key));
+    all.retain(|key, [found, ..]| {
+        !given.is_told(key, found.as_deref()) && (found.is_some() || !given.forgotten.contains(key))
+    });
     all.iter().try_for_each(|(key, said)| {
         difference.take(key, said.each_ref().map(|value| value.as_deref()), || {
             Ok(true)

@@ -246,6 +246,12 @@ pub(super) fn is_content(key: &[u8]) -> bool {
     is(key, &[CONTENT])
 }
 
+/// It may speak of something that the journal has no record of any more: who follows it finds that
+/// out. Stores of older programs have records of hashes that a kill brought back.
+pub(super) fn may_be_stale(key: &[u8]) -> bool {
+    is(key, &[CONTENT, SEAL])
+}
+
 /// What a hash leads to is a hint, and so are hashes themselves, and what was captured ahead:
 /// nothing is missing where it is not.
 pub(super) fn is_hint(key: &[u8]) -> bool {

@@ -33,8 +33,10 @@
 //! [`crate::store::Store::open`] compares.)
 //!
 //! Locking: `writer` is held while frames are encoded and written; `syncing` over a sync, taken
-//! before `writer`; `making` while a segment is made, taken after either. `readers` is held for a
-//! look-up only and nothing is taken under it. No lock is held while the caller runs.
+//! before `writer`; `making` while a segment is made, taken after either. `packing` is held while a
+//! pack replaces a segment, taken before all of them. `readers` is held for a look-up only and
+//! nothing is taken under it. No lock is held while the caller runs, except `packing` by a caller
+//! of [`Journal::hold_packs`].
 //!
 //! ```text
 //! journal/00000001, 00000002, ...   segments, 8 MiB of preallocated zeros each, where the filesystem can do that
@@ -142,6 +144,7 @@ pub struct Journal {
     syncing: Mutex<()>,
     writer: Mutex<Writer>,
     making: Mutex<()>,
+    packing: Mutex<()>,
     readers: Mutex<Readers>,
 }
 
@@ -282,6 +285,7 @@ impl Journal {
             syncing: Mutex::ranked(Rank::Syncing, ()),
             writer: Mutex::ranked(Rank::Writer, writer),
             making: Mutex::ranked(Rank::Making, ()),
+            packing: Mutex::ranked(Rank::Packing, ()),
             readers: Mutex::default(),
         })
     }

@@ -11,6 +11,7 @@ use super::{Address, Journal, codec};
 use crate::store::error::{StoreError, StoreResult};
 use crate::store::record::Record;
 use crate::sys;
+use crate::sys::lock::MutexGuard;
 
 /// What becomes of a record when its segment is packed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -112,18 +113,28 @@ impl Journal {
         }))
     }
 
+    /// Keeps every segment as it is until the guard is dropped: no pack replaces one, so several
+    /// scans see the same records, and one scan sees no record without those that were left out
+    /// with it. Appends go on.
+    pub fn hold_packs(&self) -> MutexGuard<'_, ()> {
+        self.packing.lock()
+    }
+
     /// Puts a pack in the place of its segment, when all that was appended before the call is on
     /// the disk. Durable on return; nothing has changed if it fails.
     ///
     /// Errors: `Io`, `Latched`.
     pub fn put_packed(&self, packed: &Packed) -> StoreResult<()> {
-        self.sync()?;
-        let put = pack::put(&self.dir, &self.identity, packed.number, &packed.bytes);
-        let mut readers = self.readers.lock();
-        readers.turn += 1;
-        readers.open.remove(&packed.number);
-        drop(readers);
-        put
+        // A thread that waits for this lock does not wait for an idle one.
+        sys::awake(|| {
+            let _packing = self.hold_packs();
+            self.sync()?;
+            let put = pack::put(&self.dir, &self.identity, packed.number, &packed.bytes);
+            let mut readers = self.readers.lock();
+            readers.turn += 1;
+            readers.open.remove(&packed.number);
+            put
+        })
     }
 
     /// What the first frame of a segment continues, if it has one.

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
 
 use super::super::args::Open;
+use super::super::cause;
 use super::super::fault::{self, Call};
 use super::super::name::check_retry;
 use super::super::path::unlink_at;
@@ -20,7 +21,7 @@ pub fn clone_file(src: &File, dst: &File) -> SysResult<()> {
     loop {
         match reflink_copy::reflink_file(src, dst).map_err(Errno::from) {
             Err(Errno::EINTR) => {}
-            result => return result,
+            result => return result.inspect_err(|errno| cause::note(Call::Clone, *errno)),
         }
     }
 }

@@ -45,8 +45,9 @@ pub use probe::{
 };
 pub use process::{
     awake, facts_of, has_our_rights, has_sys_admin, keep_no_large_blocks, own_memory, own_thread,
-    peer_cred, process_facts, process_name, process_session, process_starttime, release_memory,
-    runs_of_thread, set_thread_idle, set_thread_io_idle, set_thread_normal, waits_of_thread,
+    peer_cred, process_facts, process_name, process_session, process_starttime, process_user,
+    release_memory, runs_of_thread, set_thread_idle, set_thread_io_idle, set_thread_normal,
+    waits_of_thread,
 };
 pub use same::same_ranges;
 pub use watch::{keep_descriptor, leave_descriptors, touch_at, watched};

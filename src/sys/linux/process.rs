@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::thread::CapabilitySet;
@@ -169,6 +170,14 @@ pub fn facts_of(pid: u32) -> SysResult<ProcessFacts> {
         name: String::from_utf8_lossy(name).into_owned(),
         cgroup: cgroup_path(&String::from_utf8_lossy(&cgroup)),
     })
+}
+
+/// The user of a process; root, if it hides what it has (proc_pid(5), `dumpable`).
+///
+/// # Errors
+/// ENOENT if there is none of this number.
+pub fn process_user(pid: u32) -> SysResult<u32> {
+    Ok(std::fs::metadata(format!("/proc/{pid}"))?.uid())
 }
 
 /// The path in the unified hierarchy; where there is none, that in the first (cgroups(7)).

@@ -38,7 +38,7 @@ pub use open::{create_file_at, open_beneath, open_path_at, reopen, unnamed_file}
 pub use process::{
     act_as, act_for, awake, facts_of, give_up_set_id, has_our_rights, has_sys_admin,
     keep_no_large_blocks, may_administer, own_memory, own_thread, peer_cred, process_facts,
-    process_name, process_session, process_starttime, release_memory, runs_of_thread,
+    process_name, process_session, process_starttime, process_user, release_memory, runs_of_thread,
     set_thread_idle, set_thread_io_idle, set_thread_normal, waits_of_thread,
 };
 pub use watch::{keep_descriptor, leave_descriptors, touch_at, watched};

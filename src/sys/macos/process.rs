@@ -119,6 +119,11 @@ pub fn facts_of(pid: u32) -> SysResult<ProcessFacts> {
     })
 }
 
+/// Not told here.
+pub fn process_user(_pid: u32) -> SysResult<u32> {
+    Err(Errno::ENOSYS)
+}
+
 /// macFUSE tells the process, not the thread.
 ///
 /// # Errors

@@ -3,9 +3,7 @@
 
 use std::process::Command;
 
-use serde_json::Value;
-
-use super::support::{Session, get, hook_of, install, label};
+use super::support::{Session, get, hook_of, install, label, letters};
 use crate::common::command::{has, sh};
 use crate::common::tree::assert_tree_is;
 use crate::common::{MountOpts, Rig, TreeOpts, Variant, for_each_variant, skip, tree_of};
@@ -28,15 +26,6 @@ fn project(v: Variant) -> Rig {
     });
     install(&rig, "claude-code");
     rig
-}
-
-/// Letters and paths of a list of changes.
-fn letters(rewound: &Value) -> Vec<String> {
-    let all = rewound["changes"].as_array().expect("changes");
-    let text = |value: &Value| value.as_str().expect("text").to_owned();
-    all.iter()
-        .map(|change| format!("{} {}", text(&change["change"]), text(&change["path"])))
-        .collect()
 }
 
 fn a_rewind_takes_back_what_one_session_did_and_nothing_else(v: Variant) {

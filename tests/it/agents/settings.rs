@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::super::cli::support::{Ran, Sandbox};
 use crate::common::command::sh;
 use crate::common::tree::assert_tree_is;
-use crate::common::{TreeOpts, tree_of};
+use crate::common::{TreeOpts, skip, tree_of};
 
 const AGENTS: [(&str, &str); 5] = [
     ("claude-code", ".claude/settings.json"),
@@ -251,6 +251,33 @@ fn a_link_within_reach_is_followed() {
     agent(&sandbox, &["install", "codex", "--user"]).ok();
     let made = fs::read_to_string(sandbox.path.join("elsewhere/hooks.json")).expect("settings");
     assert!(made.contains("agent hook"), "{made}");
+}
+
+/// With `sudo` HOME may be that of somebody else, who can put links there.
+#[test]
+fn a_link_out_of_somebody_else_s_home_is_not_followed() {
+    let sandbox = project();
+    sandbox.file("elsewhere/settings.json", "{}\n");
+    let home = sandbox.path.join("home");
+    fs::create_dir(&home).expect("mkdir");
+    symlink("../elsewhere", home.join(".claude")).expect("a link");
+    let install = || {
+        let mut command = sandbox.command("p");
+        command.args(["agent", "install", "claude-code", "--user"]);
+        command.env("HOME", &home).output().expect("it runs")
+    };
+    if std::os::unix::fs::chown(&home, Some(61236), None).is_err() {
+        return skip("only root can give a directory away");
+    }
+    let err = String::from_utf8_lossy(&install().stderr).into_owned();
+    assert!(
+        err.contains("leads out of a home that is not yours"),
+        "{err}"
+    );
+    let text = || fs::read_to_string(sandbox.path.join("elsewhere/settings.json")).expect("it");
+    assert_eq!(text(), "{}\n");
+    std::os::unix::fs::chown(&home, Some(0), None).expect("chown");
+    assert!(install().status.success() && text().contains("agent hook"));
 }
 
 /// The plugin in the repository has what is written into settings, and the skill. With

@@ -26,6 +26,15 @@ pub fn ckptfs(dir: &Path, arguments: &[&str]) -> Command {
     command
 }
 
+/// Letters and paths of a list of changes.
+pub fn letters(rewound: &Value) -> Vec<String> {
+    let all = rewound["changes"].as_array().expect("changes");
+    let text = |value: &Value| value.as_str().expect("text").to_owned();
+    all.iter()
+        .map(|change| format!("{} {}", text(&change["change"]), text(&change["path"])))
+        .collect()
+}
+
 /// Runs the hook with this on stdin.
 pub fn hook(dir: &Path, said: &[u8]) -> Output {
     hook_of(ckptfs(dir, &["agent", "hook", "--agent", "test"]), said)

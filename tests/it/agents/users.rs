@@ -1,16 +1,22 @@
 //! An agent under another user than the daemon's.
 
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
-use std::process::Command;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 
 use serde_json::{Value, json};
 
-use super::support::{AGENT, Session, get, nowhere};
+use super::support::{AGENT, Session, get, letters, nowhere};
 use crate::common::command::{copy_program, has, sh};
+use crate::common::mount::wait_until;
+use crate::common::process::start_of;
 use crate::common::{MountOpts, Variant, for_each_variant, skip};
 
-for_each_variant! { xfs => another_user_s_prompts_are_checkpoints_and_root_rewinds_them }
+for_each_variant! { xfs =>
+    another_user_s_prompts_are_checkpoints_and_root_rewinds_them,
+    another_user_s_names_steer_no_rewind,
+}
 
 /// Nobody else's on this machine.
 const USER: &str = "61235";
@@ -80,6 +86,102 @@ fn another_user_s_prompts_are_checkpoints_and_root_rewinds_them(v: Variant) {
         said.contains(".snapshots") && said.contains("ermission"),
         "{said}"
     );
+}
+
+/// A process that does what it is told.
+struct Worker {
+    child: Child,
+    dir: PathBuf,
+}
+
+impl Worker {
+    fn start(dir: &Path) -> Worker {
+        let mut sh = Command::new("sh");
+        let child = sh.current_dir(dir).stdin(Stdio::piped()).spawn();
+        Worker {
+            child: child.expect("sh starts"),
+            dir: dir.to_owned(),
+        }
+    }
+
+    fn name(&self) -> String {
+        let start = start_of(self.child.id()).expect("it lives");
+        format!("{}@{start}", self.child.id())
+    }
+
+    /// Has it make a file.
+    fn makes(&mut self, file: &str) {
+        let stdin = self.child.stdin.as_mut().expect("stdin");
+        writeln!(stdin, "echo made > {file}.new; mv {file}.new {file}").expect("it reads");
+        let path = self.dir.join(file);
+        wait_until("the file is made", 60, || path.exists());
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Another user gives checkpoints the names of root's session and of root's processes: no rewind of
+/// root's takes anything for its session because of that, or takes back what those processes did.
+fn another_user_s_names_steer_no_rewind(v: Variant) {
+    if !has("setpriv") {
+        return skip("setpriv is not installed");
+    }
+    let rig = v.start_with(MountOpts::new(v.io), |dir| drop(sh(dir, "chmod 1777 .")));
+    let (mut mine, mut other) = (Worker::start(rig.path()), Worker::start(rig.path()));
+    let note = "Mine\n\nsession: mine\nprompt: p1\nprocess: ";
+    let prompt = rig
+        .mount
+        .ok(&["checkpoint", "-m", &format!("{note}{}", mine.name())]);
+    let forge = |session: &str, process: &str| {
+        let name = format!("prompt.{session}.{process}.p1");
+        let ids = ["--reuid", USER, "--regid", USER, "--clear-groups"];
+        let mut command = Command::new("setpriv");
+        let made = command
+            .args(ids)
+            .arg("mkdir")
+            .arg(rig.path().join(".snapshots").join(name));
+        assert!(made.status().expect("mkdir runs").success());
+    };
+    forge("mine", &other.name());
+    forge("theirs", &other.name());
+    forge("tricky", &format!("{},{}", mine.name(), other.name()));
+    mine.makes("by-mine");
+    other.makes("by-other");
+    let planned = |arguments: &[&str]| {
+        let planned = rig.mount.json(&[&["rewind", "-n"], arguments].concat());
+        (
+            planned["prompt"]["checkpoint"].to_string(),
+            letters(&planned),
+        )
+    };
+    let own = (prompt.trim().to_owned(), vec!["D by-mine".to_owned()]);
+    for arguments in [
+        &["--session", "mine"] as &[&str],
+        &["--session", "mine", "-1"],
+        &["-1"],
+        &["p1"],
+        &[prompt.trim()],
+    ] {
+        assert_eq!(planned(arguments), own, "{arguments:?}");
+    }
+    // Asked for by its name or number it is the other user's, who did nothing.
+    let log = rig.mount.log_json();
+    for made in log.as_array().expect("checkpoints").iter().take(3) {
+        let number = made["id"].to_string();
+        let ran = rig.mount.run(&["rewind", "-n", &number, "--json"]);
+        let out = String::from_utf8_lossy(&ran.stdout).into_owned();
+        assert!(!out.contains("by-"), "{number}: {out}");
+    }
+    assert_eq!(planned(&["--session", "theirs"]).1, Vec::<String>::new());
+    // A list says whose they are.
+    let listed = rig.mount.run(&["rewind"]);
+    let out = String::from_utf8_lossy(&listed.stdout).into_owned();
+    assert_eq!(out.matches(&format!("of user {USER}")).count(), 3, "{out}");
 }
 
 /// Settings whose hooks call this program.

@@ -5,6 +5,8 @@ use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use serde_json::Value;
+
 use super::disk::Host;
 use super::load::{Known, Promised, found_synced};
 use crate::common::tree::{Tree, TreeOpts, compare, tree, try_tree_without};
@@ -30,7 +32,7 @@ impl std::ops::AddAssign for Found {
 }
 
 /// A checkpoint as the log shows it is named as not whole.
-pub fn is_named(entry: &serde_json::Value) -> bool {
+pub fn is_named(entry: &Value) -> bool {
     entry["tags"].as_array().is_some_and(|tags| {
         tags.iter().any(|tag| {
             tag.as_str()
@@ -39,7 +41,8 @@ pub fn is_named(entry: &serde_json::Value) -> bool {
     })
 }
 
-fn differences(view: &Path, expected: &Tree) -> Vec<String> {
+/// How a view differs from what it must show.
+pub fn differences(view: &Path, expected: &Tree) -> Vec<String> {
     let shown = try_tree_without(view, &TreeOpts::default().ignore);
     shown.map_or_else(
         |problem| vec![problem],
@@ -121,6 +124,8 @@ fn check(mount: &Mount, promised: &Promised, known: &[Known]) -> Result<Found, S
         }
         found.exact += 1;
     }
+    readable(mount, entries)?;
+    verified(mount, entries)?;
     let synced = found_synced(&mount.path().join("app"));
     for (place, (found, promised)) in synced.iter().zip(&promised.synced).enumerate() {
         if found < promised {
@@ -131,6 +136,38 @@ fn check(mount: &Mount, promised: &Promised, known: &[Known]) -> Result<Found, S
     }
     goes_on(mount, promised, known)?;
     Ok(found)
+}
+
+/// Every view can be read that the log does not name as not whole, those too that the test did not
+/// make itself.
+fn readable(mount: &Mount, entries: &[Value]) -> Result<(), String> {
+    for entry in entries.iter().filter(|entry| !is_named(entry)) {
+        let id = entry["id"].as_u64().expect("a checkpoint has an id");
+        try_tree_without(&mount.view(id), &TreeOpts::default().ignore)
+            .map_err(|problem| format!("checkpoint {id} is not named as not whole: {problem}"))?;
+    }
+    Ok(())
+}
+
+/// `verify` finds nothing but what concerns checkpoints that the log names as not whole.
+pub fn verified(mount: &Mount, entries: &[Value]) -> Result<(), String> {
+    let named: Vec<&Value> = entries
+        .iter()
+        .filter(|entry| is_named(entry))
+        .map(|entry| &entry["id"])
+        .collect();
+    let output = mount.run(&["verify", "--json"]);
+    let report: Value = serde_json::from_slice(&output.stdout)
+        .map_err(|error| format!("verify: {error}: {output:?}"))?;
+    let findings = report["findings"].as_array().expect("a list");
+    let concerns_named = |finding: &Value| {
+        let of = finding["checkpoints"].as_array().map_or(&[][..], |of| of);
+        !of.is_empty() && of.iter().all(|id| named.contains(&id))
+    };
+    match findings.iter().find(|finding| !concerns_named(finding)) {
+        Some(finding) => Err(format!("verify: {finding}")),
+        None => Ok(()),
+    }
 }
 
 /// Every live file is written in place: no past may share its inode.

@@ -1,28 +1,36 @@
-//! Power cuts, recipe A: the disk image is copied at one instant while everybody works, and what is
-//! in the copy is mounted.
+//! Power cuts, recipe A: the disk image is copied at one instant while all that can happen happens
+//! (module `story`), and the copy is mounted.
 
 use std::path::{Path, PathBuf};
-use std::thread;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use super::after::{self, Found};
 use super::disk::{Disk, Host};
-use super::load::{Load, Promised, WORKERS};
+use super::load::{Load, Promised};
+use super::story::{self, Story};
 use super::usual_seed;
 use crate::common::command::TOOL_SECONDS;
-use crate::common::mount::wait_until;
-use crate::common::random::{Random, count, seed};
+use crate::common::random::{count, seed};
 use crate::common::{Mount, MountOpts, Variant, for_each_variant, succeeds, tool};
 
 /// Cuts of one variant.
 const CUTS: u64 = 2;
-const CUTS_LONG: u64 = 25;
-/// Between two cuts, on average.
-const APART: Duration = Duration::from_millis(400);
+const CUTS_LONG: u64 = 100;
+/// Cuts of one history.
+const CUTS_ROUND: usize = 10;
+/// More than the time between two cuts.
+const APART: Duration = Duration::from_secs(60);
+/// In every other history marks come and go all the time, and soon a gc may free them. A mark brings
+/// to the disk what would be lost without it.
+const TRIPWIRES: [&str; 2] = ["2/100ms", "off"];
+const MARKS_KEPT: &str = "1s";
 
 struct Cut {
     image: PathBuf,
     promised: Promised,
+    /// What was done before.
+    after: String,
 }
 
 /// Where images whose recovery went wrong are kept as they were before it: `CKPTFS_KEEP=DIR`.
@@ -59,87 +67,113 @@ impl Keep {
     }
 }
 
+/// Freezes the disk whenever it is told to, so many times.
+struct Freezer<'a> {
+    host: &'a Host,
+    disk: &'a Disk,
+    load: &'a Load,
+    cuts: usize,
+    frozen: Mutex<Vec<Cut>>,
+}
+
+impl Freezer<'_> {
+    /// `false`: that was the last time.
+    fn freeze(&self, after: &str) -> bool {
+        let mut frozen = self.frozen.lock().unwrap();
+        if frozen.len() >= self.cuts {
+            return false;
+        }
+        let image = self.host.file(&format!("cut-{}.img", frozen.len()));
+        let mut promised = self.load.promised();
+        self.disk.freeze(&image);
+        // What was being deleted by then may be gone.
+        let later = self.load.promised();
+        promised
+            .checkpoints
+            .retain(|id| later.checkpoints.contains(id));
+        frozen.push(Cut {
+            image,
+            promised,
+            after: after.to_owned(),
+        });
+        frozen.len() < self.cuts
+    }
+}
+
 fn power_cuts(v: Variant) {
     let seed = seed(&format!("power cuts on {v:?}"), usual_seed());
     let cuts = count("CKPTFS_CUTS", CUTS, CUTS_LONG);
+    let (mut found, mut wrong, mut made) = (Found::default(), Vec::new(), 0);
+    for (round, done) in (0..cuts).step_by(CUTS_ROUND).enumerate() {
+        let cuts = (cuts - done).min(CUTS_ROUND as u64) as usize;
+        let seed = seed.wrapping_add(round as u64);
+        let (more, problems, checkpoints) = round_of_cuts(v, seed, cuts);
+        found += more;
+        made += checkpoints;
+        wrong.extend(
+            problems
+                .into_iter()
+                .map(|problem| format!("CKPTFS_SEED={seed}: {problem}")),
+        );
+    }
+    println!("{v:?}: {cuts} cuts, {made} checkpoints; {found:?}");
+    assert!(
+        found.exact > 0 || !wrong.is_empty(),
+        "{v:?}: nothing was compared: {found:?}"
+    );
+    assert!(
+        wrong.is_empty(),
+        "{} findings in {cuts} cuts:\n{}",
+        wrong.len(),
+        wrong.join("\n")
+    );
+}
+
+/// Cuts of one history: what was found, what is wrong, and how many checkpoints were made.
+fn round_of_cuts(v: Variant, seed: u64, cuts: usize) -> (Found, Vec<String>, usize) {
     let host = Host::new();
     let image = host.format(v.fs, "disk.img");
     let disk = host.mount(v.fs, &image);
     let dir = disk.path().join("project");
     std::fs::create_dir(&dir).unwrap();
-    Load::prepare(&dir, WORKERS);
+    story::prepare(&dir);
     let mut opts = MountOpts::new(v.io).packing();
-    opts.limit += APART * 4 * cuts as u32;
-    let mount = Mount::start(&dir, &opts);
+    let tripwire = TRIPWIRES[seed as usize % TRIPWIRES.len()];
+    opts.env.push(("CKPTFS_TRIPWIRE".into(), tripwire.into()));
+    opts.limit += APART * cuts as u32;
+    let mut mount = Mount::start(&dir, &opts);
+    mount.ok(&["config", "set", "tripwire.keep", MARKS_KEPT]);
     let load = Load::default();
-    let frozen = frozen(&host, &disk, &mount, &load, seed, cuts);
-    let known = load.known();
+    let freezer = Freezer {
+        host: &host,
+        disk: &disk,
+        load: &load,
+        cuts,
+        frozen: Mutex::default(),
+    };
+    Story::new(&load, &mount, &|after: &str| freezer.freeze(after), seed).run();
+    let (frozen, known) = (freezer.frozen.into_inner().unwrap(), load.known());
+    let mut wrong = load.wrong();
+    mount.adopt();
     drop(mount);
     drop(disk);
-    let mut found = Found::default();
-    let mut wrong = Vec::new();
-    let keep = Keep::from_environment();
-    for cut in &frozen {
+    let (mut found, keep) = (Found::default(), Keep::from_environment());
+    for (number, cut) in frozen.iter().enumerate() {
         let kept = keep.as_ref().map(|keep| keep.before(&cut.image));
         match after::look(&host, v.fs, &cut.image, &opts, &cut.promised, &known) {
             Ok(more) => found += more,
             Err(problem) => {
                 let kept = kept
                     .zip(keep.as_ref())
-                    .map(|(image, keep)| keep.after(&image, &format!("{v:?}-{seed}")));
+                    .map(|(image, keep)| keep.after(&image, &format!("{v:?}-{seed}-{number}")));
                 wrong.push(format!(
-                    "{} (kept: {kept:?}): {problem}",
-                    cut.image.display()
+                    "cut {number}, {} (kept: {kept:?}): {problem}",
+                    cut.after
                 ));
             }
         }
     }
-    println!(
-        "{v:?}: {} cuts, {} checkpoints; {found:?}",
-        frozen.len(),
-        known.len()
-    );
-    assert!(
-        frozen.is_empty() || found.exact > 0 || !wrong.is_empty(),
-        "{v:?}: nothing was compared: {found:?}"
-    );
-    assert!(
-        wrong.is_empty(),
-        "{} of {} cuts (CKPTFS_SEED={seed}):\n{}",
-        wrong.len(),
-        frozen.len(),
-        wrong.join("\n")
-    );
-}
-
-/// Freezes the disk so many times while somebody works on it.
-fn frozen(host: &Host, disk: &Disk, mount: &Mount, load: &Load, seed: u64, cuts: u64) -> Vec<Cut> {
-    let (mut frozen, mut random) = (Vec::new(), Random::new(seed));
-    thread::scope(|scope| {
-        let worker = scope.spawn(|| load.run(mount, seed, APART * cuts as u32 * 2));
-        wait_until("a checkpoint is promised", 60, || {
-            !load.promised().checkpoints.is_empty() || worker.is_finished()
-        });
-        for number in 0..cuts {
-            thread::sleep(Duration::from_millis(
-                random.below(2 * APART.as_millis() as u64),
-            ));
-            if worker.is_finished() {
-                break;
-            }
-            let (mut promised, image) = (load.promised(), host.file(&format!("cut-{number}.img")));
-            disk.freeze(&image);
-            // What somebody began to delete meanwhile may be gone.
-            let after = load.promised();
-            promised
-                .checkpoints
-                .retain(|id| after.checkpoints.contains(id));
-            frozen.push(Cut { image, promised });
-        }
-        load.stop();
-        worker.join().expect("the load works");
-    });
-    frozen
+    (found, wrong, known.len())
 }
 
 for_each_variant! { two => power_cuts }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use super::ops::random_op;
 use crate::common::Mount;
 use crate::common::random::Random;
-use crate::common::tree::{Tree, tree};
+use crate::common::tree::{Tree, TreeOpts, tree, try_tree_without};
 
 /// Threads that change what they like, each in its own directory.
 pub const WORKERS: u64 = 4;
@@ -24,27 +24,36 @@ pub struct Known {
     pub id: u64,
     /// With `--sync`.
     pub synced: bool,
+    /// When it was acknowledged.
+    pub made: Instant,
     /// What it holds, once that was read.
     pub tree: Option<Tree>,
     /// Its deletion was asked for.
     pub deleted: bool,
 }
 
+/// A checkpoint is on the disk after this, whether that was asked for or not.
+const ON_DISK_AFTER: Duration = Duration::from_secs(10);
+
 /// What the test knows.
 #[derive(Default)]
 pub struct Load {
     /// Held for reading by every change.
-    gate: RwLock<()>,
+    pub gate: RwLock<()>,
+    /// Held for writing while nothing is mounted.
+    pub served: RwLock<()>,
     stop: AtomicBool,
     known: Mutex<Vec<Known>>,
     /// The last number that the application has synced, by place.
     synced: [AtomicU64; 2],
+    /// What went wrong in the live mount.
+    wrong: Mutex<Vec<String>>,
 }
 
 /// What had been promised at one moment.
 #[derive(Clone, Debug)]
 pub struct Promised {
-    /// Checkpoints acknowledged with `--sync` that nobody had begun to delete.
+    /// Checkpoints acknowledged with `--sync`, or long enough ago, that nobody had begun to delete.
     pub checkpoints: Vec<u64>,
     /// What the application had synced, by place.
     pub synced: [u64; 2],
@@ -58,7 +67,8 @@ impl Load {
         Promised {
             checkpoints: known
                 .iter()
-                .filter(|known| known.synced && !known.deleted)
+                .filter(|known| known.synced || known.made.elapsed() > ON_DISK_AFTER)
+                .filter(|known| !known.deleted)
                 .map(|known| known.id)
                 .collect(),
             synced,
@@ -75,8 +85,18 @@ impl Load {
         self.stop.store(true, Ordering::SeqCst);
     }
 
-    fn stopped(&self) -> bool {
+    pub fn stopped(&self) -> bool {
         self.stop.load(Ordering::SeqCst)
+    }
+
+    /// Notes that something is wrong in the live mount.
+    pub fn note_wrong(&self, problem: String) {
+        self.wrong.lock().unwrap().push(problem);
+    }
+
+    /// What was wrong in the live mount.
+    pub fn wrong(&self) -> Vec<String> {
+        self.wrong.lock().unwrap().clone()
     }
 
     /// Prepares a tree for the workers. Its directory is plain yet.
@@ -110,13 +130,13 @@ impl Load {
                     )
                 });
             }
-            scope.spawn(|| self.application(&mount.path().join("app")));
+            scope.spawn(|| self.application(&mount.path().join("app"), 7));
             self.checkpoints(mount, Random::new(seed + 100), duration);
             self.stop();
         });
     }
 
-    fn work(&self, root: &Path, mut random: Random) {
+    pub fn work(&self, root: &Path, mut random: Random) {
         while !self.stopped() {
             {
                 let _open = self.gate.read().unwrap();
@@ -129,8 +149,9 @@ impl Load {
         }
     }
 
-    /// An application that syncs what it writes: a file in place, and one that it replaces.
-    fn application(&self, dir: &Path) {
+    /// An application that syncs what it writes: a file in place, and one that it replaces. It waits
+    /// less than `pause_ms` milliseconds after each.
+    pub fn application(&self, dir: &Path, pause_ms: u64) {
         for number in 1.. {
             let _open = self.gate.read().unwrap();
             if self.stopped() {
@@ -147,7 +168,7 @@ impl Load {
                 Err(error) => panic!("the application: {error}"),
             }
             drop(_open);
-            thread::sleep(Duration::from_millis(number % 7));
+            thread::sleep(Duration::from_millis(number * 131 % pause_ms));
         }
     }
 
@@ -168,16 +189,30 @@ impl Load {
     }
 
     /// A checkpoint while nobody changes anything: it is compared with the tree itself.
-    fn quiet_checkpoint(&self, mount: &Mount) {
+    pub fn quiet_checkpoint(&self, mount: &Mount) {
         let _closed = self.gate.write().unwrap();
+        self.closed_checkpoint(mount);
+    }
+
+    /// The same, where the caller holds the gate; which one it is.
+    pub fn closed_checkpoint(&self, mount: &Mount) -> u64 {
         let id = self.made(mount, true);
         self.note(id, tree(mount.path()));
+        id
     }
 
     /// A checkpoint while everybody works: what its view shows now it must show for ever.
-    fn checkpoint(&self, mount: &Mount, sync: bool) {
+    pub fn checkpoint(&self, mount: &Mount, sync: bool) {
         let id = self.made(mount, sync);
-        self.note(id, tree(&mount.view(id)));
+        self.note_view(mount, id);
+    }
+
+    /// Notes what a view shows, all of which can be read.
+    fn note_view(&self, mount: &Mount, id: u64) {
+        match try_tree_without(&mount.view(id), &TreeOpts::default().ignore) {
+            Ok(tree) => self.note(id, tree),
+            Err(problem) => self.note_wrong(format!("checkpoint {id}, just made: {problem}")),
+        }
     }
 
     fn made(&self, mount: &Mount, synced: bool) -> u64 {
@@ -191,13 +226,72 @@ impl Load {
             .trim()
             .parse()
             .expect("checkpoint prints the id");
+        self.put(id, synced);
+        id
+    }
+
+    /// A checkpoint was acknowledged.
+    pub fn put(&self, id: u64, synced: bool) {
         self.known.lock().unwrap().push(Known {
             id,
             synced,
+            made: Instant::now(),
             tree: None,
             deleted: false,
         });
-        id
+    }
+
+    /// Notes that a checkpoint is about to be deleted: the newest, or one picked at random. `None`:
+    /// there are too few.
+    pub fn doom(&self, random: &mut Random, newest: bool) -> Option<u64> {
+        let mut known = self.known.lock().unwrap();
+        // The first stays: there is always one that was promised.
+        let alive: Vec<usize> = (1..known.len())
+            .filter(|index| !known[*index].deleted)
+            .collect();
+        if alive.len() < 3 {
+            return None;
+        }
+        let index = if newest {
+            *alive.last()?
+        } else {
+            *random.pick(&alive)
+        };
+        known[index].deleted = true;
+        Some(known[index].id)
+    }
+
+    /// Notes that each may be deleted now; those that were there.
+    pub fn doom_all(&self) -> Vec<u64> {
+        let mut known = self.known.lock().unwrap();
+        let alive = known.iter_mut().filter(|known| !known.deleted);
+        alive
+            .map(|known| {
+                known.deleted = true;
+                known.id
+            })
+            .collect()
+    }
+
+    /// Notes that these were not deleted.
+    pub fn spare<'a>(&self, ids: impl Iterator<Item = &'a u64>) {
+        let mut known = self.known.lock().unwrap();
+        for id in ids {
+            if let Some(known) = known.iter_mut().find(|known| known.id == *id) {
+                known.deleted = false;
+            }
+        }
+    }
+
+    /// How many are not deleted.
+    pub fn alive(&self) -> usize {
+        let known = self.known.lock().unwrap();
+        known.iter().filter(|known| !known.deleted).count()
+    }
+
+    /// The last that was acknowledged.
+    pub fn last(&self) -> Option<u64> {
+        self.known.lock().unwrap().last().map(|known| known.id)
     }
 
     fn note(&self, id: u64, tree: Tree) {
@@ -210,17 +304,8 @@ impl Load {
     }
 
     fn delete_one(&self, mount: &Mount, random: &mut Random) {
-        let id = {
-            let mut known = self.known.lock().unwrap();
-            let alive: Vec<usize> = (1..known.len())
-                .filter(|index| !known[*index].deleted)
-                .collect();
-            if alive.len() < 4 {
-                return;
-            }
-            let one = &mut known[*random.pick(&alive)];
-            one.deleted = true;
-            one.id
+        let Some(id) = self.doom(random, false) else {
+            return;
         };
         mount.ok(&["delete", "--yes", &id.to_string()]);
         // What only it needed goes, then also from the index and the journal.
@@ -230,7 +315,7 @@ impl Load {
     }
 
     /// Restores the directory of one worker. The application's files must not go back.
-    fn restore_part(&self, mount: &Mount, random: &mut Random) {
+    pub fn restore_part(&self, mount: &Mount, random: &mut Random) {
         let Some(id) = self
             .known()
             .iter()
@@ -250,12 +335,8 @@ impl Load {
                 "only a restore of nothing has no guard"
             );
         };
-        self.known.lock().unwrap().push(Known {
-            id: guard,
-            synced: false,
-            tree: Some(tree(&mount.view(guard))),
-            deleted: false,
-        });
+        self.put(guard, false);
+        self.note_view(mount, guard);
     }
 }
 

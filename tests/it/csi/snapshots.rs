@@ -24,6 +24,23 @@ fn pair(dir: &std::path::Path) -> (u64, u64) {
     (number("first"), number("second"))
 }
 
+/// A program in the volume makes a checkpoint by the tag that the driver would give: that was taken
+/// for the snapshot, with the content of another time.
+#[test]
+fn a_checkpoint_of_somebody_else_is_no_snapshot() {
+    if unavailable() {
+        return;
+    }
+    let rig = Rig::start();
+    rig.create("v");
+    let at = rig.use_it("v", "pod");
+    fs::create_dir(at.join(".snapshots/csi.s")).unwrap();
+    assert!(rig.try_snapshot("v", "s").is_err());
+    fs::remove_dir(at.join(".snapshots/csi.s")).unwrap();
+    let made = rig.snapshot("v", "s");
+    assert_eq!(rig.snapshot("v", "s").snapshot_id, made.snapshot_id);
+}
+
 #[test]
 fn a_snapshot_of_a_volume_under_write_is_one_instant() {
     if unavailable() {

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use ckptfs::Client;
@@ -16,7 +16,7 @@ use crate::common::tree::assert_tree_is;
 use crate::common::{Image, Mount, MountOpts, TreeOpts, Variant, for_each_variant, tree_of};
 
 for_each_variant! { two => calls_of_the_daemon_fail }
-for_each_variant! { one => a_past_file_is_read_while_it_is_renamed, a_failed_sync_ends_the_keeping, an_index_that_fails_refuses_checkpoints }
+for_each_variant! { one => a_past_file_is_read_while_it_is_renamed, a_failed_sync_ends_the_keeping, an_index_that_fails_refuses_checkpoints, an_eio_is_told_in_the_log }
 
 /// A mount beside the directory that it serves, and the socket of its daemon.
 struct Beside {
@@ -106,6 +106,25 @@ fn a_past_file_is_read_while_it_is_renamed(v: Variant) {
     });
     assert_eq!(rig.fault(None).1, 1, "nothing was held up");
     assert_eq!(fs::read_to_string(dir.join("to")).unwrap(), "as it was");
+}
+
+/// Which request it was, of what, and which call failed.
+fn an_eio_is_told_in_the_log(v: Variant) {
+    let rig = Beside::new(v);
+    fs::write(rig.path("f"), "content").unwrap();
+    let node = fs::metadata(rig.path("f")).unwrap().ino();
+    rig.fault(Some(Plan {
+        lasting: true,
+        ..Plan::nth(1, Errno::EIO).only(Call::Open)
+    }));
+    let opened = File::open(rig.path("f")).map(drop);
+    rig.fault(None);
+    let failed = opened.expect_err("every open fails");
+    assert_eq!(failed.raw_os_error(), Some(Errno::EIO.0));
+    let log = fs::read_to_string(rig.backing.join(".ckptfs/daemon.log")).unwrap();
+    let line =
+        format!("a request is answered with EIO request=\"open\" node={node} failed=Some(Open)");
+    assert!(log.contains(&line), "{log}");
 }
 
 /// An operation and what must be there before it.

@@ -2,7 +2,8 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 
 use crate::common::mount::wait_until;
 use crate::common::{MountOpts, Variant, for_each_variant, process};
@@ -10,6 +11,7 @@ use crate::common::{MountOpts, Variant, for_each_variant, process};
 for_each_variant! { two =>
     open_files_go_on,
     an_unlinked_open_file_keeps_its_bytes,
+    a_file_opened_after_its_name_went_goes_on,
     views_stay_readable,
     without_a_holder_the_mount_dies,
     a_file_that_was_written_before_is_captured_after,
@@ -106,6 +108,64 @@ fn an_unlinked_open_file_keeps_its_bytes(v: Variant) {
     drop((file, fresh));
     assert_eq!(fs::read(rig.view(id).join("f")).unwrap(), b"past");
     assert!(fs::read_dir(rig.path()).unwrap().next().is_none());
+}
+
+/// Nobody had it open when it lost its name, so nothing held it for the next worker; and the next
+/// file that was opened got the number of its handle, which the kernel then gave back for both: a
+/// file that was open could not be opened again (EIO).
+fn a_file_opened_after_its_name_went_goes_on(v: Variant) {
+    let mut rig = v.start();
+    let path = |name: &str| rig.path().join(name);
+    fs::write(path("past"), "past").unwrap();
+    let id = rig.mount.checkpoint();
+    fs::write(path("young"), "young").unwrap();
+    fs::write(path("other"), "other").unwrap();
+    let open_gone = |name: &str, options: &OpenOptions| {
+        let known = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_PATH)
+            .open(path(name))
+            .unwrap();
+        fs::remove_file(path(name)).unwrap();
+        options
+            .open(format!("/proc/self/fd/{}", known.as_raw_fd()))
+            .unwrap()
+    };
+    let past = open_gone("past", OpenOptions::new().read(true));
+    let young = open_gone("young", OpenOptions::new().read(true).write(true));
+    let other = path("other");
+    for _ in 0..2 {
+        rig.mount.replace_worker();
+        let held = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(&other)
+            .unwrap();
+        for (file, content) in [(&past, b"past".as_slice()), (&young, b"young")] {
+            let mut bytes = vec![0; content.len()];
+            file.read_exact_at(&mut bytes, 0).unwrap();
+            assert_eq!(
+                (bytes.as_slice(), file.metadata().unwrap().nlink()),
+                (content, 0)
+            );
+        }
+        young.write_all_at(b"y", 0).unwrap();
+        young.sync_all().unwrap();
+        held.sync_all().unwrap();
+        assert_eq!(fs::read(&other).unwrap(), b"other");
+    }
+    let held = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(&other)
+        .unwrap();
+    drop((past, young));
+    wait_until("the files are closed", 60, || {
+        rig.mount.json(&["stats"])["open_files"] == 1
+    });
+    held.write_all_at(b"O", 0).unwrap();
+    assert_eq!(fs::read(&other).unwrap(), b"Other");
+    assert_eq!(fs::read(rig.view(id).join("past")).unwrap(), b"past");
 }
 
 /// Files and directories of a view that are open, and paths into it.

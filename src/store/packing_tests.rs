@@ -1,0 +1,174 @@
+//! What is left out when the journal is packed, and an index that is compared with it.
+
+use std::fs::{self, File};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use super::super::ids::ObjectOrigin;
+use super::super::tests::made::{closed, data, deleted, undo};
+use super::*;
+use crate::store::index::Difference;
+
+const EPOCHS: u64 = 30;
+
+fn store(dir: &tempfile::TempDir) -> Store {
+    Store::open(File::open(dir.path()).unwrap(), true)
+        .unwrap()
+        .0
+}
+
+/// Appends records, applies them, and closes the segment they are in.
+fn put(store: &Store, records: &[Record]) {
+    let places = store.journal.append(records).unwrap();
+    let mut batch = Batch::after(store.index.catalogue().last_checkpoint().unwrap());
+    for (record, at) in records.iter().zip(places) {
+        batch.add(at, record).unwrap();
+    }
+    store.index.apply(&mut batch).unwrap();
+    store.journal.close_segment(0).unwrap();
+}
+
+fn repack(store: &Store, kept: &[CheckpointId]) {
+    let needs = Needs {
+        kept,
+        is_gone: &|_| true,
+        upto: store.journal.position(),
+    };
+    store.index.compact(&needs, &|| false).unwrap();
+    store.repack(&needs, &|| false, |_| {}).unwrap();
+}
+
+/// Hashes of objects of an epoch, of which none is there.
+fn hashes(epoch: u64) -> Record {
+    let object = ObjectId {
+        epoch: Epoch(epoch),
+        slot: Slot(10),
+        serial: 1,
+        origin: ObjectOrigin::Cloned,
+    };
+    Record::Hashes {
+        epoch: Epoch(epoch),
+        objects: vec![ObjectHash {
+            object,
+            size: 1,
+            hash: [1; 32],
+        }],
+        whole: true,
+    }
+}
+
+/// "N entries are missing" while a gc ran: the comparison read one record before its segment was
+/// packed, and what belonged to it after.
+#[test]
+fn a_comparison_while_segments_are_packed_finds_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = store(&dir);
+    for epoch in 1..=EPOCHS {
+        put(
+            &store,
+            &[
+                undo(epoch, vec![data(10, epoch), data(11, epoch)]),
+                closed(epoch),
+            ],
+        );
+    }
+    let gone: Vec<Record> = (1..EPOCHS - 1).map(deleted).collect();
+    put(&store, &gone);
+    // The index goes as far as the last checkpoint.
+    put(
+        &store,
+        &[undo(EPOCHS + 1, vec![data(10, 0)]), closed(EPOCHS + 1)],
+    );
+    let kept = [EPOCHS - 1, EPOCHS, EPOCHS + 1].map(CheckpointId);
+    let is_packed = AtomicBool::new(false);
+    let compared = thread::scope(|scope| {
+        let comparing = scope.spawn(|| {
+            let mut compared = Vec::new();
+            while !is_packed.load(Ordering::SeqCst) || compared.is_empty() {
+                compared.push(store.index.compare(&store.journal).unwrap());
+            }
+            compared
+        });
+        repack(&store, &kept);
+        is_packed.store(true, Ordering::SeqCst);
+        comparing.join().unwrap()
+    });
+    let wrong: Vec<_> = compared.iter().filter(|found| !found.is_none()).collect();
+    assert!(wrong.is_empty(), "{wrong:?} of {}", compared.len());
+    assert!(store.index.compare(&store.journal).unwrap().is_none());
+}
+
+/// "N should not be there" for good after a gc and a kill: the index on the disk still had the
+/// hashes whose records had left the journal. What older programs left so is no damage.
+#[test]
+fn hashes_that_a_pack_leaves_out_stay_forgotten_after_a_kill() {
+    for of_an_older_program in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let store = store(&dir);
+        put(&store, &[undo(1, vec![data(10, 1)]), hashes(1), closed(1)]);
+        store.index.flush_durable().unwrap();
+        let (index, killed) = (dir.path().join(".ckptfs/index"), dir.path().join("killed"));
+        let copy = || {
+            let _ = fs::remove_dir_all(&killed);
+            copy_dir(&index, &killed);
+        };
+        copy();
+        assert_eq!(store.index.catalogue().seals(Epoch(1)).unwrap().len(), 1);
+        repack(&store, &[CheckpointId(1)]);
+        assert_eq!(store.index.catalogue().seals(Epoch(1)).unwrap(), []);
+        if !of_an_older_program {
+            // What is on the disk now is what a kill leaves.
+            copy();
+        }
+        drop(store);
+        fs::remove_dir_all(&index).unwrap();
+        fs::rename(&killed, &index).unwrap();
+        let (store, opened) = Store::open(File::open(dir.path()).unwrap(), false).unwrap();
+        assert_eq!(opened.rebuilt, None);
+        let seals = store.index.catalogue().seals(Epoch(1)).unwrap().len();
+        assert_eq!(seals, usize::from(of_an_older_program));
+        assert_eq!(
+            store.index.compare(&store.journal).unwrap(),
+            Difference::default()
+        );
+    }
+}
+
+fn copy_dir(from: &std::path::Path, to: &std::path::Path) {
+    fs::create_dir(to).unwrap();
+    for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
+        let to = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy_dir(&entry.path(), &to);
+        } else {
+            fs::copy(entry.path(), to).unwrap();
+        }
+    }
+}
+
+/// "N are wrong" while the indexer was between two pieces of an epoch, and a later epoch said
+/// something else of a key.
+#[test]
+fn an_epoch_that_is_half_applied_is_right() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = store(&dir);
+    let ahead = |epoch: u64| Record::Ahead {
+        epoch: Epoch(epoch),
+        undo: (10..20).map(|slot| data(slot, epoch)).collect(),
+        upto: Epoch(epoch),
+    };
+    put(&store, &[closed(1)]);
+    let records = [ahead(2), closed(2), ahead(3), closed(3)];
+    let places = store.journal.append(&records).unwrap();
+    let mut batch = Batch::after(Some(CheckpointId(1)));
+    for (record, at) in records.iter().zip(places).take(2) {
+        batch.add(at, record).unwrap();
+    }
+    for mut piece in batch.pieces(4) {
+        store.index.apply(&mut piece).unwrap();
+        assert_eq!(
+            store.index.compare(&store.journal).unwrap(),
+            Difference::default()
+        );
+    }
+}
