@@ -224,6 +224,7 @@ fn an_opening_syncs_nothing_ahead_of_the_tree() {
 /// without the content from before.
 #[test]
 fn a_file_that_is_synced_after_a_takeover_has_its_past_on_the_disk() {
-    let list = format!("{SYNCED_AND_CHANGED}kill-worker\nfsync 5\ncut");
-    case(Fs::Btrfs, Io::Passthrough, &list);
+    let list = "put a 65536 1\nput b 65536 2\nput c 65536 3\nput d 65536 4\nsynced-checkpoint\nwrite a 0 3 9\ntruncate b 7\n\
+        unlink c\nrename d g\nkill-worker\nopen a 5 0\nfsync 5\ncut";
+    case(Fs::Btrfs, Io::Passthrough, list);
 }
