@@ -219,8 +219,13 @@ impl Engine {
         &self.serving.config.mount
     }
 
-    /// The backing directory.
+    /// The backing directory, which has the store.
     pub fn root_fd(&self) -> BorrowedFd<'_> {
+        self.serving.root.as_fd()
+    }
+
+    /// The root directory of the tree.
+    fn tree_fd(&self) -> BorrowedFd<'_> {
         self.live.root().as_fd()
     }
 }
