@@ -25,8 +25,8 @@ use serde::{Deserialize, Serialize};
 use super::mounts;
 use super::output::{Out, escape};
 use crate::control::STORE_NAME;
-use crate::store::layout::TREE_PATH;
 use crate::engine::api::host_path;
+use crate::store::layout::TREE_PATH;
 use crate::sys::{self, MountPoint, host};
 
 /// Threads that look at processes: one may be made to wait.
