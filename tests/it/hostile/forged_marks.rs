@@ -29,9 +29,9 @@ const USER: u32 = 12_345;
 
 /// The tree: `roots` is root's own in each directory.
 const TREE: &str = "
-echo roots > cfg; echo roots > copied; mkdir etc secret pub open mine .git twice
-echo 'echo real' > etc/tool; chmod 755 etc/tool
-echo token > secret/token; chmod 700 secret
+for name in cfg other changed; do echo roots > $name; done; mkdir etc secret secret2 pub open mine .git twice
+echo 'echo real' > etc/tool; chmod 755 etc/tool; echo roots > etc/copied
+for name in secret secret2; do echo token > $name/token; chmod 700 $name; done
 for name in script config gone late; do echo roots > pub/$name; done; mkdir pub/dir; echo roots > pub/dir/inside; chmod 1777 pub
 echo token > open/token; chmod 700 open
 echo roots > mine/kept; chown 12345:12345 mine
@@ -42,7 +42,7 @@ chmod 1777 .
 
 /// In the branch, by root and then by the user.
 const CHANGES: &str = "
-rm open/token; chmod 777 open; rm pub/gone; touch copied mine; echo more >> twice/one
+rm open/token; chmod 777 open; rm pub/gone; touch etc/copied mine; echo more >> changed
 setpriv --reuid 12345 --regid 12345 --clear-groups sh -euc '
 umask 022; for name in x t c n s w; do echo evil > pub/$name; done; chmod 755 pub/t; mkdir pub/d pub/r pub/u; echo theirs > mine/own'
 ";
@@ -68,7 +68,7 @@ const FORGERIES: [(&str, &str, &str); 22] = [
     ),
     (
         "a mark of root's private directory, on a new one",
-        "mkdir pub/new; setfattr -n user.ckptfs.origin -v $SECRET pub/new",
+        "mkdir pub/new; setfattr -n user.ckptfs.origin -v $SECRET2 pub/new",
         "! as cat pub/new/token",
     ),
     (
@@ -78,13 +78,13 @@ const FORGERIES: [(&str, &str, &str); 22] = [
     ),
     (
         "a mark that root's daemon has set, copied",
-        "getfattr --only-values -n user.ckptfs.origin copied > pub/m; setfattr -n user.ckptfs.origin -v 0x$(od -An -v -tx1 pub/m | tr -d ' \\n') pub/c; mkdir .a && mv pub/c .a/c",
-        "[ \"$(cat copied)\" = roots ]; [ $(stat -c %u copied) = 0 ]",
+        "setfattr -n user.ckptfs.origin -v 0x$(getfattr --only-values -n user.ckptfs.origin etc/copied | od -An -v -tx1 | tr -d ' \\n') pub/c",
+        "[ \"$(cat etc/copied)\" = roots ]; [ $(stat -c %u etc/copied) = 0 ]",
     ),
     (
         "guard: a mark in the namespace of root",
-        "setfattr -n trusted.ckptfs.origin -v $CFG pub/s",
-        "[ \"$(cat cfg)\" = roots ]",
+        "setfattr -n trusted.ckptfs.origin -v $OTHER pub/s",
+        "[ \"$(cat other)\" = roots ]",
     ),
     (
         "guard: a mark of the root directory",
@@ -144,7 +144,7 @@ const FORGERIES: [(&str, &str, &str); 22] = [
     (
         "guard: a store of theirs",
         "mv .ckptfs .gone; mkdir .ckptfs; echo evil > .ckptfs/branch",
-        "[ \"$(cat cfg)\" = roots ]",
+        "[ -e .snapshots/1 ]",
     ),
     (
         "guard: what the store has",
@@ -152,9 +152,9 @@ const FORGERIES: [(&str, &str, &str); 22] = [
         "! grep ckptfs pub/leak",
     ),
     (
-        "marks of an import and an export",
-        "setfattr -n user.ckptfs.export -v '1 00112233445566778899aabbccddeeff 1 whole' pub/w; setfattr -n user.ckptfs.import -v /x pub/w; echo forged > pub/w",
-        "[ \"$(cat pub/w)\" = evil ]; [ -z \"$(getfattr -d -m ckptfs pub/w)\" ]",
+        "guard: marks of an import and an export",
+        "setfattr -n user.ckptfs.export -v '1 00112233445566778899aabbccddeeff 1 whole' pub/w; setfattr -n user.ckptfs.import -v /x pub/w",
+        "[ -z \"$(getfattr -d -m ckptfs pub/w)\" ]",
     ),
     (
         "names of control directories",
@@ -206,6 +206,8 @@ fn marks(branch: &Path) -> String {
         of("CFG", "cfg", ""),
         of("TOOL", "etc/tool", ""),
         of("SECRET", "secret", "secret"),
+        of("SECRET2", "secret2", "secret2"),
+        of("OTHER", "other", ""),
         of("TWICE", "twice/two", ""),
         of("ROOT", ".", ""),
     ]
@@ -225,7 +227,7 @@ fn gained(branch: &Path) -> Vec<&'static str> {
             .success()
     };
     // As whoever looks, so that what is looked for by number is known.
-    as_user(branch, "cd \"$1\"; ls -laR . > /dev/null; cat pub/*");
+    as_user(branch, "cd \"$1\"; (ls -laR .; cat pub/*) > /dev/null || :");
     let gained = FORGERIES.iter().filter(|(_, _, then)| !holds(then));
     gained.map(|(what, _, _)| *what).collect()
 }
@@ -313,7 +315,7 @@ fn a_branch_of_an_older_program_is_refused_and_stays(v: Variant) {
     let said = rig.mount.run(&["--json", "branch", "mount", "b"]);
     let said = String::from_utf8_lossy(&said.stderr).into_owned();
     assert!(said.contains("bad-branch"), "{said}");
-    assert_eq!(sh(&branch, "cat twice/one"), "roots\nmore\n");
+    assert_eq!(sh(&branch, "cat changed"), "roots\nmore\n");
     let after = fs::read(branch.join(".ckptfs/format")).expect("read");
     assert_eq!(after, format, "the older program can serve it");
     rig.mount.ok(&["branch", "drop", "b"]);
@@ -332,7 +334,7 @@ fn a_store_in_the_place_of_roots_is_refused() {
     mount.umount();
     for forged in [
         "mkdir .ckptfs; echo evil > .ckptfs/ckptfs.toml",
-        "cp -r .ckptfs-root .ckptfs || mkdir .ckptfs .ckptfs/journal .ckptfs/layers .ckptfs/tmp",
+        "mkdir .ckptfs .ckptfs/journal .ckptfs/layers .ckptfs/tmp",
         "ln -s .ckptfs-root .ckptfs",
         "mkdir .ckptfs; echo /x > .ckptfs/importing",
         "mkdir .ckptfs; printf 'ckptfs branch\\nversion 1\\nstate made\\n' > .ckptfs/branch",
