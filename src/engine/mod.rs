@@ -223,11 +223,6 @@ impl Engine {
     pub fn root_fd(&self) -> BorrowedFd<'_> {
         self.serving.root.as_fd()
     }
-
-    /// The root directory of the tree.
-    fn tree_fd(&self) -> BorrowedFd<'_> {
-        self.live.root().as_fd()
-    }
 }
 
 /// The history, for parts that have the live tree.

@@ -141,7 +141,7 @@ pub(super) fn settle(engine: &Engine, entry: &BranchEntry, root: &OwnedFd) -> Ve
             branch = entry.name,
             "it may not be whole since the power was cut: nothing was changed in it, and it is made again"
         );
-        let like = sys::stat_fd(engine.tree_fd()).map_err(error::unusable)?;
+        let like = sys::stat_fd(engine.live.root()).map_err(error::unusable)?;
         make(engine, &daemon(), entry, root, &like)?.close();
     }
     sync(engine.timeline().store(), entry, root).map_err(error::failed("it cannot be synced"))

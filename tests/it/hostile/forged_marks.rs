@@ -77,7 +77,7 @@ const FORGERIES: [(&str, &str, &str); 22] = [
         "[ \"$(head -1 twice/two)\" = roots ]; [ $(stat -c %u twice/two) = 0 ]",
     ),
     (
-        "a mark that root's daemon has set, copied",
+        "guard: a mark that the daemon has set, copied",
         "setfattr -n user.ckptfs.origin -v 0x$(getfattr --only-values -n user.ckptfs.origin etc/copied | od -An -v -tx1 | tr -d ' \\n') pub/c",
         "[ \"$(cat etc/copied)\" = roots ]; [ $(stat -c %u etc/copied) = 0 ]",
     ),

@@ -106,14 +106,14 @@ fn a_store_that_is_damaged_is_refused(v: Variant) {
     fs::write(origin.join("record"), &record).expect("written");
     // A program that knows no such trees, this one would serve what is here for the whole tree.
     let format = fs::read_to_string(path.join(".ckptfs/format")).expect("read");
-    assert!(format.contains("\nfeatures origin\n"), "{format}");
+    assert!(format.contains("\nfeatures origin tree\n"), "{format}");
     fs::rename(&origin, path.join(".ckptfs/aside")).expect("moved");
     refused("of the remote that this tree was mounted from is damaged");
     fs::rename(path.join(".ckptfs/aside"), &origin).expect("moved");
     // One of before that was told of it is told of it now.
     fs::write(
         path.join(".ckptfs/format"),
-        format.replace("features origin", "features -"),
+        format.replace("features origin tree", "features -"),
     )
     .expect("written");
     lazy.mount.remount();
