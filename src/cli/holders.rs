@@ -26,6 +26,7 @@ use super::mounts;
 use super::output::{Out, escape};
 use crate::control::STORE_NAME;
 use crate::engine::api::host_path;
+use crate::store::layout::TREE_PATH;
 use crate::sys::{self, MountPoint, host};
 
 /// Threads that look at processes: one may be made to wait.
@@ -293,7 +294,11 @@ impl Tree {
                 .ok()
                 .map(|rest| sight.below.join(rest))
         });
-        places.find(|place| !place.starts_with(STORE_NAME))
+        places.find_map(|place| match place.strip_prefix(TREE_PATH) {
+            // Of a branch.
+            Ok(inside) => Some(inside.to_owned()),
+            Err(_) => (!place.starts_with(STORE_NAME)).then_some(place),
+        })
     }
 
     /// The processes that use it, but for `except` and this one, as far as we may look, and as many

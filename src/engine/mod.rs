@@ -219,9 +219,9 @@ impl Engine {
         &self.serving.config.mount
     }
 
-    /// The backing directory.
+    /// The backing directory, which has the store.
     pub fn root_fd(&self) -> BorrowedFd<'_> {
-        self.live.root().as_fd()
+        self.serving.root.as_fd()
     }
 }
 

@@ -90,7 +90,7 @@ impl Engine {
 
     /// What was mounted for the first time could not be: its store goes, for nothing is in it.
     pub fn unmake(&self) {
-        self.timeline().store().layout.unmake(self.live.root());
+        self.timeline().store().layout.unmake(self.root_fd());
     }
 
     fn open_store(
@@ -109,8 +109,12 @@ impl Engine {
             probe_times(store).map_err(failed)?,
         );
         let served = Served::new(&config, reflink, exact_times)?;
-        let (root, staging) = (Arc::new(config.root), staging(store).map_err(failed)?);
         let origin = config.origin.map(|origin| origin.0);
+        let root = match config.base.is_some() || origin.is_some() {
+            true => (store.layout.tree()).map_err(|error| store_error(&error, &config.backing))?,
+            false => (config.root.try_clone()).map_err(|error| failed(error.into()))?,
+        };
+        let (root, staging) = (Arc::new(root), staging(store).map_err(failed)?);
         let base = config.base.or_else(|| {
             let present = Arc::clone(origin.as_ref()?) as Arc<dyn Present>;
             Some(Arc::new(Base::unchanging(Arc::clone(&timeline), present)))
@@ -119,6 +123,7 @@ impl Engine {
         let store_dir = store.layout.dir().try_clone_to_owned();
         let serving = Serving {
             config: served,
+            root: config.root,
             store_dir: store_dir.map_err(|error| failed(error.into()))?,
             caches: OnceLock::new(),
             counts: Arc::default(),
@@ -364,6 +369,10 @@ fn store_error(error: &StoreError, backing: &std::path::Path) -> VerbError {
         StoreError::NewerFormat { .. } | StoreError::UnknownFeature { .. } => (
             Code::NewerFormat,
             "use the newer ckptfs that made this store",
+        ),
+        StoreError::Forgeable => (
+            Code::BadBranch,
+            "merge or push what was changed in it with the ckptfs that made it, or copy that from the directory itself; then make it again",
         ),
         StoreError::NotAStore => (
             Code::NotAStore,

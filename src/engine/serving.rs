@@ -14,6 +14,8 @@ use crate::sys::lock::Mutex;
 /// See the module.
 pub(super) struct Serving {
     pub(super) config: Served,
+    /// The backing directory, which has the store.
+    pub(super) root: OwnedFd,
     pub(super) store_dir: OwnedFd,
     /// How to make the kernel forget. Not there before the mount is.
     pub(super) caches: OnceLock<Arc<dyn Caches>>,

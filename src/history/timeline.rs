@@ -136,11 +136,9 @@ impl Timeline {
             Arc::clone(&dropped),
             memory.checkpoints,
         ));
-        let operations = Arc::new(Operations::new(
-            Arc::clone(&journal),
-            Arc::clone(&catalogue),
-            memory.order,
-        ));
+        let appender = || Arc::clone(&journal);
+        let operations = Operations::new(appender(), Arc::clone(&catalogue), memory.order);
+        let operations = Arc::new(operations);
         let absences = Arc::new(Absences::new(
             Arc::clone(&journal),
             Arc::clone(&catalogue),

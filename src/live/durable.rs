@@ -4,8 +4,9 @@
 //! record of it (`store::journal`) come before the change that they were made for, without any
 //! sync. Three things are outside of that order, and are made durable first:
 //! - **btrfs** brings a file that an application syncs to the disk by itself, ahead of everything
-//!   that was done before (its tree log). So before an fsync of a live file returns, what was
-//!   captured of it is synced, and the journal. A mapping that the kernel serves by itself is
+//!   that was done before (its tree log), and with it the changes of directories that the file had a
+//!   name in. So before an fsync of a live file all captures are synced, and the journal. A mapping
+//!   that the kernel serves by itself is
 //!   synced without a request, and so is what is written to a file opened with O_SYNC: there the
 //!   capture is synced when the file is opened. What is in that log goes on being written there: a
 //!   rename, a link, an unlink of an inode that was synced since the last commit (or was logged
@@ -134,14 +135,19 @@ impl Durability {
     }
 
     /// Before the content of a live file may be on the disk because somebody syncs it: what was
-    /// captured of it is. See the module.
+    /// captured of it is. Where a sync can overtake what was done before, everything that was
+    /// captured is: a sync of a file that got, changed or lost a name since the last commit also
+    /// brings names that were removed from the directories of these names (`btrfs_log_all_parents`,
+    /// fs/btrfs/tree-log.c). See the module.
     ///
     /// # Errors
     /// EIO, ENOSPC: the file must not be synced.
     pub(super) fn make_captures_durable(&self, slot: Slot) -> SysResult<()> {
-        self.make_whiteouts_durable()?;
+        if self.syncs_overtake {
+            return self.make_past_durable();
+        }
         let objects = self.objects.lock().get(&slot).cloned().unwrap_or_default();
-        if objects.is_empty() && !self.syncs_overtake {
+        if objects.is_empty() {
             return Ok(());
         }
         self.sync_objects(&objects)?;

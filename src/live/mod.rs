@@ -110,7 +110,6 @@ pub use stale_names::Forgetting;
 pub use swaps::Swaps;
 pub use table::NodeTable;
 pub use takeover::Adoption;
-pub use through::unmark;
 
 use copy_up::CopyUp;
 use past::Past;

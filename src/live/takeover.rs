@@ -144,7 +144,8 @@ impl Adoption {
         };
         let mode = sys::stat_fd(&*file)?.mode;
         let by = change.author.process().filter(|_| flags.write).cloned();
-        if io == IoMode::Passthrough && flags.write {
+        // What is written to a file without a name changes no past.
+        if io == IoMode::Passthrough && flags.write && !self.nodes.is_dead(slot) {
             // That it may write is in the journal since it opened the file, or since the newest
             // checkpoint.
             self.hot

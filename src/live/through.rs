@@ -120,17 +120,6 @@ impl Mark {
     }
 }
 
-/// Takes the mark from the root of a branch that is to be made again.
-///
-/// # Errors
-/// That of removexattr(2).
-pub fn unmark(root: impl std::os::fd::AsFd) -> SysResult<()> {
-    match sys::removexattr(root, MARK) {
-        Err(Errno::NO_XATTR) => Ok(()),
-        removed => removed,
-    }
-}
-
 struct Own {
     ino: u64,
     btime: Option<Time>,
@@ -256,10 +245,9 @@ impl Through {
         marks.own.insert(mark.slot, own);
     }
 
-    /// As [`Through::note_own`], by a mark that was found when the branch was opened. Whoever can write
-    /// to the directory while nothing is mounted can copy it, or forge it: one that tells of nothing
-    /// that a base can have, or that another inode has too, says nothing, and the inode was made in
-    /// the branch.
+    /// As [`Through::note_own`], by a mark that was found when the branch was opened. Root can have
+    /// copied it: one that tells of nothing that a base can have, or that another inode has too, says
+    /// nothing, and the inode was made in the branch.
     pub(super) fn note_marked(&self, ino: u64, kind: Kind, mark: Mark, left: Option<u32>) {
         let is_of_base = mark.slot.0 >> LEVEL_SHIFT < self.base.level
             && !matches!(mark.slot, Slot::ROOT | Slot::STAGING);

@@ -58,6 +58,9 @@ pub enum StoreError {
         /// Its name in the file `format`.
         feature: String,
     },
+    /// An older program made it, and kept the tree where other users could write to it.
+    #[error("it was made by an older ckptfs, and other users could have forged what is in it")]
+    Forgeable,
     /// The store was opened for reading only.
     #[error("the store was opened read-only")]
     ReadOnly,
@@ -191,9 +194,10 @@ impl StoreError {
         match self {
             StoreError::Io { source, .. } => Errno(source.raw_os_error().unwrap_or(Errno::EIO.0)),
             StoreError::NoStore => Errno::ENOENT,
-            StoreError::NotAStore | StoreError::NotAFile(_) | StoreError::BadBranch { .. } => {
-                Errno::EINVAL
-            }
+            StoreError::NotAStore
+            | StoreError::NotAFile(_)
+            | StoreError::BadBranch { .. }
+            | StoreError::Forgeable => Errno::EINVAL,
             StoreError::Untrusted {
                 why: Mistrust::NotADirectory,
                 ..

@@ -25,6 +25,7 @@
 //!   layers/           module `layers`
 //!   index/            module `index`; a cache, may be deleted while nothing is mounted
 //!   branches/         module `branches`, as are dropped/ and the file branch
+//!   tree/             module `branch_store`; of a tree that looks through to another: what it has of its own
 //!   tmp/              unfinished things; emptied when the store is opened, but for tmp/restore and tmp/links
 //!
 //! format:
@@ -80,6 +81,10 @@ pub fn is_own_xattr(name: &[u8]) -> bool {
 }
 /// The directory of a store with what is known of content that is elsewhere.
 pub const ORIGIN_NAME: &str = "origin";
+/// The directory of a store with what a tree that looks through to another has of its own.
+const TREE_NAME: &str = "tree";
+/// Where it is below the directory of the store.
+pub const TREE_PATH: &str = ".ckptfs/tree";
 
 /// Whether the directory `root` has a store that was made to its end.
 pub fn is_made(root: impl AsFd) -> bool {
@@ -513,6 +518,7 @@ fn check_unfinished(dir: &OwnedFd) -> StoreResult<()> {
             b"lock" | b"format.new" | b"importing" | b"importing.new" | b"branch" | b"origin" => {
                 true
             }
+            b"tree" => branch_store::has_nothing(dir)?,
             b"journal" => empty("journal")?,
             b"layers" => empty("layers")?,
             b"tmp" => empty("tmp")?,
@@ -578,6 +584,9 @@ fn take_lock(dir: &OwnedFd, serve: bool) -> StoreResult<(File, bool)> {
 fn make(dir: &OwnedFd, branch: bool) -> StoreResult<StoreId> {
     for name in ["journal", "layers", "tmp"] {
         at::make_dir(dir, name).map_err(StoreError::io("make", name))?;
+    }
+    if branch || sys::stat_at(dir, ORIGIN_NAME.as_bytes()).is_ok() {
+        at::make_dir(dir, TREE_NAME).map_err(StoreError::io("make", TREE_NAME))?;
     }
     let id = branch_store::marked(dir)?.unwrap_or_else(StoreId::random);
     write_format(dir, id, !branch)?;

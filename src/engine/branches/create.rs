@@ -159,7 +159,7 @@ fn new_dir(
     let failed = |errno| error::failed(&format!("{shown} cannot be used"))(errno);
     let (found, like) = (
         sys::stat_fd(&root).map_err(failed)?,
-        sys::stat_fd(engine.root_fd()).map_err(failed)?,
+        sys::stat_fd(engine.live.root()).map_err(failed)?,
     );
     let own = sys::ids().0;
     if ![like.uid, requester.by().uid, own].contains(&found.uid) {

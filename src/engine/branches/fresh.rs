@@ -21,7 +21,6 @@ use crate::engine::api::{CheckpointOptions, VerbResult};
 use crate::engine::auto::daemon;
 use crate::engine::bases::registry_failed;
 use crate::engine::error;
-use crate::live::unmark;
 use crate::store::Store;
 use crate::store::layout::STORE_NAME;
 use crate::store::layout::branch_store::{mark_branch, sync_branch, unmake_store};
@@ -29,6 +28,9 @@ use crate::store::layout::branches::BranchEntry;
 use crate::store::record::{Actor, Reason};
 use crate::sys::host;
 use crate::sys::{self, Stat, SysResult};
+
+/// The mode of the directory of a branch, which has only the store.
+const ALONE: u32 = 0o700;
 
 /// Names the mount of the filesystem that the store of `engine` is on.
 pub(super) fn mount_of(engine: &Engine) -> Option<String> {
@@ -92,7 +94,8 @@ pub(super) fn make(
     if (own.uid, own.gid) != (like.uid, like.gid) {
         sys::chown_fd(root, Some(like.uid), Some(like.gid)).map_err(failed)?;
     }
-    sys::chmod_fd(root, like.mode).map_err(failed)?;
+    // Nothing that is shown of the branch is in it.
+    sys::chmod_fd(root, ALONE).map_err(failed)?;
     let marked = BranchEntry {
         made: true,
         unsynced: None,
@@ -138,8 +141,7 @@ pub(super) fn settle(engine: &Engine, entry: &BranchEntry, root: &OwnedFd) -> Ve
             branch = entry.name,
             "it may not be whole since the power was cut: nothing was changed in it, and it is made again"
         );
-        let like = sys::stat_fd(engine.root_fd()).map_err(error::unusable)?;
-        unmark(root).map_err(error::unusable)?;
+        let like = sys::stat_fd(engine.live.root()).map_err(error::unusable)?;
         make(engine, &daemon(), entry, root, &like)?.close();
     }
     sync(engine.timeline().store(), entry, root).map_err(error::failed("it cannot be synced"))

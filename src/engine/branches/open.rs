@@ -55,7 +55,7 @@ fn check_branch(engine: &Engine, entry: &BranchEntry, root: OwnedFd) -> VerbResu
     let failed = |errno| error::failed("the branch cannot be opened")(errno);
     let (found, like) = (
         sys::stat_fd(&root).map_err(failed)?,
-        sys::stat_fd(engine.root_fd()).map_err(failed)?,
+        sys::stat_fd(engine.live.root()).map_err(failed)?,
     );
     let is_marked = branch_mark(&root)
         .map_err(registry_failed)?

@@ -119,29 +119,26 @@ impl Names {
             &mut undo,
         );
         self.touch_renamed(change, (&source, from), to, target.as_ref(), how);
-        let replaced = match target {
+        match target {
             Some(target) if how == RenameMode::Exchange => self
                 .exchange(change, &source, &target, undo, turn)
-                .map(|()| None)?,
+                .map(|()| None),
             Some(target) => {
                 let how = if hides { RenameMode::Whiteout } else { how };
                 self.replace(change, &source, &target, undo, how)?;
-                if !hides {
-                    self.own_whiteout(change, &source, how, turn);
+                match hides {
+                    true => self.durability.note_whiteout(),
+                    false => self.own_whiteout(change, &source, how, turn),
                 }
-                Some(target.slot)
+                Ok(Some(target.slot))
             }
             None => {
                 let to = (&*to_dir, place(to.0.slot, to.1));
                 self.move_to_free(change, &source, to, undo, (how, hides))?;
                 self.own_whiteout(change, &source, how, turn);
-                None
+                Ok(None)
             }
-        };
-        if hides {
-            self.durability.note_whiteout();
         }
-        Ok(replaced)
     }
 
     /// The errors that rename(2) has for what is at the two names; `false`: they lead to one inode,
@@ -189,6 +186,9 @@ impl Names {
             .order_names()
             .and_then(|()| sys::rename_at(source.dir, names.0, dir, names.1, how))
             .inspect_err(|_| self.not_moved(&[source]))?;
+        if hides {
+            self.durability.note_whiteout();
+        }
         if how == RenameMode::Exchange && !hides {
             // One whiteout too many hides nothing.
             let removed = sys::unlink_at(source.dir, source.name.as_bytes());

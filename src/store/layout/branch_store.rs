@@ -1,15 +1,23 @@
-//! The store of a branch: its mark, and how it is made. Nothing of it is synced one by one, but all
-//! of it once, before the first change in the branch.
+//! The store of a branch: its mark, the tree in it, and how it is made. Nothing of it is synced one
+//! by one, but all of it once, before the first change in the branch.
+//!
+//! What a tree that looks through to another has of its own is in `tree/`, and not beside the store:
+//! its names, whiteouts and marks say what it shows of the other, so nobody else may write them,
+//! whether or not something is mounted (docs/adr/0039-branch-marks.md).
 
+use std::io::Read as _;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::io::Errno;
 
 use super::super::at;
 use super::branches::{BranchEntry, DOT_GIT, MARK, existing, read_entry};
-use super::{STORE_NAME, StoreId, open_trusted, read_format};
+use super::{Layout, STORE_NAME, StoreId, TREE_NAME, open_trusted, read_format};
 use crate::store::error::{StoreError, StoreResult};
-use crate::sys::{self, Kind};
+use crate::sys::{self, Kind, Open, SysResult};
+
+/// Bytes of the file `.git` of a branch at most: a path has 4096 at most.
+const GIT_BYTES_MAX: u64 = 8192;
 
 /// What the store in the directory `root` says of whose branch it is; `None`: of nobody's.
 ///
@@ -33,8 +41,52 @@ pub fn store_id(root: impl AsFd) -> Option<StoreId> {
     read_format(&dir).ok().map(|format| format.id)
 }
 
-/// Makes the directory of a branch's store in `root`, with nothing but the mark of whose it is, so
-/// that whatever is made in it afterwards can be told from something else. Not durable on return:
+impl Layout {
+    /// The root directory of what a tree that looks through to another has of its own.
+    ///
+    /// # Errors
+    /// `Forgeable`: an older program made it. Those of open(2).
+    pub fn tree(&self) -> StoreResult<OwnedFd> {
+        at::open_dir(&self.dir, TREE_NAME).map_err(|error| match Errno::from_io_error(&error) {
+            Some(Errno::NOENT) => StoreError::Forgeable,
+            _ => StoreError::io("open", TREE_NAME)(error),
+        })
+    }
+}
+
+/// Nothing was changed in the tree that is in this store, if there is one.
+pub(super) fn has_nothing(store: &OwnedFd) -> StoreResult<bool> {
+    let names = match at::open_dir(store, TREE_NAME) {
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::NOENT) => return Ok(true),
+        tree => tree.and_then(at::names),
+    };
+    let names = names.map_err(StoreError::io("list", TREE_NAME))?;
+    Ok(names.iter().all(|name| name == DOT_GIT))
+}
+
+/// Gives a tree a file `.git` as the directory that it is for has. Whoever has that open has nothing
+/// of the tree.
+fn copy_link_of_git(root: impl AsFd, tree: &OwnedFd) -> SysResult<()> {
+    if !is_link_of_git(&root) {
+        return Ok(());
+    }
+    let link = sys::open_file_at(root, DOT_GIT, Open::READ)?;
+    let (stat, mut text) = (sys::stat_fd(&link)?, Vec::new());
+    link.take(GIT_BYTES_MAX).read_to_end(&mut text)?;
+    if stat.kind != Kind::File || text.len() as u64 == GIT_BYTES_MAX {
+        return Err(sys::Errno::EINVAL);
+    }
+    let copy = sys::create_file_at(tree, DOT_GIT, Open::WRITE, 0o600)?;
+    sys::write_all_at(&copy, &text, 0)?;
+    match sys::set_file_owner(&copy, stat.uid, stat.gid) {
+        Err(sys::Errno::EPERM) if sys::ids().0 != 0 => {}
+        owned => owned?,
+    }
+    sys::set_file_mode(&copy, stat.mode & 0o777)
+}
+
+/// Makes the directory of a branch's store in `root`, with the mark of whose it is, so that whatever
+/// is made in it afterwards can be told from something else, and its tree. Not durable on return:
 /// see [`sync_branch`].
 ///
 /// # Errors
@@ -45,7 +97,11 @@ pub fn mark_branch(root: impl AsFd, entry: &BranchEntry) -> StoreResult<()> {
         return Err(failed()(Errno::EXIST.into()));
     }
     let dir = open_trusted(&root, &root, STORE_NAME)?;
-    at::write_unsynced(&dir, MARK, &entry.text()).map_err(failed())
+    at::write_unsynced(&dir, MARK, &entry.text()).map_err(failed())?;
+    at::make_dir(&dir, TREE_NAME)
+        .and_then(|_| at::open_dir(&dir, TREE_NAME))
+        .and_then(|tree| Ok(copy_link_of_git(root, &tree)?))
+        .map_err(failed())
 }
 
 /// Makes a branch in which nothing was changed yet durable: its directory, with the file that tells
@@ -66,7 +122,9 @@ pub fn sync_branch(root: impl AsFd) -> StoreResult<()> {
         at::sync_dir(of)
     };
     let journal = open_trusted(&dir, &dir, "journal")?;
+    let tree = at::open_dir(&dir, TREE_NAME).map_err(failed())?;
     sync_all(&journal)
+        .and_then(|()| at::sync_name(&tree, DOT_GIT))
         .and_then(|()| sync_all(&dir))
         .and_then(|()| at::sync_name(&root, DOT_GIT))
         .and_then(|()| at::sync_in_order(&root))
@@ -99,10 +157,11 @@ pub fn unmake_store(root: impl AsFd, id: StoreId) -> StoreResult<bool> {
                 Ok(None) => at::names(&dir).map_err(failed())?.is_empty(),
                 Err(error) => return Err(error),
             };
-            if ours {
+            if ours && has_nothing(&dir)? {
                 at::remove_tree(&root, only).map_err(failed())?;
+                return Ok(true);
             }
-            Ok(ours)
+            Ok(false)
         }
         _ => Ok(false),
     }

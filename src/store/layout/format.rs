@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use rustix::io::Errno;
 
 use super::super::at;
-use super::{ORIGIN_NAME, StoreId};
+use super::{ORIGIN_NAME, StoreId, TREE_NAME};
 use crate::store::error::{StoreError, StoreResult};
 use crate::sys;
 
@@ -16,9 +16,10 @@ use crate::sys;
 pub const FORMAT_VERSION: u32 = 2;
 /// Features of the format that this program knows beyond those of its version. A store gets those
 /// that it needs and lacks when it is opened for writing: a program that does not know them must
-/// leave it alone from then on. `origin`: the tree looks through to what `origin/` tells of, so the
-/// directory alone is not all of it.
-const FEATURES: [&str; 1] = [ORIGIN_NAME];
+/// leave it alone from then on. Each is there if the directory of its name is. `origin`: the tree
+/// looks through to what `origin/` tells of, so the directory alone is not all of it. `tree`: the
+/// tree is in the store, and not beside it.
+const FEATURES: [&str; 2] = [ORIGIN_NAME, TREE_NAME];
 /// Features that a store of version 1 could have. All of them are part of version 2. `actors`: the
 /// journal says who asked (record 12). `hashes`: it has the hashes of objects (record 13). `ahead`:
 /// it has what was captured ahead (record 14). `auto`: a checkpoint may have been made by the
@@ -46,15 +47,17 @@ const MAGIC: &str = "ckptfs store";
 const FORMAT_BYTES_MAX: u64 = 4096;
 
 /// What a store needs of [`FEATURES`].
-fn needed(dir: &OwnedFd) -> Option<&'static str> {
-    sys::stat_at(dir, ORIGIN_NAME.as_bytes())
-        .is_ok()
-        .then_some(ORIGIN_NAME)
+fn needed(dir: &OwnedFd) -> impl Iterator<Item = &'static str> {
+    let is_there = move |name: &&str| sys::stat_at(dir, name.as_bytes()).is_ok();
+    FEATURES.into_iter().filter(is_there)
 }
 
 /// `synced`: durable on return.
 pub(super) fn write_format(dir: &OwnedFd, id: StoreId, synced: bool) -> StoreResult<()> {
-    let features = needed(dir).unwrap_or("-");
+    let features = match needed(dir).collect::<Vec<_>>().join(" ") {
+        none if none.is_empty() => "-".to_owned(),
+        some => some,
+    };
     let text = format!("{MAGIC}\nversion {FORMAT_VERSION}\nfeatures {features}\nid {id}\n");
     let write = if synced {
         at::write_whole::<&OwnedFd>
@@ -72,7 +75,7 @@ pub(super) fn write_format(dir: &OwnedFd, id: StoreId, synced: bool) -> StoreRes
 pub(super) fn read_and_migrate(dir: &OwnedFd) -> StoreResult<StoreId> {
     let format = read_format(dir)?;
     if format.version < FORMAT_VERSION
-        || needed(dir).is_some_and(|feature| !format.features.iter().any(|has| has == feature))
+        || needed(dir).any(|feature| !format.features.iter().any(|has| has == feature))
     {
         write_format(dir, format.id, true)?;
     }

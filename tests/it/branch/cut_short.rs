@@ -176,7 +176,8 @@ impl Subject {
     /// Whiteouts in a directory that hide nothing, and names that nobody sees.
     fn needless(&self, number: usize) -> Vec<PathBuf> {
         let name = self.rig.path().file_name().expect("a name");
-        let below = self.below.path().join(name).join(number.to_string());
+        let tree = self.below.path().join(name).join(".ckptfs/tree");
+        let below = tree.join(number.to_string());
         let inherited = self.inherited(number);
         let mut dirs = vec![below.clone()];
         let mut found = Vec::new();

@@ -219,32 +219,6 @@ fn change_in_several_ways(root: &Path) {
     fs::rename(root.join("d/new"), root.join("d/f5")).unwrap();
 }
 
-/// Opening a store syncs the journal: the tail, which proves what the tree on the disk has, must not
-/// reach the disk with it. The view of the synced checkpoint was EIO.
-fn a_takeover_brings_no_proof_to_the_disk_ahead_of_the_tree(v: Variant) {
-    opening_brings_no_proof(v, |mount| {
-        mount.replace_worker();
-    });
-}
-
-/// As above, of an orderly end and the next mount.
-fn a_mount_brings_no_proof_to_the_disk_ahead_of_the_tree(v: Variant) {
-    opening_brings_no_proof(v, |mount| {
-        mount.umount();
-        mount.remount();
-    });
-}
-
-fn opening_brings_no_proof(v: Variant, open: impl Fn(&mut Mount)) {
-    let change = |mount: &mut Mount| {
-        change_in_several_ways(mount.path());
-        open(mount);
-    };
-    let nothing = |_: &Path| String::new();
-    let wrong = differences_mounted(v, "", change, nothing, nothing);
-    assert_eq!(wrong, Vec::<String>::new());
-}
-
 /// A daemon that takes over has no list of the captures that are not on the disk yet: before a file
 /// is synced, all of them are.
 fn a_takeover_forgets_no_capture(v: Variant) {
@@ -384,8 +358,6 @@ mod btrfs {
     super::for_each_variant! { @test no_synced_file_is_renamed_on_disk_without_its_record renamed_daemon Btrfs Daemon }
     super::for_each_variant! { @test no_linked_file_is_lost_with_its_first_name linked_passthrough Btrfs Passthrough }
     super::for_each_variant! { @test no_linked_file_is_lost_with_its_first_name linked_daemon Btrfs Daemon }
-    super::for_each_variant! { @test a_takeover_brings_no_proof_to_the_disk_ahead_of_the_tree takeover_proof Btrfs Passthrough }
-    super::for_each_variant! { @test a_mount_brings_no_proof_to_the_disk_ahead_of_the_tree mount_proof Btrfs Passthrough }
     super::for_each_variant! { @test a_takeover_forgets_no_capture takeover_passthrough Btrfs Passthrough }
     super::for_each_variant! { @test a_takeover_forgets_no_capture takeover_daemon Btrfs Daemon }
     super::for_each_variant! { @test renames_that_did_not_reach_the_disk_are_taken_back taken_back Btrfs Passthrough }

@@ -5,6 +5,7 @@
 mod deep;
 mod flood;
 mod forged;
+mod forged_marks;
 mod freeze;
 mod names;
 mod other_mounts;

@@ -87,8 +87,15 @@ impl World {
         let listed = client
             .ask(Query::default())
             .map_err(|error| said("log", &error))?;
+        let hidden = client
+            .ask(Query {
+                hidden: true,
+                ..Query::default()
+            })
+            .map_err(|error| said("log --deleted", &error))?;
         let named: BTreeSet<u64> = listed
             .iter()
+            .chain(&hidden)
             .filter(|info| info.tags.iter().any(|tag| tag.starts_with("!incomplete")))
             .map(|info| info.id.0)
             .collect();

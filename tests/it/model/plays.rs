@@ -18,7 +18,8 @@ const WAYS: &[&str] = &[
     "keep-last",
     "max-size",
 ];
-/// open(2) for writing, as `open` counts.
+/// How a file is opened, as `open` counts.
+const RDONLY: u64 = 0;
 const RDWR: u64 = 1;
 const WRONLY: u64 = 3;
 
@@ -164,6 +165,10 @@ impl Generator {
             _ => {}
         }
         if self.random.one_in(2) {
+            let path = self.existing(scene, Want::File);
+            if self.random.one_in(2) {
+                play.push(Op::new(Verb::Open, &[&path], &[slot, RDONLY]));
+            }
             play.push(Op::new(Verb::Fsync, &[], &[slot]));
         }
         play.push(Self::plain(Verb::Cut));

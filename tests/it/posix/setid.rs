@@ -413,7 +413,9 @@ fn compare(v: Variant, rows: fn(&Place<'_>) -> Rows) -> Rows {
     let found = rows(&Place {
         root: mount.path(),
         below: match mount.is_branch() {
-            true => below.path().join(place.expect("it is in the image")),
+            true => (below.path())
+                .join(place.expect("it is in the image"))
+                .join(".ckptfs/tree"),
             false => project,
         },
     });

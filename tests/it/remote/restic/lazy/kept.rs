@@ -106,14 +106,14 @@ fn a_store_that_is_damaged_is_refused(v: Variant) {
     fs::write(origin.join("record"), &record).expect("written");
     // A program that knows no such trees, this one would serve what is here for the whole tree.
     let format = fs::read_to_string(path.join(".ckptfs/format")).expect("read");
-    assert!(format.contains("\nfeatures origin\n"), "{format}");
+    assert!(format.contains("\nfeatures origin tree\n"), "{format}");
     fs::rename(&origin, path.join(".ckptfs/aside")).expect("moved");
     refused("of the remote that this tree was mounted from is damaged");
     fs::rename(path.join(".ckptfs/aside"), &origin).expect("moved");
     // One of before that was told of it is told of it now.
     fs::write(
         path.join(".ckptfs/format"),
-        format.replace("features origin", "features -"),
+        format.replace("features origin tree", "features -"),
     )
     .expect("written");
     lazy.mount.remount();
@@ -200,4 +200,39 @@ fn another_repository_and_a_limit(v: Variant) {
     );
     lazy.mount.remount();
     assert_eq!(fs::read_dir(&path).expect("read").count(), 41);
+}
+
+for_each_variant! { xfs => nothing_is_forged_while_it_is_not_mounted }
+
+/// As of a branch (`hostile/forged_marks.rs`): what a user does in the directory counted.
+fn nothing_is_forged_while_it_is_not_mounted(v: Variant) {
+    let rig = v.start_with(MountOpts::new(v.io), |dir| {
+        sh(dir, "echo roots > cfg; mkdir secret pub; echo token > secret/token; chmod 700 secret; echo roots > pub/script; echo roots > pub/late; chmod 1777 pub; chmod 755 .");
+    });
+    rig.mount.checkpoint();
+    let user = User::new();
+    user.push(&rig, &[]);
+    let mut lazy = Lazy::mount(v, &user, &rig, &["--no-fetch"]);
+    let path = lazy.mount.path().to_owned();
+    let as_user = "as() { setpriv --reuid 12345 --regid 12345 --clear-groups sh -c \"$1\"; }";
+    sh(
+        &path,
+        &format!("{as_user}; as 'mkdir pub/d; echo evil > pub/x'"),
+    );
+    // Little-endian, no time of birth.
+    let mark = "mark() { printf 0x; printf %016x $(stat -c %i $1) | fold -w2 | tac | tr -d '\\n'; printf 0000000000000000ffffffff; printf %s \"$2\" | od -An -tx1 | tr -d ' \\n'; }; mark cfg > ../cfg; mark secret secret > ../secret";
+    sh(&path, mark);
+    lazy.mount.umount();
+    let forge = "cd pub && setfattr -n user.ckptfs.origin -v $(cat ../../secret) d; setfattr -n user.ckptfs.origin -v $(cat ../../cfg) x; echo evil > script; mknod late c 0 0";
+    sh(
+        &path,
+        &format!("{as_user}; as \"{}\" || true", forge.replace('$', "\\$")),
+    );
+    lazy.mount.remount();
+    sh(
+        &path,
+        &format!(
+            "{as_user}; [ \"$(cat cfg pub/script pub/late | sort -u)\" = roots ]; [ $(stat -c %u cfg) = 0 ]; as 'ls -la pub > /dev/null; ! cat pub/d/token'"
+        ),
+    );
 }
