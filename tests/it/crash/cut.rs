@@ -21,8 +21,8 @@ const CUTS_LONG: u64 = 100;
 const CUTS_ROUND: usize = 10;
 /// More than the time between two cuts.
 const APART: Duration = Duration::from_secs(60);
-/// In every other history marks come and go all the time, and soon a gc may free them. A mark brings
-/// to the disk what would be lost without it.
+/// In every other history marks come and go all the time, and soon a gc may free them, and short
+/// segments are packed. Both bring to the disk what would be lost without them.
 const TRIPWIRES: [&str; 2] = ["2/100ms", "off"];
 const MARKS_KEPT: &str = "1s";
 
@@ -137,8 +137,11 @@ fn round_of_cuts(v: Variant, seed: u64, cuts: usize) -> (Found, Vec<String>, usi
     let dir = disk.path().join("project");
     std::fs::create_dir(&dir).unwrap();
     story::prepare(&dir);
-    let mut opts = MountOpts::new(v.io).packing();
-    let tripwire = TRIPWIRES[seed as usize % TRIPWIRES.len()];
+    let (mut opts, is_busy) = (MountOpts::new(v.io), seed.is_multiple_of(2));
+    if is_busy {
+        opts = opts.packing();
+    }
+    let tripwire = TRIPWIRES[usize::from(!is_busy)];
     opts.env.push(("CKPTFS_TRIPWIRE".into(), tripwire.into()));
     opts.limit += APART * cuts as u32;
     let mut mount = Mount::start(&dir, &opts);
