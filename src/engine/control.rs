@@ -136,7 +136,8 @@ impl Snapdir {
             serving,
             views,
             links: Links::default(),
-            snapdir_read: AtomicBool::new(false),
+            // The kernel may have a listing from before a takeover.
+            snapdir_read: AtomicBool::new(true),
         }
     }
 

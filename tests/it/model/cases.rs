@@ -239,3 +239,11 @@ fn a_removed_file_that_was_open_over_a_takeover_is_forgotten() {
         "put e 5000 900\nopen e 3 1\nunlink e\nput b 20000 303\nkill-worker\nclose 3\nkill-worker",
     );
 }
+
+/// The kernel keeps a listing of `.snapshots` over a takeover: the next worker did not have it forget
+/// that.
+#[test]
+fn a_listing_of_snapshots_from_before_a_takeover_is_forgotten() {
+    let list = "put a 5 1\nlist-snapshots\nkill-worker\ncheckpoint\nlist-snapshots";
+    case(Fs::Xfs, Io::Passthrough, list);
+}
