@@ -233,9 +233,11 @@ fn mark(client: &mut Client, name: &str, tag: &str) -> VerbResult<CheckpointInfo
             let found = client.ask(ShowCheckpoint {
                 state: StateName(tag.to_owned()),
             })?;
-            // Whoever may make directories in `.snapshots` can give a checkpoint this tag.
-            let is_driver_s = found.reason == Reason::Asked && found.note == note;
-            is_driver_s.then_some(found).ok_or(why)?
+            // A program in the volume can make a checkpoint of this name by mkdir(2). Only a client of
+            // the daemon's user can ask the daemon for one.
+            (found.reason == Reason::Asked)
+                .then_some(found)
+                .ok_or(why)?
         }
         made => made?,
     };

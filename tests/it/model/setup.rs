@@ -21,7 +21,7 @@ impl Setup {
     pub fn of_seed(seed: u64) -> Setup {
         Setup {
             marks: seed % 3 == 1,
-            watch: seed % 2 == 0,
+            watch: seed.is_multiple_of(2),
         }
     }
 
