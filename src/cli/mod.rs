@@ -232,7 +232,10 @@ struct Global {
 /// The verbs, and the module of each, whose `Args` clap reads and whose `run` does it.
 macro_rules! verbs {
     ($($(#[cfg($condition:meta)])? $(#[command($shown:meta)])? $verb:ident($($module:ident)::+),)*) => {
+        // The arguments of a verb are built when that verb is typed: the start of a process is
+        // most of the cost of a checkpoint.
         #[derive(Debug, Subcommand)]
+        #[command(defer = true)]
         enum Verb {
             $($(#[cfg($condition)])? $(#[command($shown)])? $verb($($module)::+::Args),)*
         }

@@ -24,8 +24,14 @@ const CHECKPOINTS_MAX: usize = 200;
 /// So many names of a directory are offered.
 const NAMES_MAX: usize = 2000;
 
-/// The command line, with what each value can be.
-pub fn with_candidates(command: Command) -> Command {
+/// The command line with the completers of its values. The arguments of every verb are built first.
+pub fn command_line() -> Command {
+    let mut command = Cli::command();
+    command.build();
+    with_candidates(command)
+}
+
+fn with_candidates(command: Command) -> Command {
     let verb = command.get_name().to_owned();
     command
         .mut_args(|arg| match completer(&verb, &arg) {

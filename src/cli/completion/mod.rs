@@ -10,12 +10,11 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::Path;
 
-use clap::CommandFactory;
 use clap_complete::env::{Bash, Elvish, EnvCompleter, Fish, Powershell, Shells};
 use clap_complete::{CompleteEnv, Shell};
 
+use super::Context;
 use super::error::{Outcome, io_error};
-use super::{Cli, Context};
 
 /// Set by a shell that asks, to its name.
 const VARIABLE: &str = "CKPTFS_COMPLETE";
@@ -50,7 +49,7 @@ pub fn answered() -> bool {
     if std::env::var_os(VARIABLE).is_none() {
         return false;
     }
-    let asked = CompleteEnv::with_factory(|| candidates::with_candidates(Cli::command()))
+    let asked = CompleteEnv::with_factory(candidates::command_line)
         .var(VARIABLE)
         .bin(PROGRAM)
         .completer(PROGRAM)

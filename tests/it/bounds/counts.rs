@@ -2,7 +2,9 @@
 //! the kernel meanwhile.
 
 use std::fs;
+use std::process::Stdio;
 
+use nix::sys::resource::{UsageWho, getrusage};
 use tempfile::TempDir;
 
 use ckptfs::Client;
@@ -11,7 +13,7 @@ use ckptfs::api::GetStats;
 use crate::bounds::baseline;
 use crate::bounds::shapes;
 use crate::common::command::try_run_limited;
-use crate::common::{Fs, Io, MountOpts, Rig, Variant, scratch, skip, tool};
+use crate::common::{Fs, Io, MountOpts, Rig, Variant, scratch, skip, succeeds, tool};
 
 const VARIANT: Variant = Variant {
     fs: Fs::Xfs,
@@ -101,6 +103,32 @@ fn an_export_makes_few_system_calls_for_each_file_and_no_requests() {
     }
     requests(&rig.mount, &id, &to.to_string_lossy());
     requests(&rig.mount, &id, "-");
+}
+
+/// Each command pays for this. A page fault is the unit, which is the same on each machine.
+#[test]
+fn a_process_starts_with_few_page_faults() {
+    let faults = || {
+        let usage = getrusage(UsageWho::RUSAGE_CHILDREN).expect("the usage of children");
+        usage.minor_page_faults() as f64
+    };
+    // Other tests of this process have children too: the fewest of many is that of one alone.
+    let start = |_| {
+        let one = || {
+            let before = faults();
+            succeeds(
+                tool(env!("CARGO_BIN_EXE_ckptfs"), &["--version"]).stdout(Stdio::null()),
+                TRACED_SECONDS,
+            );
+            faults() - before
+        };
+        (0..20).map(|_| one()).fold(f64::MAX, f64::min)
+    };
+    baseline::holds(
+        "page faults of the start of a process",
+        |known| known * 1.15,
+        start,
+    );
 }
 
 /// Runs verbs under strace.
