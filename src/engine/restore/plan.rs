@@ -5,10 +5,11 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::super::Engine;
-use super::super::api::{Times, TreePath};
+use super::super::api::{Change, Times, TreePath};
 use crate::history::diff::join;
 use crate::history::present::Trail;
 use crate::history::state::State;
+use crate::history::view::View;
 use crate::store::ids::{CheckpointId, Slot};
 use crate::store::record::Child;
 use crate::sys::{Kind, SysResult};
@@ -79,6 +80,65 @@ impl Plan {
             }
         }
         Ok(true)
+    }
+
+    /// Leaves files alone that would be made again though nothing of them changed: an earlier
+    /// restore made them, so they are other inodes than the checkpoint's. `changes` are the
+    /// differences by path.
+    ///
+    /// All planned names of such a file lead to one live inode, and no other file is to be that
+    /// inode.
+    ///
+    /// # Errors
+    /// Those of reading the live tree.
+    pub(super) fn leave_equal(&mut self, changes: &[Change], now: &View<'_>) -> SysResult<()> {
+        let changed: HashSet<&[u8]> = changes
+            .iter()
+            .flat_map(|change| [Some(&change.path), change.from.as_ref()])
+            .flatten()
+            .map(|path| path.0.as_slice())
+            .collect();
+        // `None`: names of one lead to different inodes, or inodes of different files.
+        let mut stands_in: HashMap<Slot, Option<Slot>> = HashMap::new();
+        let mut stands_for: HashMap<Slot, Option<Slot>> = HashMap::new();
+        for (dir, name, want, _, have) in self.tree.wanted() {
+            if self.tree.contents.get(&want.slot) != Some(&Content::New) {
+                continue;
+            }
+            let path = join(&dir.want.path(), name);
+            let is_equal = |have: &Child| -> SysResult<bool> {
+                Ok(have.kind == want.kind
+                    && !self.tree.contents.contains_key(&have.slot)
+                    && !changed.contains(&path[..])
+                    && now.walk(&path)?.is_some_and(|(found, _)| found == *have))
+            };
+            let equal = match have {
+                Some(have) if is_equal(&have)? => Some(have.slot),
+                _ => None,
+            };
+            let one = stands_in.entry(want.slot).or_insert(equal);
+            *one = one.filter(|slot| equal == Some(*slot));
+            if let Some(have) = equal {
+                let one = stands_for.entry(have).or_insert(Some(want.slot));
+                *one = one.filter(|slot| *slot == want.slot);
+            }
+        }
+        let left: HashSet<Slot> = stands_in
+            .into_iter()
+            .filter(|(want, have)| {
+                have.is_some_and(|have| stands_for.get(&have) == Some(&Some(*want)))
+            })
+            .map(|(want, _)| want)
+            .collect();
+        for dir in &mut self.tree.dirs {
+            dir.names.retain(|name| {
+                let want = name.want.as_ref();
+                want.is_none_or(|(want, _)| want.kind == Kind::Dir || !left.contains(&want.slot))
+            });
+        }
+        self.tree.contents.retain(|slot, _| !left.contains(slot));
+        self.tree.several.retain(|slot| !left.contains(slot));
+        Ok(())
     }
 
     /// Paths that come back as files of their own, though at the checkpoint they were one with

@@ -282,7 +282,11 @@ impl<'a> Restorer<'a> {
         } else {
             threads::both("compare", compare, plan)
         };
-        let (mut changes, plan) = found.map_err(failed)?;
+        let (mut changes, mut plan) = found.map_err(failed)?;
+        if let Choice::Below(_) = choice {
+            let now = View::new(self.engine.timeline(), &glance, State::Live);
+            plan.leave_equal(&changes, &now).map_err(failed)?;
+        }
         changes.append(&mut chosen.changes);
         Ok(Prepared {
             then: self.engine.states.view(State::At(target)),

@@ -122,6 +122,29 @@ fn a_restore_that_takes_a_name_away_is_counted_by_the_kernel() {
     }
 }
 
+/// A restore makes a removed file again, as another inode. A later restore of paths made it a
+/// second time though it was as it had been, and separated it from a name that it got since.
+#[test]
+fn a_file_that_a_restore_made_again_is_left_alone() {
+    for io in [Io::Passthrough, Io::Daemon] {
+        case(
+            Fs::Xfs,
+            io,
+            "put b 1 441\nmkdir f 493\ncheckpoint\nunlink b\nrestore 0\nmkfifo f/c 420\nlink b f/f\nrestore-paths f/c b 0\ncheck-live",
+        );
+    }
+}
+
+/// A restored name joins a name outside of the restored paths that it was one file with.
+#[test]
+fn a_name_that_comes_back_is_one_file_with_a_name_outside() {
+    case(
+        Fs::Xfs,
+        Io::Daemon,
+        "mkdir d 493\nput e 10 1\nlink e d/b\ncheckpoint\nunlink d/b\nput d/c 20 2\nrestore-paths d 0\ncheck-live\ncheckpoint\ncheck-views",
+    );
+}
+
 /// A file that was open for writing, and captured for that, counted as changed: a restore of one of
 /// its two names made a second file of it.
 #[test]

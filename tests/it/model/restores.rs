@@ -1,6 +1,7 @@
 //! Restores of a whole tree and of paths, and what they make of the model.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::Path;
 
 use ckptfs::api::{Code, RestoreOptions, Restored, StateName, Times, TreePath, VerbError};
 
@@ -57,6 +58,7 @@ impl World {
             return Ok(());
         };
         let (id, mut tree) = (self.snaps[index].id, self.snaps[index].tree.clone());
+        let inodes = self.inodes(&self.model.tree)?;
         let restored = self
             .ask_restore(id, Vec::new())?
             .map_err(|error| said("restore", &error))?;
@@ -75,7 +77,59 @@ impl World {
         for node in tree.nodes.values_mut().filter(|node| node.is_dir()) {
             node.entries = self.model.counter.next();
         }
+        let tree = self.named_by_inode(tree, &inodes)?;
         self.become_tree(tree)
+    }
+
+    /// The inode numbers of a tree that is the live one.
+    fn inodes(&self, tree: &Tree) -> Result<HashMap<u64, Id>, String> {
+        let mut inodes = HashMap::new();
+        for (path, id) in tree.paths() {
+            let path = absolute(&self.root, &path);
+            let stat = rustix::fs::lstat(&path)
+                .map_err(|errno| format!("expected, and {}: {errno}", path.display()))?;
+            inodes.insert(stat.st_ino, id);
+        }
+        Ok(inodes)
+    }
+
+    /// The modification times of a tree, which is at `root`: a stamp that differs can be the same
+    /// time.
+    fn times(root: &Path, tree: &Tree) -> Result<HashMap<Id, (i64, i64)>, String> {
+        let paths = tree.paths();
+        let time = |(path, id): (Vec<u8>, Id)| {
+            let path = absolute(root, &path);
+            let stat = rustix::fs::lstat(&path)
+                .map_err(|errno| format!("expected, and {}: {errno}", path.display()))?;
+            Ok((id, (stat.st_mtime as i64, stat.st_mtime_nsec as i64)))
+        };
+        paths.into_iter().map(time).collect()
+    }
+
+    /// The tree that a restore left. An inode that was there before (`inodes`) has the id that it
+    /// had, another one a new id: it is not promised which files a restore makes again, and a
+    /// later restore treats these as other files.
+    fn named_by_inode(&mut self, tree: Tree, inodes: &HashMap<u64, Id>) -> Result<Tree, String> {
+        let ids: HashMap<Id, Id> = self
+            .inodes(&tree)?
+            .into_iter()
+            .map(|(inode, id)| {
+                let known = inodes.get(&inode).copied();
+                (id, known.unwrap_or_else(|| self.model.counter.next()))
+            })
+            .collect();
+        let renamed = |id: Id| ids.get(&id).copied().unwrap_or(id);
+        let nodes = tree.nodes.into_iter().map(|(id, mut node)| {
+            if let Body::Dir(names) = &mut node.body {
+                names
+                    .values_mut()
+                    .for_each(|child| *child = renamed(*child));
+            }
+            (renamed(id), node)
+        });
+        Ok(Tree {
+            nodes: nodes.collect(),
+        })
     }
 
     /// The live tree was replaced. Whether what is open is still in it is asked of the filesystem;
@@ -148,6 +202,12 @@ impl World {
         let unknown = asked
             .iter()
             .any(|path| then.lookup(path).is_err() && now.lookup(path).is_err());
+        let inodes = self.inodes(&self.model.tree)?;
+        let view = self.root.join(".snapshots").join(id.to_string());
+        let times = [
+            Self::times(&view, &then)?,
+            Self::times(&self.root, &self.model.tree)?,
+        ];
         let answer = self.ask_restore(id, asked.iter().cloned().map(TreePath).collect())?;
         let restored = match answer {
             Err(error) if unknown && error.code == Code::UnknownPath => return Ok(()),
@@ -160,23 +220,38 @@ impl World {
             None if restored.changes.is_empty() => return Ok(()),
             None => return Err("a restore without a guard".to_owned()),
         }
-        let tree = self.with_paths(&then, &now, &asked);
+        let split = restored.split.into_iter().map(|path| path.0).collect();
+        let tree = self.with_paths(&then, &now, &asked, &split, &times);
+        let tree = self.named_by_inode(tree, &inodes)?;
         self.become_tree(tree)
     }
 
     /// The live tree with some paths as they were. A directory on the way that is missing comes
     /// back too, with nothing else in it.
-    pub(super) fn with_paths(&mut self, then: &Tree, now: &Tree, asked: &[Vec<u8>]) -> Tree {
+    fn with_paths(
+        &mut self,
+        then: &Tree,
+        now: &Tree,
+        asked: &[Vec<u8>],
+        split: &BTreeSet<Vec<u8>>,
+        [times_then, times_now]: &[HashMap<Id, (i64, i64)>; 2],
+    ) -> Tree {
         let tops = asked.iter().filter(|path| {
             !asked
                 .iter()
                 .any(|other| other != *path && is_below(path, other))
         });
         let mut tree = now.clone();
-        let mut fresh: HashMap<Id, Id> = kept(then, now, asked)
-            .into_iter()
-            .map(|id| (id, id))
-            .collect();
+        let same = |old: Id, new: Id| {
+            let (then, now) = (then.node(old), now.node(new));
+            let dress = |node: &Node| (node.mode, node.uid, node.gid);
+            !now.is_dir()
+                && then.body == now.body
+                && dress(then) == dress(now)
+                && times_then.get(&old) == times_now.get(&new)
+                && then.xattrs == now.xattrs
+        };
+        let mut fresh = stays(then, now, asked, split, same);
         let mut on_the_way = BTreeSet::new();
         for top in tops.collect::<BTreeSet<_>>() {
             let ways = top
@@ -244,25 +319,67 @@ fn is_below(path: &[u8], above: &[u8]) -> bool {
     path == above || (path.starts_with(above) && path.get(above.len()) == Some(&b'/'))
 }
 
-/// Files of the live tree that stay what they are: they have a name in the paths, and nothing of
-/// them changed.
-fn kept(then: &Tree, now: &Tree, asked: &[Vec<u8>]) -> BTreeSet<Id> {
-    let inside = now
-        .paths()
-        .into_iter()
-        .filter(|(path, _)| asked.iter().any(|top| is_below(path, top)))
-        .map(|(_, id)| id);
-    let same = |id: &Id| {
-        then.nodes.get(id).is_some_and(|old| {
-            let new = now.node(*id);
-            let dress = |node: &Node| (node.mode, node.uid, node.gid, node.mtime);
-            !new.is_dir()
-                && old.body == new.body
-                && dress(old) == dress(new)
-                && old.xattrs == new.xattrs
-        })
+/// What is no directory and stays: which inode of the live tree each wanted inode is.
+///
+/// An inode stays itself if nothing of it changed and it has a name in the paths, or one elsewhere
+/// that it had then. The names elsewhere may be unknown to the daemon, which then says that they
+/// are `split`. One that was made again by an earlier restore stays if all its names lead to it.
+fn stays(
+    then: &Tree,
+    now: &Tree,
+    asked: &[Vec<u8>],
+    split: &BTreeSet<Vec<u8>>,
+    same: impl Fn(Id, Id) -> bool,
+) -> HashMap<Id, Id> {
+    let is_asked = |path: &[u8]| asked.iter().any(|top| is_below(path, top));
+    let (paths_then, paths_now) = (then.paths(), now.paths());
+    let mut wanted: BTreeMap<Id, Vec<&[u8]>> = BTreeMap::new();
+    for (path, id) in paths_then.iter().filter(|(path, _)| is_asked(path)) {
+        if !then.node(*id).is_dir() {
+            wanted.entry(*id).or_default().push(path);
+        }
+    }
+    let is_itself = |id: Id| {
+        let mut names = paths_now.iter().filter(|(_, there)| **there == id);
+        let is_split = wanted
+            .get(&id)
+            .is_some_and(|names| names.iter().any(|name| split.contains(*name)));
+        names.any(|(path, _)| is_asked(path) || (!is_split && paths_then.get(path) == Some(&id)))
+            && same(id, id)
     };
-    inside.filter(same).collect()
+    let mut stays: HashMap<Id, Id> = now
+        .nodes
+        .keys()
+        .filter(|id| then.nodes.contains_key(id) && is_itself(**id))
+        .map(|id| (*id, *id))
+        .collect();
+    // The live inode that is at each of the wanted one's names, in directories that stayed.
+    let stands_in = |id: Id, names: &[&[u8]]| {
+        let there: Option<BTreeSet<Id>> = names
+            .iter()
+            .map(|name| {
+                let is_top = asked.iter().any(|top| top == name);
+                let dirs = (then.resolve(name).ok()?.0, now.resolve(name).ok()?.0);
+                now.lookup(name).ok().filter(|_| is_top || dirs.0 == dirs.1)
+            })
+            .collect();
+        let there = there?;
+        let one = *there.first().filter(|_| there.len() == 1)?;
+        (same(id, one) && !wanted.contains_key(&one)).then_some(one)
+    };
+    let mut stands_for: HashMap<Id, Vec<Id>> = HashMap::new();
+    for (id, names) in &wanted {
+        if let Some(one) = stands_in(*id, names).filter(|_| !stays.contains_key(id)) {
+            stands_for.entry(one).or_default().push(*id);
+        }
+    }
+    stays.extend(
+        stands_for
+            .into_iter()
+            .filter(|(_, wanted)| wanted.len() == 1)
+            .filter_map(|(one, wanted)| Some((*wanted.first()?, one))),
+    );
+    stays
 }
 
 /// Copies a node and all below it into another tree, under new numbers.
