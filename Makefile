@@ -1,6 +1,6 @@
 # ckptfs. `make help` lists the targets; the two that matter are `make demo` and `make test`.
 #
-# Every bound and setting can be given on the command line: `make test BOUND_model=900`, `make demo DIR=~/project`.
+# Settings are given on the command line: `make demo DIR=~/project`, `make soak SOAK_SECONDS=600`.
 
 SHELL := /bin/bash
 export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH):/usr/sbin:/sbin
@@ -17,11 +17,8 @@ SOAK_SECONDS ?= 1800
 IMAGE ?= ckptfs
 PLUGIN ?= ckptfs:local
 
-# Those of the named test targets that exist.
-present = $(foreach test,$(1),$(if $(wildcard tests/it/$(test)/mod.rs),$(test)))
-
 .DEFAULT_GOAL := help
-.PHONY: help deps build check test test-posix test-crash soak demo picture demo-branches demo-remote demo-clean bench bench-latency bench-native bench-seeds bench-store bench-export bench-import bench-restore bench-growth bench-gc bench-freeze bench-db bench-absence bench-branches bench-hooks bench-remote bench-compare check-macos deny install uninstall image plugin deb deb-files share-files
+.PHONY: help deps build check test test-all test-posix test-crash soak quick demo picture demo-branches demo-remote demo-clean bench bench-latency bench-native bench-seeds bench-store bench-export bench-import bench-restore bench-growth bench-gc bench-freeze bench-db bench-absence bench-branches bench-hooks bench-remote bench-compare check-macos deny install uninstall image plugin deb deb-files share-files
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -32,39 +29,48 @@ deps: ## Install what the tests and the demo need (apt), load fuse
 build: ## Build the release binary: target/release/ckptfs
 	cargo build --release --features remote
 
-check: ## Format, lints, docs, feature sets, unit tests: what to run before each commit
-	@tests/run.sh fmt clippy doc core unit tidy
+check: ## Format, lints, docs, feature sets, licences, macOS
+	@tests/run.py check
 
-test: ## Every test, on real filesystems; ends with counts
-	@tests/run.sh
+test: ## What to run before each commit: each test on one variant; ends with counts
+	@tests/run.py test
+
+test-all: ## Every test on each of its variants, remotes and conformance suites among them
+	@tests/run.py all
 
 test-posix: ## The POSIX tests, pjdfstest and fsx among them, in their long form
-	@CKPTFS_LONG=1 BOUND_posix=$${BOUND_posix:-5400} BOUND_TOTAL=$${BOUND_TOTAL:-7200} tests/run.sh deps tools build $(call present,posix mounted)
+	@CKPTFS_LONG=1 LIMIT=5400 tests/run.py deps tools posix mounted
 
 test-crash: ## The kill, power-cut and failing-call tests in their long form
 	@mkdir -p target/cuts
-	@CKPTFS_LONG=1 CKPTFS_KEEP=$${CKPTFS_KEEP:-$(CURDIR)/target/cuts} BOUND_crash=$${BOUND_crash:-7200} BOUND_faults=$${BOUND_faults:-7200} BOUND_engine=$${BOUND_engine:-3600} BOUND_branch=$${BOUND_branch:-3600} BOUND_TOTAL=$${BOUND_TOTAL:-16200} \
-		tests/run.sh deps build $(call present,crash cut faults takeover engine merge branch)
+	@CKPTFS_LONG=1 CKPTFS_KEEP=$${CKPTFS_KEEP:-$(CURDIR)/target/cuts} LIMIT=7200 tests/run.py deps crash cut faults takeover engine merge branch
 
 soak: ## Model, concurrency and endurance for SOAK_SECONDS each, decoders and limits in their long form, with a random seed (printed)
-	@CKPTFS_LONG=1 CKPTFS_FUZZ_CASES=$$(($(SOAK_SECONDS) * 20)) CKPTFS_ROUNDS=$$(($(SOAK_SECONDS) / 10 + 1)) CKPTFS_SEED=$$RANDOM BOUND_unit=$$(($(SOAK_SECONDS) + 1800)) \
-		BOUND_hostile=$$(($(SOAK_SECONDS) + 1800)) BOUND_limits=$$(($(SOAK_SECONDS) + 3600)) BOUND_TOTAL=$$(($(SOAK_SECONDS) * 3 + 9000)) \
-		tests/run.sh deps build unit $(call present,hostile limits)
-	@CKPTFS_LONG=1 CKPTFS_SEED=$${CKPTFS_SEED:-random} CKPTFS_SECONDS=$(SOAK_SECONDS) BOUND_model=$$(($(SOAK_SECONDS) + 600)) \
-		BOUND_TOTAL=$$(($(SOAK_SECONDS) + 3600)) tests/run.sh deps build model
-	@CKPTFS_LONG=1 CKPTFS_SEED=$$RANDOM CKPTFS_SECONDS=$$(($(SOAK_SECONDS) / 10 + 1)) BOUND_concurrent=$$(($(SOAK_SECONDS) * 3 + 1200)) \
-		BOUND_TOTAL=$$(($(SOAK_SECONDS) * 3 + 3600)) tests/run.sh deps build concurrent
+	@CKPTFS_LONG=1 CKPTFS_FUZZ_CASES=$$(($(SOAK_SECONDS) * 20)) CKPTFS_ROUNDS=$$(($(SOAK_SECONDS) / 10 + 1)) CKPTFS_SEED=$$RANDOM \
+		LIMIT=$$(($(SOAK_SECONDS) + 3600)) tests/run.py deps unit hostile limits
+	@CKPTFS_LONG=1 CKPTFS_SEED=$${CKPTFS_SEED:-random} CKPTFS_SECONDS=$(SOAK_SECONDS) LIMIT=$$(($(SOAK_SECONDS) * 2 + 3600)) tests/run.py model
+	@CKPTFS_LONG=1 CKPTFS_SEED=$$RANDOM CKPTFS_SECONDS=$$(($(SOAK_SECONDS) / 10 + 1)) LIMIT=$$(($(SOAK_SECONDS) * 3 + 1200)) tests/run.py concurrent
 	@CKPTFS_LONG=1 CKPTFS_SECONDS=$$(($(SOAK_SECONDS) / 180 + 1)) CKPTFS_ROUNDS=$$(($(SOAK_SECONDS) / 360 + 1)) \
-		BOUND_endurance=$$(($(SOAK_SECONDS) * 4 + 3600)) BOUND_TOTAL=$$(($(SOAK_SECONDS) * 4 + 7200)) tests/run.sh deps build endurance
+		LIMIT=$$(($(SOAK_SECONDS) * 4 + 3600)) tests/run.py endurance
 
-demo: deps build ## The main job on real input: make demo [DIR=~/project]
-	@benches/demo.sh run $(if $(DIR),"$(DIR)")
+# Built for the time of the build: only what the demo needs, and little optimized.
+QUICK := target/quick/ckptfs
+quick:
+	@echo "Building ckptfs without remotes, CSI, MCP and browse: about 3 minutes from nothing on 2 cores."
+	cargo build --profile quick --no-default-features --features fuse,cli
+
+demo: ## The main job on real input: make demo [DIR=~/project]
+	@tests/deps.sh demo
+	@$(MAKE) --no-print-directory quick
+	@CKPTFS=$(CURDIR)/$(QUICK) benches/demo.sh run $(if $(DIR),"$(DIR)")
 
 picture: build ## The picture of the README, from a real run
 	TMPDIR=$${TMPDIR:-/var/tmp} docs/demo.py
 
-demo-branches: deps build ## Four branches, edited at once, merged, in conflict, undone: make demo-branches [DIR=~/project]
-	@benches/demo.sh branches $(if $(DIR),"$(DIR)")
+demo-branches: ## Four branches, edited at once, merged, in conflict, undone: make demo-branches [DIR=~/project]
+	@tests/deps.sh demo
+	@$(MAKE) --no-print-directory quick
+	@CKPTFS=$(CURDIR)/$(QUICK) benches/demo.sh branches $(if $(DIR),"$(DIR)")
 
 demo-remote: deps build ## Checkpoints in a bucket and a registry on the loopback: make demo-remote [DIR=~/project]
 	@benches/demo.sh remote $(if $(DIR),"$(DIR)")

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs what the tests and the demo need and makes FUSE ready. Does nothing where all of it is there already.
 #
-#   deps.sh [bench]     bench: also what the side-by-side benchmark compares with and runs
+#   deps.sh [demo|bench]     demo: only the packages without which nothing works; bench: also the programs that the benchmarks
+#                            compare with and run
 #
 # Fails only when a thing without which nothing can be tested is missing afterwards.
 set -euo pipefail
@@ -10,7 +11,7 @@ SUDO=()
 if [ "$(id -u)" != 0 ]; then SUDO=(sudo); fi
 
 # command:package; the first list is needed, the second makes more tests possible.
-NEEDED=(cc:gcc git:git fusermount3:fuse3 mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs mkfs.ext4:e2fsprogs losetup:util-linux
+NEEDED=(python3:python3 cc:gcc git:git fusermount3:fuse3 mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs mkfs.ext4:e2fsprogs losetup:util-linux
     setfacl:acl setfattr:attr rsync:rsync)
 USEFUL=(sqlite3:sqlite3 inotifywait:inotify-tools strace:strace fio:fio stress-ng:stress-ng modprobe:kmod man:man-db groff:groff-base zsh:zsh fish:fish tmux:tmux)
 # Container engines and what is run in them; installed, never started.
@@ -30,6 +31,7 @@ USEFUL+=("$(python3 -c 'import ensurepip; print(ensurepip.__file__)' 2>/dev/null
 
 # A library has no command: its header tells.
 LIBFUSE=/usr/include/fuse3/fuse.h
+if [ "${1:-}" = demo ]; then USEFUL=(); fi
 if [ "${1:-}" = bench ]; then USEFUL+=(pkg-config:pkg-config rg:ripgrep npm:npm "$LIBFUSE:libfuse3-dev"); fi
 
 # Prints the packages of the pairs whose command is not there.

@@ -1,5 +1,5 @@
 //! The integration tests: one program, a module for each subject. `cargo test --test it cli::` runs
-//! one of them; `make test` runs each as a stage of its own, with its own limits (tests/run.sh).
+//! one of them, and so does `tests/run.py cli`, which `make test` and `make test-all` call.
 
 mod common;
 

@@ -8,7 +8,7 @@ use crate::common::command::{has, sh};
 use crate::common::tree::assert_tree_is;
 use crate::common::{MountOpts, Rig, TreeOpts, Variant, for_each_variant, skip, tree_of};
 
-for_each_variant! { two => a_rewind_takes_back_what_one_session_did_and_nothing_else }
+for_each_variant! { reflink => a_rewind_takes_back_what_one_session_did_and_nothing_else }
 for_each_variant! { xfs =>
     rewinds_follow_each_other_and_survive_their_undo,
     an_agent_is_told_what_its_own_command_removed,

@@ -220,4 +220,4 @@ fn sqlite_wal(v: Variant) {
     under_load(v, "WAL");
 }
 
-for_each_variant! { two => sqlite_delete, sqlite_wal }
+for_each_variant! { reflink => sqlite_delete, sqlite_wal }

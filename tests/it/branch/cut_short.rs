@@ -14,7 +14,7 @@ use crate::common::random::{Random, is_long, seed};
 use crate::common::tree::{Tree, TreeOpts, compare, tree, try_tree_without};
 use crate::common::{Below, Io, MountOpts, Rig, Variant, for_each_variant, scratch, tool};
 
-for_each_variant! { one => copying_up_is_killed_at_calls, dropping_is_killed_at_calls }
+for_each_variant! { xfs => copying_up_is_killed_at_calls, dropping_is_killed_at_calls }
 
 /// What is inherited, in a directory for each kill.
 const INHERITED: &str = "mkdir -p d/e empty; echo f > f; echo g > d/g; echo h > d/e/h; seq 40000 > large; ln f d/f2; ln -s to link; mkfifo fifo;

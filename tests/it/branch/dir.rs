@@ -10,7 +10,7 @@ use super::support::{create, is_mounted, listed, place, refused};
 use crate::common::mount::wait_until;
 use crate::common::{MountOpts, Rig, Variant, for_each_variant, run_limited, tool};
 
-for_each_variant! { one =>
+for_each_variant! { xfs =>
     a_branch_is_made_with_mkdir_and_dropped_with_rmdir, the_listing_follows_the_verbs,
     what_the_tree_has_of_that_name_itself_is_not_hidden, whoever_may_make_checkpoints_may_make_branches,
     a_branch_that_is_shown_elsewhere_is_in_use, a_branch_goes_though_a_namespace_has_a_copy_of_its_mount,

@@ -12,7 +12,7 @@ use crate::common::{
     skip, stdout_of, succeeds, tool,
 };
 
-for_each_variant! { one =>
+for_each_variant! { xfs =>
     it_survives_a_kill_at_once, it_is_on_the_disk_before_it_is_changed, a_power_cut_leaves_it_whole_or_empty,
     what_was_synced_in_it_outlives_a_power_cut, a_power_cut_leaves_a_merge_and_its_base_or_neither
 }

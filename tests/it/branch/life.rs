@@ -9,7 +9,7 @@ use crate::common::command::{TOOL_SECONDS, succeeds};
 use crate::common::mount::VERB_SECONDS;
 use crate::common::{Fs, MountOpts, Variant, fails, for_each_variant, skip, tool};
 
-for_each_variant! { one =>
+for_each_variant! { xfs =>
     a_branch_is_a_tree_of_its_own, it_comes_back_with_its_parent, a_dropped_branch_comes_back_until_gc,
     what_nobody_has_merged_is_told, it_takes_little,
     a_base_is_held, a_branch_of_a_branch, the_daemon_is_killed, everything_is_killed

@@ -16,7 +16,7 @@ use crate::common::command::sh;
 use crate::common::mount::wait_until;
 use crate::common::{MountOpts, Rig, Variant, for_each_variant};
 
-for_each_variant! { one =>
+for_each_variant! { xfs =>
     what_was_renamed_here_and_edited_there_is_one_file, what_would_clash_is_told,
     conflicts_are_told_as_they_come_and_go, who_watches_holds_up_nobody, a_command_is_run_for_each
 }

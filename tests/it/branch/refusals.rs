@@ -6,7 +6,7 @@ use std::os::unix::fs::symlink;
 use super::support::{create, is_mounted, listed, place, refused};
 use crate::common::{Variant, for_each_variant};
 
-for_each_variant! { one => what_cannot_be_a_branch_is_refused, what_a_kill_has_left_is_swept }
+for_each_variant! { xfs => what_cannot_be_a_branch_is_refused, what_a_kill_has_left_is_swept }
 
 fn what_cannot_be_a_branch_is_refused(v: Variant) {
     let mut rig = v.start();

@@ -17,7 +17,7 @@
 //!
 //! Nothing waits for ever: commands have limits, and a mount that outlives its own is aborted.
 //! Nothing stays: values clean up when dropped, and what a killed test process left is removed by
-//! `tests/cleanup.sh`, at the next start or by `tests/run.sh`.
+//! `tests/cleanup.sh`, at the next start or by `tests/run.py`.
 #![allow(dead_code, unused_imports, unused_macros)]
 
 pub mod caller;

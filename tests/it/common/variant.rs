@@ -15,11 +15,25 @@ use super::mount_opts::{Io, MountOpts};
 /// FUSE_PASSTHROUGH came with 6.9, the fine timestamps that it needs here with this kernel.
 const PASSTHROUGH_KERNEL: (u32, u32) = (6, 13);
 
-/// Says that the test does not run here and why. The count of `make test` shows it as skipped,
-/// never as passed. Call it once, then return.
+/// Reports that the test does not run here and why, to the file that `tests/run.py` names. The
+/// count of `make test` shows the test as skipped, never as passed. Call it once, then return.
 pub fn skip(reason: &str) {
-    // Not `println!`: the test runner swallows what a passing test prints.
-    let _ = writeln!(std::io::stdout().lock(), "\nSKIPPED: {reason}");
+    match std::env::var_os("CKPTFS_SKIPPED") {
+        Some(path) => {
+            let mut file = File::options()
+                .append(true)
+                .create(true)
+                .open(path)
+                .expect("the file for skipped tests can be opened");
+            // One write: other tests append to it too.
+            file.write_all(format!("{reason}\n").as_bytes())
+                .expect("the reason can be written");
+        }
+        // Not `println!`: the test harness swallows the output of a passing test.
+        None => {
+            let _ = writeln!(std::io::stdout().lock(), "\nSKIPPED: {reason}");
+        }
+    }
 }
 
 /// A filesystem and an I/O path.
@@ -108,89 +122,51 @@ fn kernel() -> (u32, u32) {
 
 /// Makes a `#[test]` of each named function `fn(Variant)` for each variant of the set.
 ///
-/// Where a test is about the I/O path, all pairs of a filesystem and a path: `one` is XFS in both, `reflink` is XFS and btrfs
-/// in both, `all` adds ext4 and tmpfs in the daemon's (without reflink there is no passthrough).
-/// Elsewhere each filesystem and each path once, and the other pairs with CKPTFS_LONG=1: `xfs` is XFS with passthrough, `two`
-/// adds btrfs without, `each` adds ext4 and tmpfs.
-/// `branch` is on a branch, which has inherited what was there before the mount, on XFS with passthrough and on btrfs without:
-/// `on_branch::NAME::xfs_passthrough`; `branch_xfs` has btrfs with CKPTFS_LONG=1. CKPTFS_TEST_BRANCH=1 has all of them be on branches.
+/// | set | variants |
+/// |---|---|
+/// | `xfs` | XFS with passthrough and with the daemon's I/O |
+/// | `reflink` | these, and the same on btrfs |
+/// | `all` | these, and ext4 and tmpfs with the daemon's I/O: without reflink there is no passthrough |
+/// | `branch` | on a branch, which has inherited its files: XFS with passthrough, btrfs with the daemon's I/O |
 ///
-/// The test names read `a_view_keeps_the_old_bytes::xfs_passthrough`.
+/// `make test` runs one variant of each body, chosen by a hash of its name; `make test-all` runs
+/// them all. CKPTFS_TEST_BRANCH=1 has all of them be on branches. A test's name reads
+/// `a_view_keeps_the_old_bytes::xfs_passthrough`, or `on_branch::NAME::xfs_passthrough`.
 macro_rules! for_each_variant {
-    (@test $body:ident $name:ident $fs:ident $io:ident $(#[$when:meta])?) => {
+    (@test $body:ident $name:ident $fs:ident $io:ident $($on_branches:expr)?) => {
         #[test]
-        $(#[$when])?
         fn $name() {
             use $crate::common::{Fs, Io, Variant, skip};
             let variant = Variant { fs: Fs::$fs, io: Io::$io };
+            $(let _on_branches = $on_branches;)?
             match variant.unavailable() {
                 Some(reason) => skip(&reason),
                 None => super::$body(variant),
             }
         }
     };
-    (@long $body:ident $name:ident $fs:ident $io:ident) => {
-        $crate::common::for_each_variant! { @test $body $name $fs $io #[ignore = "long: the other pairs of a filesystem and an I/O path"] }
-    };
-    (@set one $body:ident) => {
+    (@set xfs $body:ident) => {
         $crate::common::for_each_variant! { @test $body xfs_passthrough Xfs Passthrough }
         $crate::common::for_each_variant! { @test $body xfs_daemon Xfs Daemon }
     };
-    (@branch $body:ident $name:ident $fs:ident $io:ident $(#[$when:meta])?) => {
-        #[test]
-        $(#[$when])?
-        fn $name() {
-            use $crate::common::{Fs, Io, OnBranches, Variant, skip};
-            let variant = Variant { fs: Fs::$fs, io: Io::$io };
-            let _on_branches = OnBranches::start();
-            match variant.unavailable() {
-                Some(reason) => skip(&reason),
-                None => super::$body(variant),
-            }
-        }
-    };
     (@set reflink $body:ident) => {
-        $crate::common::for_each_variant! { @set one $body }
+        $crate::common::for_each_variant! { @set xfs $body }
         $crate::common::for_each_variant! { @test $body btrfs_passthrough Btrfs Passthrough }
         $crate::common::for_each_variant! { @test $body btrfs_daemon Btrfs Daemon }
     };
     (@set all $body:ident) => {
         $crate::common::for_each_variant! { @set reflink $body }
-        $crate::common::for_each_variant! { @set without_reflink $body }
-    };
-    (@set without_reflink $body:ident) => {
         $crate::common::for_each_variant! { @test $body ext4_daemon Ext4 Daemon }
         $crate::common::for_each_variant! { @test $body tmpfs_daemon Tmpfs Daemon }
-    };
-    (@set xfs $body:ident) => {
-        $crate::common::for_each_variant! { @test $body xfs_passthrough Xfs Passthrough }
-        $crate::common::for_each_variant! { @long $body xfs_daemon Xfs Daemon }
-    };
-    (@set two $body:ident) => {
-        $crate::common::for_each_variant! { @set xfs $body }
-        $crate::common::for_each_variant! { @test $body btrfs_daemon Btrfs Daemon }
-        $crate::common::for_each_variant! { @long $body btrfs_passthrough Btrfs Passthrough }
-    };
-    (@set each $body:ident) => {
-        $crate::common::for_each_variant! { @set two $body }
-        $crate::common::for_each_variant! { @set without_reflink $body }
     };
     (branch => $($body:ident),+ $(,)?) => {
         mod on_branch {
             use super::*;
+            use $crate::common::OnBranches;
             $(mod $body {
-                $crate::common::for_each_variant! { @branch $body xfs_passthrough Xfs Passthrough }
-                $crate::common::for_each_variant! { @branch $body btrfs_daemon Btrfs Daemon }
-            })+
-        }
-    };
-    (branch_xfs => $($body:ident),+ $(,)?) => {
-        mod on_branch {
-            use super::*;
-            $(mod $body {
-                $crate::common::for_each_variant! { @branch $body xfs_passthrough Xfs Passthrough }
-                $crate::common::for_each_variant! { @branch $body btrfs_daemon Btrfs Daemon
-                    #[ignore = "long: the other pairs of a filesystem and an I/O path"] }
+                use super::OnBranches;
+                $crate::common::for_each_variant! { @test $body xfs_passthrough Xfs Passthrough OnBranches::start() }
+                $crate::common::for_each_variant! { @test $body btrfs_daemon Btrfs Daemon OnBranches::start() }
             })+
         }
     };

@@ -13,7 +13,7 @@ use crate::common::tree::{TreeOpts, assert_tree_is, tree};
 use crate::common::{MountOpts, Rig, Variant, for_each_variant};
 use crate::cut::map::Map;
 
-for_each_variant! { two => everybody_changes_inherited_files }
+for_each_variant! { reflink => everybody_changes_inherited_files }
 
 /// Small enough to be read through the daemon, and not (128 KiB), by the number of the file.
 const LENGTHS: [usize; 4] = [4096, 100_000, 140_000, 300_000];

@@ -233,8 +233,8 @@ fn a_file_that_lost_a_name_can_be_linked_again(v: Variant) {
     });
 }
 
-for_each_variant! { two => nothing_is_lost }
-for_each_variant! { one => an_open_for_writing_is_never_refused, a_file_that_lost_a_name_can_be_linked_again }
+for_each_variant! { reflink => nothing_is_lost }
+for_each_variant! { xfs => an_open_for_writing_is_never_refused, a_file_that_lost_a_name_can_be_linked_again }
 for_each_variant! { branch => nothing_is_lost }
 
 /// One process of the crew. Run as a test it is a worker alone on a plain directory: what it

@@ -290,4 +290,4 @@ fn a_mount_without_reflink_is_killed_at_each_call() {
 }
 
 for_each_variant! { xfs => a_mount_is_killed_at_each_call }
-for_each_variant! { two => power_cuts_while_an_absence_is_taken_in }
+for_each_variant! { reflink => power_cuts_while_an_absence_is_taken_in }

@@ -180,4 +180,4 @@ fn round_of_cuts(v: Variant, seed: u64, cuts: usize) -> (Found, Vec<String>, usi
     (found, wrong, known.len())
 }
 
-for_each_variant! { two => power_cuts }
+for_each_variant! { reflink => power_cuts }

@@ -579,4 +579,4 @@ fn live(rig: &Rig, world: &mut World, random: &mut Random, notes: &Path, seed: u
     crew
 }
 
-for_each_variant! { two => killed_at_any_moment }
+for_each_variant! { reflink => killed_at_any_moment }

@@ -199,4 +199,4 @@ pub fn operation_killed(mount: &Mount, script: &str, nth: u32) -> bool {
     !alive
 }
 
-for_each_variant! { one => killed_at_each_call }
+for_each_variant! { xfs => killed_at_each_call }

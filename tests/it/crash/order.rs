@@ -349,7 +349,7 @@ fn a_name_that_came_back_does_not_share_its_inode_with_the_past(v: Variant) {
     assert_eq!(wrong, Vec::<String>::new());
 }
 
-for_each_variant! { one => no_change_is_on_disk_without_its_record }
+for_each_variant! { xfs => no_change_is_on_disk_without_its_record }
 
 mod btrfs {
     super::for_each_variant! { @test no_synced_file_is_on_disk_without_its_past passthrough Btrfs Passthrough }

@@ -229,4 +229,4 @@ impl<'a> Replay<'a> {
     }
 }
 
-for_each_variant! { two => reordered }
+for_each_variant! { reflink => reordered }

@@ -83,4 +83,4 @@ fn what_stays_is_there_after_a_kill(v: Variant) {
     );
 }
 
-for_each_variant! { one => what_stays_is_there_after_a_kill }
+for_each_variant! { xfs => what_stays_is_there_after_a_kill }

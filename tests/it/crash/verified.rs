@@ -92,4 +92,4 @@ fn verify_at_work_finds_nothing(v: Variant) {
     assert_eq!(load.wrong(), Vec::<String>::new(), "CKPTFS_SEED={seed}");
 }
 
-for_each_variant! { two => verify_at_work_finds_nothing }
+for_each_variant! { reflink => verify_at_work_finds_nothing }

@@ -247,5 +247,5 @@ fn held_by_another_process(v: Variant) {
     assert_eq!(rig.mount.dirty(), [] as [&str; 0]);
 }
 
-for_each_variant! { two => a_mapping_without_a_store_is_not_dirty, a_mapped_file_moves_and_goes, held_by_another_process }
+for_each_variant! { reflink => a_mapping_without_a_store_is_not_dirty, a_mapped_file_moves_and_goes, held_by_another_process }
 for_each_variant! { reflink => stores_between_checkpoints }

@@ -340,7 +340,7 @@ fn logs_that_are_opened_for_each_line(v: Variant) {
     assert_eq!(shown(&files(rig.path())), shown(&then));
 }
 
-for_each_variant! { two =>
+for_each_variant! { reflink =>
     a_log_that_is_opened_and_left_alone,
     logs_that_are_opened_for_each_line,
     a_reader_that_stays,

@@ -141,4 +141,4 @@ fn remove_each(rig: &Rig, files: usize, at: &AtomicU64) {
     }
 }
 
-for_each_variant! { two => no_byte_changes, files_that_are_removed_while_their_view_is_read }
+for_each_variant! { reflink => no_byte_changes, files_that_are_removed_while_their_view_is_read }

@@ -12,7 +12,7 @@ use crate::common::{
     Mount, MountOpts, NodeInfo, Rig, Variant, command::sh, for_each_variant, tree_of,
 };
 
-for_each_variant! { two => projects_share_what_they_have_in_common }
+for_each_variant! { reflink => projects_share_what_they_have_in_common }
 
 const PACKAGES: u64 = 20;
 

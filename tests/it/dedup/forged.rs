@@ -10,7 +10,7 @@ use ckptfs::internals::store::record::ObjectHash;
 use super::story::{places, tell, trees};
 use crate::common::{Variant, for_each_variant};
 
-for_each_variant! { each => what_differs_is_not_shared_whatever_its_hash_says }
+for_each_variant! { all => what_differs_is_not_shared_whatever_its_hash_says }
 
 /// Records for all objects of a store that nobody serves the hash of the first that has the same
 /// size: in the journal, and so in the index.

@@ -2,7 +2,7 @@
 
 use crate::common::{Variant, for_each_variant};
 
-for_each_variant! { each => a_kill_in_the_middle_costs_nothing }
+for_each_variant! { all => a_kill_in_the_middle_costs_nothing }
 
 #[cfg(debug_assertions)]
 fn a_kill_in_the_middle_costs_nothing(v: Variant) {

@@ -12,7 +12,7 @@ use crate::common::mount::wait_until;
 use crate::common::space::noise;
 use crate::common::{MountOpts, Variant, for_each_variant, tree_of};
 
-for_each_variant! { two => live_files_share_and_no_time_changes, writers_and_checkpoints_meanwhile_are_not_disturbed }
+for_each_variant! { reflink => live_files_share_and_no_time_changes, writers_and_checkpoints_meanwhile_are_not_disturbed }
 
 fn times(root: &Path) -> BTreeMap<String, (i64, i64, i64, i64)> {
     let of = |name: &str| {

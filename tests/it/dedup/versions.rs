@@ -10,7 +10,7 @@ use crate::common::mount::wait_until;
 use crate::common::space::free;
 use crate::common::{Rig, Variant, for_each_variant};
 
-for_each_variant! { each =>
+for_each_variant! { all =>
     what_is_there_twice_is_shared_and_nothing_else_changes,
     the_sealer_shares_what_is_known,
     what_comes_free_after_it_is_told_right,

@@ -84,4 +84,4 @@ fn the_copy_of_any_checkpoint_becomes_that_of_any_other(v: Variant) {
     }
 }
 
-for_each_variant! { two => the_copy_of_any_checkpoint_becomes_that_of_any_other }
+for_each_variant! { reflink => the_copy_of_any_checkpoint_becomes_that_of_any_other }

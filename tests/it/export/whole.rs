@@ -333,6 +333,6 @@ for_each_variant! { xfs =>
     changes_to_the_copy_are_found_when_asked_for,
     a_fork_is_independent,
 }
-for_each_variant! { two => what_changes_while_it_is_exported_is_given_again }
-for_each_variant! { each => an_export_is_the_tree_and_goes_on_from_any_other }
-for_each_variant! { one => writers_do_not_reach_an_export }
+for_each_variant! { reflink => what_changes_while_it_is_exported_is_given_again }
+for_each_variant! { all => an_export_is_the_tree_and_goes_on_from_any_other }
+for_each_variant! { xfs => writers_do_not_reach_an_export }

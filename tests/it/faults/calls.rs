@@ -13,7 +13,7 @@ use super::served::Served;
 use crate::common::random::is_long;
 use crate::common::{Fs, Image, Io, Variant, for_each_variant};
 
-for_each_variant! { each => each_call_fails_once }
+for_each_variant! { all => each_call_fails_once }
 
 /// The short form takes one call in so many, another one for each operation and errno;
 /// `CKPTFS_LONG=1` takes all.

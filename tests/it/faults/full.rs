@@ -9,7 +9,7 @@ use crate::common::mount::wait_until;
 use crate::common::tree::{Tree, assert_tree_is, tree, tree_without};
 use crate::common::{Fs, Image, Io, Mount, MountOpts, TreeOpts, Variant, for_each_variant, skip};
 
-for_each_variant! { two => what_keeps_the_past_goes_on }
+for_each_variant! { reflink => what_keeps_the_past_goes_on }
 
 const SMALL: usize = 240;
 const LARGE: usize = 20;

@@ -15,8 +15,8 @@ use crate::common::random::is_long;
 use crate::common::tree::assert_tree_is;
 use crate::common::{Image, Mount, MountOpts, TreeOpts, Variant, for_each_variant, tree_of};
 
-for_each_variant! { two => calls_of_the_daemon_fail }
-for_each_variant! { one => a_past_file_is_read_while_it_is_renamed, a_failed_sync_ends_the_keeping, an_index_that_fails_refuses_checkpoints, an_eio_is_told_in_the_log }
+for_each_variant! { reflink => calls_of_the_daemon_fail }
+for_each_variant! { xfs => a_past_file_is_read_while_it_is_renamed, a_failed_sync_ends_the_keeping, an_index_that_fails_refuses_checkpoints, an_eio_is_told_in_the_log }
 
 /// A mount beside the directory that it serves, and the socket of its daemon.
 struct Beside {

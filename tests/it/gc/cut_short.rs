@@ -11,7 +11,7 @@ use super::story::{ids, objects, rounds, views};
 use crate::common::tree::{Tree, assert_tree_is};
 use crate::common::{Image, Mount, MountOpts, TreeOpts, Variant, for_each_variant};
 
-for_each_variant! { two => a_run_that_is_cut_short_is_finished_by_the_next }
+for_each_variant! { reflink => a_run_that_is_cut_short_is_finished_by_the_next }
 
 const UNIT: usize = 8192;
 const KEPT: [u64; 3] = [2, 5, 6];

@@ -21,7 +21,7 @@ for_each_variant! { xfs =>
     what_lay_in_a_new_directory_is_not_kept_for_older_checkpoints,
     what_an_unmount_cuts_short_the_next_mount_goes_on_with,
 }
-for_each_variant! { two => what_is_left_is_what_it_was }
+for_each_variant! { reflink => what_is_left_is_what_it_was }
 
 /// Checkpoints, changes before each, files in the tree, and how many checkpoints are left.
 const COUNT: u64 = 400;

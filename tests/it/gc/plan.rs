@@ -9,7 +9,7 @@ use crate::common::tree::assert_tree_is;
 use crate::common::{TreeOpts, Variant, for_each_variant};
 
 for_each_variant! { xfs => each_rule_is_told_and_pins_and_tags_stay, the_history_is_kept_below_its_size }
-for_each_variant! { two => the_plan_is_what_comes_free, du_tells_what_deleting_one_frees }
+for_each_variant! { reflink => the_plan_is_what_comes_free, du_tells_what_deleting_one_frees }
 
 /// A whole file of the story.
 const UNIT: usize = 2 << 20;

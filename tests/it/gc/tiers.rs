@@ -14,8 +14,8 @@ use crate::common::tree::{NodeKind, Tree, compare};
 use crate::common::{Mount, MountOpts, Rig, TreeOpts, Variant, for_each_variant, tree_of};
 
 for_each_variant! { xfs => every_verb_knows_dropped_from_missing, what_stays_is_not_written_through_a_link }
-for_each_variant! { two => a_tier_drops_what_it_says_and_nothing_else, what_is_young_pinned_or_linked_stays }
-for_each_variant! { one => what_somebody_reads_is_freed_later }
+for_each_variant! { reflink => a_tier_drops_what_it_says_and_nothing_else, what_is_young_pinned_or_linked_stays }
+for_each_variant! { xfs => what_somebody_reads_is_freed_later }
 
 const UNIT: usize = 1 << 20;
 const MADE: [&str; 3] = [

@@ -11,7 +11,7 @@ use crate::common::space::noise;
 use crate::common::tree::{Tree, assert_tree_is};
 use crate::common::{Rig, TreeOpts, Variant, for_each_variant, tree_of};
 
-for_each_variant! { two => a_run_while_the_tree_is_in_use }
+for_each_variant! { reflink => a_run_while_the_tree_is_in_use }
 
 const UNIT: usize = 64 << 10;
 

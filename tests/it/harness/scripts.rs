@@ -1,74 +1,9 @@
-//! The scripts around the tests: counting, and the helper that `mount -t ckptfs` calls.
+//! The scripts around the tests, and the helper that `mount -t ckptfs` calls.
 
 use std::fs;
 use std::path::Path;
 
-use crate::common::run_dir::script;
-use crate::common::{fails, run_limited, scratch, stdout_of, succeeds, tool};
-
-fn stage(dir: &Path, name: &str, log: &str, status: &str) {
-    fs::write(dir.join(format!("{name}.log")), log).unwrap();
-    fs::write(dir.join(format!("{name}.status")), status).unwrap();
-    let stages = fs::read_to_string(dir.join("stages")).unwrap_or_default();
-    fs::write(dir.join("stages"), format!("{stages}{name}\n")).unwrap();
-}
-
-/// The last line that `summary.sh` prints and whether it calls the run good.
-fn summary(dir: &Path) -> (String, bool) {
-    let output = run_limited(
-        &mut tool("bash", &[script("summary.sh").as_os_str(), dir.as_os_str()]),
-        10,
-    );
-    let text = String::from_utf8(output.stdout).unwrap();
-    (
-        text.lines().last().unwrap_or_default().to_owned(),
-        output.status.success(),
-    )
-}
-
-#[test]
-fn counts_are_summed_over_the_stages() {
-    let dir = scratch();
-    stage(dir.path(), "fmt", "", "0 1 \n");
-    stage(
-        dir.path(),
-        "unit",
-        "test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out\n",
-        "0 1 \n",
-    );
-    stage(
-        dir.path(),
-        "cli",
-        "\nSKIPPED: no npm\nok\ntest result: ok. 5 passed; 0 failed; 0 ignored; 0 measured\n",
-        "0 1 \n",
-    );
-    assert_eq!(
-        summary(dir.path()),
-        ("17 passed, 0 failed, 2 skipped".to_owned(), true)
-    );
-}
-
-#[test]
-fn a_stage_that_fails_without_naming_a_test_is_one_failure() {
-    let dir = scratch();
-    stage(dir.path(), "clippy", "error: no\n", "101 1 \n");
-    stage(
-        dir.path(),
-        "mounted",
-        "test a ... ok\ntest b ... \nSKIPPED: no\nok\ntest c ... ",
-        "124 1 hung: stopped after 1 s\n",
-    );
-    stage(
-        dir.path(),
-        "unit",
-        "test result: FAILED. 3 passed; 2 failed; 0 ignored; 0 measured\n",
-        "101 1 \n",
-    );
-    assert_eq!(
-        summary(dir.path()),
-        ("4 passed, 4 failed, 1 skipped".to_owned(), false)
-    );
-}
+use crate::common::{fails, scratch, stdout_of, succeeds, tool};
 
 /// What `mount.ckptfs` would run for these arguments.
 fn mount_helper(arguments: &[&str]) -> String {
@@ -137,12 +72,10 @@ fn mount_options_that_cannot_be_kept_are_refused() {
 fn every_script_is_valid() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     for name in [
-        "tests/run.sh",
         "tests/deps.sh",
         "tests/tools.sh",
         "tests/cleanup.sh",
         "tests/deny.sh",
-        "tests/summary.sh",
         "tests/check-macos.sh",
         "benches/demo.sh",
         "benches/tree.sh",
@@ -150,6 +83,11 @@ fn every_script_is_valid() {
     ] {
         succeeds(tool("bash", &["-n"]).arg(root.join(name)), 10);
     }
+    let compile = "import sys; compile(open(sys.argv[1]).read(), sys.argv[1], 'exec')";
+    succeeds(
+        tool("python3", &["-c", compile]).arg(root.join("tests/run.py")),
+        10,
+    );
 }
 
 #[test]

@@ -26,9 +26,9 @@ use super::support::{get, put};
 use crate::common::mount::wait_until;
 use crate::common::{Fs, MountOpts, Rig, Variant, for_each_variant, run_limited, tool};
 
-for_each_variant! { two => a_write_from_the_past_of_the_same_file_ends, a_writer_that_waits_stops_nobody }
-for_each_variant! { each => a_large_capture_stops_nobody, a_checkpoint_during_a_capture_is_exact }
-for_each_variant! { one => a_reader_that_waits_stops_nobody, a_read_into_the_past_of_the_same_file_ends, a_hundred_that_wait_starve_nobody }
+for_each_variant! { reflink => a_write_from_the_past_of_the_same_file_ends, a_writer_that_waits_stops_nobody }
+for_each_variant! { all => a_large_capture_stops_nobody, a_checkpoint_during_a_capture_is_exact }
+for_each_variant! { xfs => a_reader_that_waits_stops_nobody, a_read_into_the_past_of_the_same_file_ends, a_hundred_that_wait_starve_nobody }
 
 const NOBODY: u32 = 65_534;
 /// Others may wait so long, on a machine that is busy with other tests. It was 20 s and more.

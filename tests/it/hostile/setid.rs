@@ -17,7 +17,7 @@ use super::support::{Mapping, get, put};
 use crate::common::mount::abort;
 use crate::common::{Caller, MountOpts, Rig, Variant, caller, for_each_variant, run_limited, tool};
 
-for_each_variant! { one =>
+for_each_variant! { xfs =>
     a_descriptor_from_before_makes_no_program,
     nor_does_it_once_the_mount_is_gone,
     a_restore_gives_no_bits_to_what_somebody_can_write,

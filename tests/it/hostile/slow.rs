@@ -160,4 +160,4 @@ fn nobody_waits_for_a_slow_disk(v: Variant) {
     });
 }
 
-for_each_variant! { one => nobody_waits_for_a_slow_disk }
+for_each_variant! { xfs => nobody_waits_for_a_slow_disk }

@@ -13,8 +13,8 @@ use super::stuck::Stuck;
 use super::support::{Mapping, get, put};
 use crate::common::{Caller, Io, MountOpts, Rig, Variant, caller, for_each_variant};
 
-for_each_variant! { two => what_one_writes_the_other_reads, what_is_sent_is_never_stale }
-for_each_variant! { one => nobody_keeps_a_lock }
+for_each_variant! { reflink => what_one_writes_the_other_reads, what_is_sent_is_never_stale }
+for_each_variant! { xfs => nobody_keeps_a_lock }
 
 const STRANGER: Caller = caller("a stranger", 4_001, 4_001, &[], false);
 const OWNER: Caller = caller("the owner", 4_002, 4_002, &[], false);

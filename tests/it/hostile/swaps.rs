@@ -18,7 +18,7 @@ use rustix::fs::{
 use super::support::put;
 use crate::common::{Image, Mount, MountOpts, Variant, for_each_variant};
 
-for_each_variant! { one =>
+for_each_variant! { xfs =>
     swaps_below_the_mount_lead_nowhere, swaps_in_the_mount_lead_nowhere,
     what_the_kernel_had_for_a_name_does_not_move_to_another
 }

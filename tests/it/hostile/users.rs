@@ -9,7 +9,7 @@ use std::process::Output;
 use super::support::{get, put, sh};
 use crate::common::{MountOpts, Rig, Variant, for_each_variant, run_limited, tool};
 
-for_each_variant! { one =>
+for_each_variant! { xfs =>
     the_past_keeps_its_permissions,
     the_snapshot_directory_has_the_mode_that_was_asked_for,
     the_snapshot_directory_follows_the_root_directory,

@@ -315,5 +315,5 @@ fn a_series_that_grew_goes_on(v: Variant) {
 }
 
 for_each_variant! { xfs => what_has_not_changed_makes_no_checkpoint, a_series_that_grew_goes_on, a_record_that_is_lost_or_damaged_costs_only_time }
-for_each_variant! { two => what_was_changed_in_the_tree_is_a_checkpoint_before_it_goes, what_a_daemon_has_served_since_is_known_to_it }
-for_each_variant! { each => after_any_changes_the_tree_is_the_source }
+for_each_variant! { reflink => what_was_changed_in_the_tree_is_a_checkpoint_before_it_goes, what_a_daemon_has_served_since_is_known_to_it }
+for_each_variant! { all => after_any_changes_the_tree_is_the_source }

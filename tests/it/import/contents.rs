@@ -268,7 +268,7 @@ fn without_reflink_the_same_content_is_counted_and_copied(v: Variant) {
 }
 
 for_each_variant! { xfs => into_a_tree_that_is_served_content_is_shared_too }
-for_each_variant! { each => without_reflink_the_same_content_is_counted_and_copied }
+for_each_variant! { all => without_reflink_the_same_content_is_counted_and_copied }
 
 #[test]
 fn projects_that_share_packages_share_their_extents_on_xfs() {

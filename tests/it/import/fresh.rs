@@ -247,7 +247,7 @@ fn what_is_no_place_for_a_tree_is_refused(v: Variant) {
 }
 
 for_each_variant! { xfs => each_directory_is_a_checkpoint_in_the_order_given, of_a_tree_of_ours_the_files_are_imported_and_not_the_history }
-for_each_variant! { each => a_tree_of_all_kinds_becomes_a_checkpoint }
+for_each_variant! { all => a_tree_of_all_kinds_becomes_a_checkpoint }
 
 #[test]
 fn only_looking_changes_nothing_on_xfs() {

@@ -146,4 +146,4 @@ fn node_sees_a_restore(v: Variant) {
 }
 
 for_each_variant! { xfs => tail_follows_a_restored_file, node_sees_a_restore }
-for_each_variant! { two => inotifywait_sees_a_restore }
+for_each_variant! { reflink => inotifywait_sees_a_restore }

@@ -271,4 +271,4 @@ fn too_many_changes_are_told_by_directory(v: Variant) {
 }
 
 for_each_variant! { xfs => an_unmount_does_not_wait_for_an_announcement, too_many_changes_are_told_by_directory }
-for_each_variant! { two => nothing_is_lost_or_reverted_while_a_restore_is_announced, a_kill_while_announcing_leaves_what_was_restored }
+for_each_variant! { reflink => nothing_is_lost_or_reverted_while_a_restore_is_announced, a_kill_while_announcing_leaves_what_was_restored }

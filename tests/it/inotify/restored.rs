@@ -259,5 +259,5 @@ fn look(root: &Path, expected: &[(String, Vec<String>)]) {
 }
 
 for_each_variant! { xfs => only_what_is_watched_is_told, a_restore_that_nobody_watches_makes_no_request }
-for_each_variant! { two => every_kind_of_change_is_told, who_watches_a_file_is_told, nobody_meets_what_is_only_announced }
-for_each_variant! { branch_xfs => every_kind_of_change_is_told, who_watches_a_file_is_told, nobody_meets_what_is_only_announced }
+for_each_variant! { reflink => every_kind_of_change_is_told, who_watches_a_file_is_told, nobody_meets_what_is_only_announced }
+for_each_variant! { branch => every_kind_of_change_is_told, who_watches_a_file_is_told, nobody_meets_what_is_only_announced }

@@ -153,4 +153,4 @@ fn git_reads_nothing_again_after_a_remount(v: Variant) {
     assert_eq!(git("git status --porcelain"), "");
 }
 
-for_each_variant! { two => numbers_and_times_stay_over_remounts_kills_and_checkpoints, git_reads_nothing_again_after_a_remount }
+for_each_variant! { reflink => numbers_and_times_stay_over_remounts_kills_and_checkpoints, git_reads_nothing_again_after_a_remount }

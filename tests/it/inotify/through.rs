@@ -38,5 +38,5 @@ fn the_same_events_as_on_a_plain_directory(v: Variant) {
     assert_eq!(seen, expected);
 }
 
-for_each_variant! { each => the_same_events_as_on_a_plain_directory }
-for_each_variant! { branch_xfs => the_same_events_as_on_a_plain_directory }
+for_each_variant! { all => the_same_events_as_on_a_plain_directory }
+for_each_variant! { branch => the_same_events_as_on_a_plain_directory }

@@ -12,8 +12,8 @@ use crate::common::{
     Fs, MountOpts, Rig, TreeOpts, Variant, assert_same_tree, copy_tree, for_each_variant, tree_of,
 };
 
-for_each_variant! { two => content_is_kept_ahead_from_the_first_unmount_on, what_a_killed_daemon_has_not_kept_the_next_does }
-for_each_variant! { each =>
+for_each_variant! { reflink => content_is_kept_ahead_from_the_first_unmount_on, what_a_killed_daemon_has_not_kept_the_next_does }
+for_each_variant! { all =>
     all_that_was_there_is_kept,
     what_is_kept_goes_with_its_checkpoints,
     without_reflink_small_files_are_copied,

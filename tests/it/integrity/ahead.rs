@@ -9,7 +9,7 @@ use super::story::{caught_up, kinds, objects};
 use crate::common::command::check;
 use crate::common::{MountOpts, TreeOpts, Variant, assert_same_tree, copy_tree, for_each_variant};
 
-for_each_variant! { two =>
+for_each_variant! { reflink =>
     with_the_sealer_caught_up_every_view_is_exact_whatever_is_changed_behind_our_back,
     what_was_captured_ahead_and_is_of_no_use_any_more_is_removed,
 }

@@ -17,8 +17,8 @@ for_each_variant! { xfs =>
     what_is_new_since_the_last_checkpoint_is_kept,
     an_absence_that_a_gc_ends_is_one_too,
 }
-for_each_variant! { two => an_absence_is_between_two_checkpoints }
-for_each_variant! { each => an_absence_is_told_by_name }
+for_each_variant! { reflink => an_absence_is_between_two_checkpoints }
+for_each_variant! { all => an_absence_is_told_by_name }
 
 fn apart(v: Variant) -> MountOpts {
     let mut opts = MountOpts::new(v.io);

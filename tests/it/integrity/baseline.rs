@@ -12,7 +12,7 @@ use crate::common::command::sh;
 use crate::common::{Fs, MountOpts, Rig, Variant, for_each_variant};
 
 for_each_variant! { xfs => a_baseline_that_is_old_or_damaged_shows_nothing_false, no_attributes_are_too_many_for_a_baseline, a_number_that_was_given_away_is_no_damage }
-for_each_variant! { each => what_changed_brings_a_baseline_up_to_date, many_changes_become_a_part_of_the_baseline }
+for_each_variant! { all => what_changed_brings_a_baseline_up_to_date, many_changes_become_a_part_of_the_baseline }
 
 /// A baseline that was written in idle time and brought up to date at each unmount is what a walk
 /// would have written; and an unmount makes no walk.

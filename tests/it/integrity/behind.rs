@@ -9,7 +9,7 @@ use super::story::kinds;
 use crate::common::command::check;
 use crate::common::{Image, Mount, MountOpts, Variant, for_each_variant};
 
-for_each_variant! { two =>
+for_each_variant! { reflink =>
     what_is_changed_past_the_mount_gives_eio_in_older_views_and_is_named,
     our_own_changes_are_never_taken_for_somebody_else_s,
     a_checkpoint_that_was_brought_back_shows_no_change_past_the_mount,

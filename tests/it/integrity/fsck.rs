@@ -15,7 +15,7 @@ for_each_variant! { xfs =>
     each_damage_has_its_kind_and_repairs_destroy_nothing,
     a_journal_that_lost_whole_frames_at_its_end_is_damaged,
 }
-for_each_variant! { two => what_was_found_to_be_changed_is_not_shown_any_more }
+for_each_variant! { reflink => what_was_found_to_be_changed_is_not_shown_any_more }
 
 fn the_index_made_from_the_journal_equals_the_old_one_entry_by_entry(v: Variant) {
     let mut story = Story::tell(v, 6);

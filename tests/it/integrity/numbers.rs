@@ -11,7 +11,7 @@ use crate::common::{
     Fs, MountOpts, Rig, TreeOpts, Variant, assert_same_tree, copy_tree, for_each_variant,
 };
 
-for_each_variant! { each => another_inode_with_a_number_is_another, what_was_there_is_known_whatever_is_done_meanwhile }
+for_each_variant! { all => another_inode_with_a_number_is_another, what_was_there_is_known_whatever_is_done_meanwhile }
 
 type Case = (&'static str, &'static str, &'static str, &'static str);
 

@@ -12,7 +12,7 @@ use crate::common::command::check;
 use crate::common::mount::wait_until;
 use crate::common::{Fs, Image, Mount, MountOpts, Variant, for_each_variant};
 
-for_each_variant! { two =>
+for_each_variant! { reflink =>
     of_a_large_file_only_what_has_changed_is_read,
     a_hash_is_of_the_bytes_whatever_was_done_to_the_file,
     what_is_compressed_is_read,

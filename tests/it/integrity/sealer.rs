@@ -7,7 +7,7 @@ use super::story::{Story, caught_up};
 use crate::common::command::check;
 use crate::common::{MountOpts, Variant, for_each_variant};
 
-for_each_variant! { two => what_was_captured_is_hashed_also_over_kills, without_it_nothing_is_hashed_and_nothing_else_changes }
+for_each_variant! { reflink => what_was_captured_is_hashed_also_over_kills, without_it_nothing_is_hashed_and_nothing_else_changes }
 
 fn what_was_captured_is_hashed_also_over_kills(v: Variant) {
     let mut story = Story::tell(v, 2);

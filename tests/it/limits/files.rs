@@ -8,8 +8,8 @@ use super::support::{noise, sh, tree};
 use super::{rss, size};
 use crate::common::{MountOpts, Variant, for_each_variant};
 
-for_each_variant! { each => a_sparse_file_of_a_tebibyte }
-for_each_variant! { one => a_file_in_very_many_extents }
+for_each_variant! { all => a_sparse_file_of_a_tebibyte }
+for_each_variant! { xfs => a_file_in_very_many_extents }
 
 /// A file may be so large on each filesystem but ext4 with small blocks, which has 16 TiB at most,
 /// and a tmpfs, which counts holes as nothing.

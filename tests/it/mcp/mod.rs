@@ -141,5 +141,5 @@ for_each_variant! {
     xfs => an_agent_uses_every_tool
 }
 for_each_variant! {
-    one => stdout_has_the_protocol_and_nothing_else
+    xfs => stdout_has_the_protocol_and_nothing_else
 }

@@ -8,7 +8,7 @@ use crate::common::command::sh;
 use crate::common::tree::tree;
 use crate::common::{MountOpts, Variant, for_each_variant};
 
-for_each_variant! { one => what_a_branch_did_is_done, a_branch_that_clashes, what_was_undone_is_merged_again, what_was_made_anew_and_linked_is_what_it_was }
+for_each_variant! { xfs => what_a_branch_did_is_done, a_branch_that_clashes, what_was_undone_is_merged_again, what_was_made_anew_and_linked_is_what_it_was }
 
 const BASE: &str = "mkdir -p d/e src; for f in a b c d/f d/e/g src/x; do seq 20 > $f; done; ln a d/hard; head -c 300000 /dev/zero | tr '\\0' z > large";
 const THEIRS: &str = "e s/^3$/three/ a; mv d moved; echo more >> moved/e/g; rm c; echo new > src/new; chmod 600 b; mkdir made; echo m > made/m

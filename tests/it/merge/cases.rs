@@ -355,4 +355,4 @@ fn every_kind_of_conflict(v: Variant) {
     }
 }
 
-for_each_variant! { one => every_kind_of_conflict }
+for_each_variant! { xfs => every_kind_of_conflict }

@@ -36,4 +36,4 @@ fn a_merge_reads_what_was_touched(v: Variant) {
     );
 }
 
-for_each_variant! { one => a_merge_reads_what_was_touched }
+for_each_variant! { xfs => a_merge_reads_what_was_touched }

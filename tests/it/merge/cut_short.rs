@@ -25,7 +25,7 @@ const KINDS: [Call; 9] = [
     Call::SetXattr,
 ];
 
-for_each_variant! { one => killed_at_calls, calls_that_fail }
+for_each_variant! { xfs => killed_at_calls, calls_that_fail }
 
 /// The calls of a merge that something is to happen at, `some` of each kind, as the seed says.
 /// Each write, which is where every record of it is made: of the

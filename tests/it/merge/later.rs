@@ -10,7 +10,7 @@ use crate::common::{MountOpts, Rig, Variant, for_each_variant};
 use ckptfs::internals::sys::Errno;
 use ckptfs::internals::sys::fault::Plan;
 
-for_each_variant! { one =>
+for_each_variant! { xfs =>
     a_merge_reads_what_was_touched_since_the_last_ones,
     what_was_settled_is_compared_by_the_next_merge,
     an_update_leaves_what_was_merged_before_alone,

@@ -9,7 +9,7 @@ use crate::common::tree::tree;
 use crate::common::{MountOpts, Variant, for_each_variant};
 
 for_each_variant! { reflink => what_both_did_is_done_and_undone }
-for_each_variant! { one =>
+for_each_variant! { xfs =>
     a_dry_run_tells_what_the_merge_does,
     only_the_given_paths_are_merged,
     no_cache_is_stale_after_a_merge,

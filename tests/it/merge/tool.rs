@@ -12,7 +12,7 @@ use crate::common::mount::{VERB_SECONDS, wait_until};
 use crate::common::tree::tree;
 use crate::common::{MountOpts, Rig, Variant, for_each_variant, run_limited};
 
-for_each_variant! { one =>
+for_each_variant! { xfs =>
     what_the_tool_makes_is_merged, a_tool_that_does_not_do_it_changes_nothing,
     what_was_changed_while_the_tool_ran_is_not_merged, only_content_is_for_the_tool
 }

@@ -12,7 +12,7 @@ use ckptfs::internals::sys::Errno;
 use ckptfs::internals::sys::fault::{Call, Plan};
 
 for_each_variant! { reflink => what_the_parent_did_comes_into_the_branch }
-for_each_variant! { one =>
+for_each_variant! { xfs =>
     what_came_with_an_update_is_one_file_in_both,
     a_file_born_in_a_branch_is_merged_twice,
     an_undo_takes_the_base_back,

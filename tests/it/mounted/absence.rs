@@ -7,7 +7,7 @@ use std::path::Path;
 use super::support::{errno, get, names, put};
 use crate::common::{Variant, for_each_variant};
 
-for_each_variant! { two =>
+for_each_variant! { reflink =>
     what_changed_while_unmounted_is_never_shown_as_the_past,
     what_did_not_change_while_unmounted_is_still_the_past,
     a_directory_changed_while_unmounted_and_after_hinders_no_status_and_no_restore,

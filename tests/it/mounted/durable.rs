@@ -23,7 +23,7 @@ for_each_variant! { xfs =>
     a_kill_in_the_middle_of_a_restore_is_finished_at_the_next_mount,
     unmounted_the_directory_is_plain_complete_and_current,
 }
-for_each_variant! { one => checkpoints_and_dirty_state_survive_kill_9_at_any_moment }
+for_each_variant! { xfs => checkpoints_and_dirty_state_survive_kill_9_at_any_moment }
 
 /// Runs a shell loop that changes things until the mount dies under it.
 fn busy_shell(root: &Path) -> Child {

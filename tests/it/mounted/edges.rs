@@ -12,7 +12,7 @@ use crate::common::command::run_limited;
 use crate::common::mount::VERB_SECONDS;
 use crate::common::{Fs, Image, Io, Mount, MountOpts, Variant, for_each_variant, skip};
 
-for_each_variant! { one => a_change_beside_a_long_capture_waits_for_it }
+for_each_variant! { xfs => a_change_beside_a_long_capture_waits_for_it }
 
 fn ckptfs(dir: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ckptfs"));

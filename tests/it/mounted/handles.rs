@@ -7,7 +7,7 @@ use std::path::Path;
 use super::support::put;
 use crate::common::{Variant, for_each_variant};
 
-for_each_variant! { one =>
+for_each_variant! { xfs =>
     a_handle_that_could_not_be_opened_later_is_not_given,
 }
 

@@ -14,7 +14,7 @@ use crate::common::{
 };
 
 for_each_variant! { xfs => unknown_ids_and_paths_are_named }
-for_each_variant! { one => on_a_full_filesystem_the_past_is_kept_and_the_live_file_untouched, a_restore_that_finds_no_room_loses_nothing }
+for_each_variant! { xfs => on_a_full_filesystem_the_past_is_kept_and_the_live_file_untouched, a_restore_that_finds_no_room_loses_nothing }
 
 /// It failed with one line that says what, one with what to do, and nothing on stdout.
 #[track_caller]

@@ -9,10 +9,10 @@ use std::time::Duration;
 use super::support::{errno, get, names, put, sh};
 use crate::common::{MountOpts, Rig, Variant, for_each_variant};
 
-for_each_variant! { one =>
+for_each_variant! { xfs =>
     each_checkpoint_has_its_time_for_a_name, the_newest_of_a_second_has_its_name, a_time_is_nobody_s_to_give,
 }
-for_each_variant! { two =>
+for_each_variant! { reflink =>
     the_zfs_name_is_the_snapshot_directory, what_the_tree_has_of_the_zfs_name_itself_is_what_is_there,
 }
 for_each_variant! { xfs => many_times_are_listed_once_each }

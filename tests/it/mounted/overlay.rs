@@ -16,9 +16,9 @@ use crate::common::{
     tree_of,
 };
 
-for_each_variant! { two => the_upper_layer_of_an_overlay }
-for_each_variant! { each => a_rename_leaves_a_whiteout, a_rename_over_a_directory_fails_as_it_does_below }
-for_each_variant! { one => a_rename_that_is_killed_leaves_its_whiteout }
+for_each_variant! { reflink => the_upper_layer_of_an_overlay }
+for_each_variant! { all => a_rename_leaves_a_whiteout, a_rename_over_a_directory_fails_as_it_does_below }
+for_each_variant! { xfs => a_rename_that_is_killed_leaves_its_whiteout }
 
 fn is_whiteout(path: &Path) -> bool {
     fs::symlink_metadata(path)

@@ -21,7 +21,7 @@ use crate::common::{
 for_each_variant! { all =>
     content_holes_and_ranges,
 }
-for_each_variant! { one =>
+for_each_variant! { xfs =>
     unlinked_files_live_until_they_are_closed,
     permissions_umask_and_acls_as_an_ordinary_user,
     set_id_bits_go_when_somebody_else_changes_the_file,

@@ -16,7 +16,7 @@ use super::support::{errno, get, ino, names, put, sh};
 use crate::common::{Fs, MountOpts, Rig, Variant, for_each_variant, sample_tree};
 
 for_each_variant! { xfs => special_files_and_odd_names, large_directories_and_long_paths, a_listing_under_way_has_every_name_that_stays_once }
-for_each_variant! { each => names_links_and_renames }
+for_each_variant! { all => names_links_and_renames }
 
 fn names_links_and_renames(v: Variant) {
     let fill = |dir: &Path| {

@@ -24,8 +24,8 @@ for_each_variant! { xfs =>
     many_files_come_back_behind_few_records,
     what_is_done_in_a_directory_that_only_a_restore_has_seen_is_a_change,
 }
-for_each_variant! { two => everything_comes_back_and_the_guard_undoes_it }
-for_each_variant! { one =>
+for_each_variant! { reflink => everything_comes_back_and_the_guard_undoes_it }
+for_each_variant! { xfs =>
     open_files_keep_what_they_opened,
     no_cache_is_stale_after_a_restore,
     what_is_done_meanwhile_is_before_a_restore_or_after_it,

@@ -14,8 +14,8 @@ use super::support::{Mapping, noise, put, said, sh};
 use crate::common::space::free;
 use crate::common::{Io, MountOpts, Rig, Variant, for_each_variant};
 
-for_each_variant! { two => a_captured_file_shares_its_extents_and_its_deletion_frees_them }
-for_each_variant! { one =>
+for_each_variant! { reflink => a_captured_file_shares_its_extents_and_its_deletion_frees_them }
+for_each_variant! { xfs =>
     unchanged_files_take_no_blocks_in_the_store,
     what_is_freed_leaves_no_empty_layer,
     what_was_captured_for_a_checkpoint_that_did_not_come_is_removed,

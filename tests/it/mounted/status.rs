@@ -15,8 +15,8 @@ for_each_variant! { xfs =>
     what_changed_in_a_directory_that_was_renamed_is_named,
     the_dirty_state_survives_an_unmount_and_a_kill,
 }
-for_each_variant! { each => the_dirty_set_of_a_working_day_is_exact }
-for_each_variant! { one =>
+for_each_variant! { all => the_dirty_set_of_a_working_day_is_exact }
+for_each_variant! { xfs =>
     what_was_only_opened_or_read_is_not_dirty,
     a_file_written_through_a_mapping_after_its_descriptor_was_closed_is_dirty,
     an_open_file_is_dirty_only_once_it_is_written,

@@ -24,7 +24,7 @@ for_each_variant! { xfs =>
     a_checkpoint_is_made_with_mkdir_and_deleted_with_rmdir,
     a_deleted_checkpoint_is_gone_at_once_under_all_its_names,
 }
-for_each_variant! { one => each_checkpoint_keeps_its_own_state_of_a_file, stores_through_a_mapping_show_in_the_view_as_they_were }
+for_each_variant! { xfs => each_checkpoint_keeps_its_own_state_of_a_file, stores_through_a_mapping_show_in_the_view_as_they_were }
 for_each_variant! { reflink => a_view_equals_a_plain_copy_taken_at_that_moment, a_reader_that_opened_a_past_file_first_still_reads_the_old_bytes }
 
 /// `diff`, `rsync` and `tar` each look at what the others leave out.

@@ -10,7 +10,7 @@ use crate::common::command::copy_program;
 use crate::common::strace::Strace;
 use crate::common::{Io, Variant, for_each_variant, skip};
 
-for_each_variant! { two => a_running_program_is_not_emptied_by_an_open_to_read, a_slow_clone_is_of_one_instant_all_the_same }
+for_each_variant! { reflink => a_running_program_is_not_emptied_by_an_open_to_read, a_slow_clone_is_of_one_instant_all_the_same }
 
 /// A copy of `sleep` that runs; killed when dropped.
 struct Running(Child);

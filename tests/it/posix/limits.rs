@@ -13,7 +13,7 @@ use crate::common::{
 };
 
 for_each_variant! { xfs => links_fail_as_they_do_elsewhere, any_number_of_names }
-for_each_variant! { one => as_many_files_as_a_process_may_open }
+for_each_variant! { xfs => as_many_files_as_a_process_may_open }
 
 /// What `act` gives in a plain directory, and in a mounted one.
 fn both<T>(v: Variant, act: impl Fn(&Path) -> T) -> (T, T) {

@@ -269,5 +269,5 @@ fn what_the_suite_says_is_understood() {
     assert_eq!(results.len(), 3);
 }
 
-for_each_variant! { two => every_case, every_case_while_checkpoints_are_made }
+for_each_variant! { reflink => every_case, every_case_while_checkpoints_are_made }
 for_each_variant! { branch => every_case, every_case_while_checkpoints_are_made }

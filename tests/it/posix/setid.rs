@@ -21,8 +21,8 @@ use rustix::fs::{FallocateFlags, XattrFlags};
 use super::map::Map;
 use crate::common::{Caller, Fs, Image, Io, Mount, MountOpts, Variant, caller, for_each_variant};
 
-for_each_variant! { two => every_row, a_holder_from_before }
-for_each_variant! { branch_xfs => every_row, a_holder_from_before }
+for_each_variant! { reflink => every_row, a_holder_from_before }
+for_each_variant! { branch => every_row, a_holder_from_before }
 
 const OWNER: u32 = 4001;
 const GROUP: u32 = 4002;

@@ -183,7 +183,7 @@ fn guards_are_passed_over(rig: &Rig, bad: &str, to: u64) {
 }
 
 for_each_variant! { xfs => what_is_changed_in_the_past_can_be_kept, the_first_checkpoint_in_which_a_test_fails_is_found }
-for_each_variant! { two => a_command_works_in_the_tree_as_it_was }
+for_each_variant! { reflink => a_command_works_in_the_tree_as_it_was }
 
 const STORY: &str = r#"
 set -eu

@@ -56,4 +56,4 @@ fn a_rollback_takes_back_all_that_a_command_did(variant: Variant) {
     assert_eq!(sh(rig.path(), "cat d/e/f"), "more\n");
 }
 
-for_each_variant! { two => a_rollback_takes_back_all_that_a_command_did }
+for_each_variant! { reflink => a_rollback_takes_back_all_that_a_command_did }

@@ -76,4 +76,4 @@ fn a_pause_is_waited_for(variant: Variant) {
     );
 }
 
-for_each_variant! { one => writers_that_never_pause_are_told, a_pause_is_waited_for }
+for_each_variant! { xfs => writers_that_never_pause_are_told, a_pause_is_waited_for }

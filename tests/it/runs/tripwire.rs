@@ -311,5 +311,5 @@ for_each_variant! { xfs =>
     retention_leaves_what_was_caught_and_what_was_undone,
     off_is_off,
 }
-for_each_variant! { two => rm_rf_is_undone_by_one_restore }
-for_each_variant! { one => marks_are_made_beside_all_that_goes_on }
+for_each_variant! { reflink => rm_rf_is_undone_by_one_restore }
+for_each_variant! { xfs => marks_are_made_beside_all_that_goes_on }

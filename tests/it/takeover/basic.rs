@@ -8,7 +8,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use crate::common::mount::wait_until;
 use crate::common::{MountOpts, Variant, for_each_variant, process};
 
-for_each_variant! { two =>
+for_each_variant! { reflink =>
     open_files_go_on,
     an_unlinked_open_file_keeps_its_bytes,
     a_file_opened_after_its_name_went_goes_on,
@@ -20,7 +20,7 @@ for_each_variant! { two =>
     a_mapping_without_a_handle_is_captured,
     what_the_kernel_was_told_before_is_not_stale_after,
 }
-for_each_variant! { one => five_brief_workers_are_the_last }
+for_each_variant! { xfs => five_brief_workers_are_the_last }
 
 /// Reads and writes through handles that a worker gave out which is dead.
 fn open_files_go_on(v: Variant) {

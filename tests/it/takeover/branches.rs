@@ -16,11 +16,11 @@ use crate::common::random::is_long;
 use crate::common::{MountOpts, Rig, Variant, for_each_variant, process};
 use crate::takeover::map::Map;
 
-for_each_variant! { one =>
+for_each_variant! { xfs =>
     a_shell_in_a_branch_goes_on, inherited_files_stay_open, own_files_stay_open,
     what_was_removed_is_nothing_else, branches_of_branches_go_on, what_ended_is_let_go_of
 }
-for_each_variant! { one => a_branch_that_lost_its_connection_is_mounted_anew, many_kills_in_a_row }
+for_each_variant! { xfs => a_branch_that_lost_its_connection_is_mounted_anew, many_kills_in_a_row }
 
 /// A tree with files of some kinds, and a branch of it.
 fn start(v: Variant) -> (Rig, PathBuf) {

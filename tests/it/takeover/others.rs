@@ -13,8 +13,8 @@ use crate::common::command::sh;
 use crate::common::mount::wait_until;
 use crate::common::{Variant, for_each_variant, process};
 
-for_each_variant! { two => watches_and_locks_stay, git_and_sqlite_go_on }
-for_each_variant! { one => a_mount_without_a_worker_that_lives_is_given_up }
+for_each_variant! { reflink => watches_and_locks_stay, git_and_sqlite_go_on }
+for_each_variant! { xfs => a_mount_without_a_worker_that_lives_is_given_up }
 
 /// The kernel keeps both itself, as long as the inodes are the same to it.
 fn watches_and_locks_stay(v: Variant) {

@@ -14,8 +14,8 @@ use crate::common::command::sh;
 use crate::common::random::is_long;
 use crate::common::{Rig, Variant, for_each_variant, sample};
 
-for_each_variant! { two => programs_go_on_while_workers_die }
-for_each_variant! { one => programs_go_on_in_a_branch }
+for_each_variant! { reflink => programs_go_on_while_workers_die }
+for_each_variant! { xfs => programs_go_on_in_a_branch }
 
 /// Kills of one run, short and long; in a branch what is compared takes longer.
 const KILLS: (u32, u32) = (2, 20);

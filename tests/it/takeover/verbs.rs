@@ -13,7 +13,7 @@ use crate::common::mount::{VERB_SECONDS, wait_until};
 use crate::common::random::is_long;
 use crate::common::{Mount, Rig, Variant, for_each_variant};
 
-for_each_variant! { two => verbs_and_workers_that_die }
+for_each_variant! { reflink => verbs_and_workers_that_die }
 
 fn kills() -> u32 {
     if is_long() { 20 } else { 3 }

@@ -4,7 +4,7 @@ use super::support::Stage;
 use crate::common::command::sh;
 use crate::common::{Variant, for_each_variant};
 
-for_each_variant! { two => what_was_open_for_writing_is_in_the_record }
+for_each_variant! { reflink => what_was_open_for_writing_is_in_the_record }
 
 fn what_was_open_for_writing_is_in_the_record(v: Variant) {
     let mut stage = Stage::start(v, |dir| {

@@ -7,7 +7,7 @@ use super::support::{Stage, told};
 use crate::common::command::sh;
 use crate::common::{Io, Variant, for_each_variant};
 
-for_each_variant! { two =>
+for_each_variant! { reflink =>
     opened_and_left_alone_is_not_written,
     a_descriptor_that_was_handed_on,
     a_mapping_that_outlives_its_descriptor,

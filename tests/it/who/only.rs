@@ -8,7 +8,7 @@ use crate::common::{
 };
 
 for_each_variant! { xfs => one_that_is_cut_short_is_finished_with_the_same_paths }
-for_each_variant! { two =>
+for_each_variant! { reflink =>
     one_writer_s_paths_come_back_and_the_others_stay,
     directories_go_and_come_whole_or_not_at_all,
     hard_links_and_files_that_changed_hands,

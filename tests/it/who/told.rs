@@ -5,7 +5,7 @@ use crate::common::command::sh;
 use crate::common::{Io, Variant, for_each_variant};
 
 for_each_variant! { xfs => more_than_eight_are_others }
-for_each_variant! { two => every_change_has_its_writers, it_is_told_over_checkpoints_and_kills, a_number_that_was_given_away_does_not_inherit }
+for_each_variant! { reflink => every_change_has_its_writers, it_is_told_over_checkpoints_and_kills, a_number_that_was_given_away_does_not_inherit }
 
 fn every_change_has_its_writers(v: Variant) {
     let stage = Stage::start(v, |dir| {

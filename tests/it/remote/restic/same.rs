@@ -11,7 +11,7 @@ use crate::common::tree::{Tree, assert_same, tree};
 use crate::common::{MountOpts, Variant, for_each_variant, sample_tree, skip, tree_of};
 use crate::export::support::history;
 
-for_each_variant! { two => every_checkpoint_comes_back }
+for_each_variant! { reflink => every_checkpoint_comes_back }
 
 /// Changes of every kind from one checkpoint to the next, each pushed from the one before.
 fn every_checkpoint_comes_back(v: Variant) {

@@ -8,7 +8,7 @@ use crate::common::tree::{assert_same, tree};
 use crate::common::{MountOpts, Variant, for_each_variant, sample_tree, tool};
 use crate::remote::restic::User;
 
-for_each_variant! { two => what_was_pushed_is_seen_and_can_be_changed }
+for_each_variant! { reflink => what_was_pushed_is_seen_and_can_be_changed }
 
 fn what_was_pushed_is_seen_and_can_be_changed(v: Variant) {
     let rig = v.start_with(MountOpts::new(v.io), |dir| {
