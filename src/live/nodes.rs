@@ -332,9 +332,11 @@ impl Nodes {
     /// Takes back look-ups; a node that nobody knows any more is dropped.
     pub fn forget(&mut self, slot: Slot, lookups: u64) {
         if let Some(node) = self.map.get_mut(&slot) {
+            // A FORGET of an inode that is evicted has all its look-ups, those that a worker before
+            // us counted too. One of fewer takes back a single answer (fuse_dentry_revalidate,
+            // fuse_force_forget in fs/fuse): the kernel still knows the inode.
+            node.adopted &= lookups <= node.lookups;
             node.lookups = node.lookups.saturating_sub(lookups);
-            // The kernel forgets all of it at once, what was counted before us too.
-            node.adopted = false;
         }
         self.reap(slot);
         self.shrink();
@@ -415,9 +417,12 @@ impl Nodes {
 
     /// Counts a handle of a node that was opened; `io`: who does its I/O.
     pub fn opened(&mut self, slot: Slot, read: bool, write: bool, io: IoMode) {
-        let Some(node) = self.map.get_mut(&slot) else {
-            return;
-        };
+        // The kernel opens only what it knows. Were that not on record, the handle would still have
+        // to be counted: a file without a writer is not captured at a checkpoint.
+        let node = self
+            .map
+            .entry(slot)
+            .or_insert_with(|| Node::new(Kind::File, 0));
         let rare = node.rare();
         rare.handles += 1;
         rare.io = Some(io);
@@ -460,6 +465,32 @@ impl Nodes {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The kernel took back one answer of ours for an inode that it knew from the worker before
+    /// us. The inode counted as forgotten, so later the file was opened for writing and had no
+    /// writer: a checkpoint did not capture it, and its view gave EIO.
+    #[test]
+    fn an_answer_that_is_taken_back_does_not_forget_an_adopted_inode() {
+        let mut nodes = Nodes::default();
+        let slot = Slot(7);
+        nodes.adopt(slot, Kind::File, &place("f"));
+        nodes.learn(slot, Kind::File, 1, Some(&place("f")), 1);
+        nodes.forget(slot, 1);
+        assert!(nodes.get(slot).is_some_and(Node::is_known));
+        nodes.learn(slot, Kind::File, 1, Some(&place("f")), 1);
+        // Two of the worker before us, one of ours.
+        nodes.forget(slot, 3);
+        assert!(nodes.get(slot).is_none());
+    }
+
+    #[test]
+    fn a_handle_of_an_unknown_inode_is_counted() {
+        let mut nodes = Nodes::default();
+        nodes.opened(Slot(7), false, true, IoMode::Passthrough);
+        assert_eq!(nodes.get(Slot(7)).map(Node::writers), Some(1));
+        assert!(nodes.closed(Slot(7), false, true));
+        assert!(nodes.get(Slot(7)).is_none());
+    }
 
     fn place(name: &str) -> Place {
         Place {
