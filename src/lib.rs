@@ -69,6 +69,10 @@ pub use engine::verb::Verb;
 /// What the tests and benchmarks of this package look at from inside.
 #[doc(hidden)]
 pub mod internals {
+    #[cfg(all(feature = "cli", feature = "fuse"))]
+    pub mod cli {
+        pub use crate::cli::verbs;
+    }
     pub mod control {
         pub use crate::control::CONNECTIONS_MAX;
     }

@@ -1,6 +1,6 @@
 //! The rules of the house that no lint knows: layers import downward only, each outside crate has
 //! one home, files and functions stay short, every source and test file is compiled, links in the
-//! documentation resolve, and nothing strange lies at the top.
+//! documentation resolve, no text has a phrase twice, and nothing strange lies at the top.
 
 #[path = "tidy/code.rs"]
 mod code;
@@ -10,6 +10,8 @@ mod commands;
 mod docs;
 #[path = "tidy/layers.rs"]
 mod layers;
+#[path = "tidy/phrases.rs"]
+mod phrases;
 #[path = "tidy/shape.rs"]
 mod shape;
 #[path = "tidy/sizes.rs"]

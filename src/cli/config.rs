@@ -347,7 +347,7 @@ fn set(key: &Key, value: Option<&str>, user: bool, context: &mut Context) -> Out
         hinted(
             Code::BadValue,
             format!("{}: {why}", key.name),
-            format!("{} is {}", key.name, key.kind.wanted()),
+            format!("{} takes {}", key.name, key.kind.wanted()),
         )
     })?;
     let found = Found::around(context.dir())?;

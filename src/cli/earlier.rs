@@ -99,6 +99,6 @@ fn no_other(path: &str) -> VerbError {
     hinted(
         Code::UnknownPath,
         format!("no checkpoint has a different version of {path:?}"),
-        format!("to list to list its versions: ckptfs log {}", word(path)),
+        format!("to list its versions: ckptfs log {}", word(path)),
     )
 }

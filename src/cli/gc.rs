@@ -128,7 +128,7 @@ fn retention(args: &Args, context: &Context) -> VerbResult<Retention> {
             hinted(
                 Code::BadValue,
                 format!("--{flag}: {why}"),
-                format!("it is {}", key.kind.wanted()),
+                format!("it takes {}", key.kind.wanted()),
             )
         })
     };

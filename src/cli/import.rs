@@ -199,7 +199,7 @@ fn apart(items: &[Item], into: &Path) -> VerbResult<()> {
                 item.path.display(),
                 into.display()
             ),
-            "name a tree beside it: --into DIR2; to give a directory a history win ckptfs this is: ckptfs mount",
+            "name a tree outside of it: --into DIR2; to keep the history of a directory where it is: ckptfs mount",
         )),
         None => Ok(()),
     }

@@ -104,7 +104,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     }
     let graph = args.graph.then(Graph::default);
     let printed = print_by_page(&mut source, query, Printer::new(graph), &mut context.out)?;
-    if printed == 0 && !args.deleted && before.is_none() {
+    if printed == 0 && !args.deleted && before.is_none() && args.max_count != Some(0) {
         context
             .out
             .talk("no checkpoint yet; make one: ckptfs checkpoint");

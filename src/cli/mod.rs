@@ -411,6 +411,23 @@ fn command() -> clap::Command {
     examples::with_examples(Cli::command())
 }
 
+/// The names of all verbs, hidden ones too, each with those above it: `branch create`.
+pub fn verbs() -> Vec<String> {
+    let mut command = Cli::command().disable_help_subcommand(true);
+    command.build();
+    let mut found = Vec::new();
+    let mut pending = vec![(String::new(), &command)];
+    while let Some((above, command)) = pending.pop() {
+        for verb in command.get_subcommands() {
+            let name = [&above, verb.get_name()].concat();
+            pending.push(([&name, " "].concat(), verb));
+            found.push(name);
+        }
+    }
+    found.sort();
+    found
+}
+
 /// What was typed; a mistake, or a question for help, ends the process. The examples are added
 /// only for help: the start of a program is part of what a checkpoint costs.
 fn parsed() -> Cli {

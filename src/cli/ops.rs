@@ -40,7 +40,11 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         return Ok(out.json(&operations)?);
     }
     if operations.is_empty() {
-        out.talk("no operations yet");
+        match args.before {
+            Some(before) => out.talk(&format!("no operations before {before}")),
+            None if args.max_count > 0 => out.talk("no operations yet"),
+            None => {}
+        }
     }
     let width = width(&operations, |operation| operation.number.to_string());
     for operation in &operations {
@@ -51,7 +55,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         && let Some(oldest) = operations.last().filter(|oldest| oldest.number > 1)
     {
         out.talk(&format!(
-            "for for older ones: ckptfs ops --before {}",
+            "to list older ones: ckptfs ops --before {}",
             oldest.number
         ));
     }

@@ -92,7 +92,7 @@ impl Found {
             Errno::ENOENT | Errno::ENOTDIR => hinted(
                 Code::NotFound,
                 format!("{name} does not exist"),
-                format!("to list to list its versions: ckptfs log {}", word(&path)),
+                format!("to list its versions: ckptfs log {}", word(&path)),
             ),
             Errno::ELOOP => hinted(
                 Code::IsLink,

@@ -133,7 +133,7 @@ impl Options {
                     if checkpoint.replace(value.clone()).is_some() {
                         return Err(error(
                             Code::BadOption,
-                            "checkpoint and fromSnapshot are the same option: give one of them: give one of them",
+                            "checkpoint and fromSnapshot are the same option: give only one of them",
                         ));
                     }
                 }
@@ -239,8 +239,8 @@ fn bad(name: &str, value: &str) -> VerbError {
         .map_or("", |(_, wanted)| wanted);
     hinted(
         Code::BadOption,
-        format!("{name}={value} is none"),
-        format!("{name} is {wanted}"),
+        format!("{name}={value} is not valid"),
+        format!("{name} takes {wanted}"),
     )
 }
 

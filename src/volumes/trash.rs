@@ -69,7 +69,7 @@ impl<'a> Trash<'a> {
         let none = || {
             hinted(
                 Code::NoSuchVolume,
-                format!("there is no {text} in the trash"),
+                format!("no volume {text} is in the trash"),
                 "ckptfs volumes ls --trash",
             )
         };

@@ -16,7 +16,7 @@ use crate::history::diff::{Difference, Differs};
 use crate::history::state::State;
 use crate::history::touched::Touched;
 use crate::store::ids::CheckpointId;
-use crate::store::layout::branches::{Registered, branches_of};
+use crate::store::layout::branches::{BranchEntry, Registered, branches_of};
 use crate::store::layout::merges::MergeInto;
 use crate::sys::{Kind, SysResult};
 use crate::tree::has_attrs;
@@ -68,12 +68,14 @@ pub(super) fn list_offline(root: impl AsFd, dropped: bool) -> VerbResult<Vec<Bra
 
 fn infos(registered: Registered, dropped: bool) -> Vec<BranchInfo> {
     let whole = registered.entries.iter().filter(|entry| entry.made);
-    whole
-        .map(|entry| BranchInfo {
-            dropped,
-            ..BranchInfo::of(entry)
-        })
-        .collect()
+    let mut whole: Vec<_> = whole.collect();
+    // Those that were dropped are in files that are called by random numbers.
+    whole.sort_by_key(|entry| (&entry.name, entry.made_ns));
+    let info = |entry: &BranchEntry| BranchInfo {
+        dropped,
+        ..BranchInfo::of(entry)
+    };
+    whole.into_iter().map(info).collect()
 }
 
 /// What a branch and its parent have in common, if that is not what the branch began as.

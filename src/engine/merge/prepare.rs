@@ -399,7 +399,7 @@ fn outdated(path: &[u8]) -> VerbError {
             "nothing was changed: {:?} was changed, here or there, after the tool had merged it",
             String::from_utf8_lossy(path)
         ),
-        "run the run the merge again",
+        "run the merge again",
     )
 }
 

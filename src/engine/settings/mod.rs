@@ -94,7 +94,7 @@ pub const KEYS: &[Key] = keys! {
     "retention.keep-hourly", Kind::Count, Both: "keep one per hour, for this many hours that have one";
     "retention.keep-daily", Kind::Count, Both: "keep one per day, for this many days that have one";
     "retention.keep-weekly", Kind::Count, Both: "keep one per week, for this many weeks that have one";
-    "retention.max-size", Kind::Bytes, Both: "free the oldest until the history takes no more than this than this";
+    "retention.max-size", Kind::Bytes, Both: "free the oldest until the history takes no more than this";
     "retention.auto", Kind::Span, Store: "how often the daemon runs gc by itself";
     "retention.keep-undone", Kind::Span, Store:
         "how long the daemon keeps what undo and redo need (1d)";

@@ -86,7 +86,7 @@ pub fn parse(text: &str, origin: Origin) -> Result<Settings, ConfigError> {
         let value = value(key, item).map_err(|why| {
             wrong(
                 format!("{name}: {why}"),
-                Some(format!("{name} is {}", key.kind.wanted())),
+                Some(format!("{name} takes {}", key.kind.wanted())),
             )
         })?;
         settings.insert(

@@ -43,7 +43,7 @@ fn mistakes_name_the_line_and_what_was_meant() {
     );
     assert_eq!(
         wrong("[mount]\nseal = \"fast\"\n", Origin::Store).2,
-        "mount.seal is one of \"off\", \"hash\", \"full\""
+        "mount.seal takes one of \"off\", \"hash\", \"full\""
     );
     assert_eq!(
         wrong("[retention]\nkeep-last = -1\n", Origin::Store).1,

@@ -148,7 +148,7 @@ impl Names {
         if named.limit == Some(0) {
             return Err(hinted(
                 Code::BadRemote,
-                "with a limit of nothing nothing would pass",
+                "a limit of 0 would let nothing through",
                 "leave it out, or name one such as 2M",
             ));
         }

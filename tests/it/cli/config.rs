@@ -90,7 +90,7 @@ fn mistakes_are_told_with_file_line_and_the_nearest_key() {
     sandbox.ckptfs_in("p", &["config", "set", "retention.keep-within", "soon"]).is(
         1,
         "",
-        "Error: retention.keep-within: \"soon\" is not a length of time such as \"30d\" or \"1h 30m\"\nHint: retention.keep-within is a length of time such as \"30d\" or \"1h 30m\"\n",
+        "Error: retention.keep-within: \"soon\" is not a length of time such as \"30d\" or \"1h 30m\"\nHint: retention.keep-within takes a length of time such as \"30d\" or \"1h 30m\"\n",
     );
     let file = sandbox.path.join("p/.ckptfs/ckptfs.toml");
     fs::write(&file, "# mine\n[retention]\nkeep_last = 5\n").expect("write");

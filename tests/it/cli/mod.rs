@@ -10,6 +10,9 @@ mod log_counts;
 mod mistakes;
 mod mounted;
 mod mounts;
+// The verbs of what is released.
+#[cfg(feature = "remote")]
+mod outputs;
 mod patches;
 mod pins;
 mod plain;

@@ -75,10 +75,15 @@ pub struct Sandbox {
 
 impl Sandbox {
     pub fn new() -> Sandbox {
+        Sandbox::in_dir(Path::new("/var/tmp"))
+    }
+
+    /// In a directory of the caller's, such as the root of an image.
+    pub fn in_dir(above: &Path) -> Sandbox {
         let dir = tempfile::Builder::new()
             .prefix("ckptfs-cli-")
-            .tempdir_in("/var/tmp")
-            .expect("a directory in /var/tmp");
+            .tempdir_in(above)
+            .expect("a directory for the sandbox");
         let path = dir.path().canonicalize().expect("its path");
         fs::create_dir(path.join("out")).expect("a place for output");
         Sandbox { dir, path }

@@ -297,7 +297,7 @@ fn a_removed_volume_goes_to_the_trash_if_asked_for() {
     rig.ok(&["volumes", "purge", "kept"]);
     assert!(
         rig.refused(&["volumes", "recover", "kept"])
-            .contains("no kept in the trash")
+            .contains("no volume kept is in the trash")
     );
     rig.create("kept", json!({"size": "300M", "on-remove": "trash"}));
     fs::write(rig.mount("kept", "a").join("f"), "sized").unwrap();
