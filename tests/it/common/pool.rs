@@ -8,9 +8,10 @@ use serde_json::Value;
 
 use super::command::{fails, run_limited, stdout_of, tool, try_run_limited};
 use super::image::{Fs, Image};
-use super::mount::{minor_of, wait_until};
+use super::mount::minor_of;
 use super::process;
 use super::variant::skip;
+use super::wait::wait_until;
 
 /// Seconds for one call, or one command.
 pub const SECONDS: u64 = 60;
@@ -109,7 +110,7 @@ impl Pool {
         let before = said();
         let mut driver = command.spawn().expect("the driver starts");
         let answers = || said() > before && answers(&self.socket);
-        wait_until("the driver answers", SECONDS, || {
+        wait_until("the driver answers", || {
             answers() || driver.try_wait().expect("a child").is_some()
         });
         assert!(answers(), "the driver ended: {}", self.log());
@@ -138,7 +139,7 @@ impl Pool {
         let mut driver = self.driver.take().expect("it runs");
         let pid = rustix::process::Pid::from_child(&driver);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is ours");
-        wait_until("the driver ends", SECONDS, || {
+        wait_until("the driver ends", || {
             driver.try_wait().expect("a child").is_some()
         });
         let status = driver.wait().expect("it is ours");

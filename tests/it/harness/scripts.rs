@@ -17,7 +17,7 @@ fn stage(dir: &Path, name: &str, log: &str, status: &str) {
 fn summary(dir: &Path) -> (String, bool) {
     let output = run_limited(
         &mut tool("bash", &[script("summary.sh").as_os_str(), dir.as_os_str()]),
-        10,
+        60,
     );
     let text = String::from_utf8(output.stdout).unwrap();
     (
@@ -75,7 +75,7 @@ fn mount_helper(arguments: &[&str]) -> String {
     let helper = Path::new(env!("CARGO_MANIFEST_DIR")).join("mount/mount.ckptfs");
     stdout_of(
         tool("sh", &[helper]).args(arguments).env("CKPTFS", "echo"),
-        10,
+        60,
     )
     .trim()
     .to_owned()
@@ -127,7 +127,7 @@ fn mount_options_that_cannot_be_kept_are_refused() {
                 ],
             )
             .env("CKPTFS", "echo"),
-            10,
+            60,
         );
         assert!(said.contains(option), "{said}");
     }
@@ -148,7 +148,7 @@ fn every_script_is_valid() {
         "benches/tree.sh",
         ".ci/run",
     ] {
-        succeeds(tool("bash", &["-n"]).arg(root.join(name)), 10);
+        succeeds(tool("bash", &["-n"]).arg(root.join(name)), 60);
     }
 }
 
@@ -172,11 +172,11 @@ fn a_tree_of_many_files_has_as_many_as_were_asked_for() {
             &[maker.as_os_str(), tree.as_os_str(), "20".as_ref()],
         )
         .env("TREE_SOURCE", &source),
-        30,
+        60,
     );
     let found = stdout_of(
         &mut tool("find", &[tree.to_str().unwrap(), "-type", "f"]),
-        10,
+        60,
     );
     assert_eq!(found.lines().count(), 20);
 }

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, ChildStdout, Stdio};
 
-use crate::common::mount::wait_until;
+use crate::common::wait::wait_until;
 use crate::common::{
     Fs, Image, Io, Mount, MountOpts, Rig, Variant, for_each_variant, run_limited, skip, tool,
 };
@@ -104,10 +104,10 @@ fn who_has_something_below_the_mount_is_named(v: Variant) {
     );
     rig.mount.umount();
     let dir = rig.path().to_owned();
-    let shell = Before::start("sleep", &["60"], &dir.join("sub"));
-    let reader = Before::start("sh", &["-c", "exec 7<read; exec sleep 60"], &dir);
+    let shell = Before::start("sleep", &["600"], &dir.join("sub"));
+    let reader = Before::start("sh", &["-c", "exec 7<read; exec sleep 600"], &dir);
     // A namespace of its own has copies of the mounts of other tests, which would keep them.
-    let script = "umount -l -a -t fuse.ckptfs; mkdir -p $0/m; mount --bind $1/sub $0/m; cd /; exec 7<>$0/m/log; exec sleep 60";
+    let script = "umount -l -a -t fuse.ckptfs; mkdir -p $0/m; mount --bind $1/sub $0/m; cd /; exec 7<>$0/m/log; exec sleep 600";
     let place = crate::common::scratch();
     let container = Before::start(
         "unshare",
@@ -125,7 +125,7 @@ fn who_has_something_below_the_mount_is_named(v: Variant) {
         fs::read_link(format!("/proc/{pid}/fd/{fd}"))
             .is_ok_and(|path| path.is_absolute() && path.exists() || path.ends_with("log"))
     };
-    wait_until("the programs are there", 20, || {
+    wait_until("the programs are there", || {
         is_in(reader.pid(), "7") && is_in(container.pid(), "7")
     });
 
@@ -241,7 +241,7 @@ impl Drop for Hidden {
 
 /// `/proc/PID/fd` and `/proc/PID/maps` are those of the first thread.
 fn who_hides_below_the_mount_is_found(v: Variant) {
-    if run_limited(&mut tool("sh", &["-c", "command -v python3"]), 20)
+    if run_limited(&mut tool("sh", &["-c", "command -v python3"]), 60)
         .status
         .code()
         != Some(0)
@@ -298,11 +298,11 @@ fn mounts_inside_are_refused_or_named() {
     assert!(!Path::new("/.ckptfs").exists());
 
     let place = outer.join("tmpfs");
-    crate::common::succeeds(tool("mount", &["-t", "tmpfs", "none"]).arg(&place), 20);
+    crate::common::succeeds(tool("mount", &["-t", "tmpfs", "none"]).arg(&place), 60);
     let output = Mount::try_start(&outer, &opts);
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
     let gone = tool("umount", &["-l"]).arg(&outer).status();
-    crate::common::succeeds(tool("umount", &["-l"]).arg(&place), 20);
+    crate::common::succeeds(tool("umount", &["-l"]).arg(&place), 60);
     assert!(
         output.status.success() && gone.is_ok_and(|status| status.success()),
         "{told}"
