@@ -4,7 +4,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 
-use crate::common::wait::wait_until;
+use crate::common::wait::{same, wait_until};
 use crate::common::{Variant, for_each_variant};
 use serde_json::Value;
 

@@ -16,7 +16,7 @@ use super::wait::wait_until;
 /// Seconds for one call, or one command.
 pub const SECONDS: u64 = 60;
 /// Seconds for one unmount while all is taken down.
-const UMOUNT_SECONDS: u64 = 20;
+const UMOUNT_SECONDS: u64 = 60;
 
 /// A pool, and the driver that serves it; all mounts of it end with it.
 pub struct Pool {

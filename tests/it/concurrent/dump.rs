@@ -1,5 +1,6 @@
 //! Where processes hang: what the kernel tells of each of their threads.
 
+use crate::common::wait::seen;
 use std::fmt::Write as _;
 use std::fs;
 

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::common::strace::Strace;
-use crate::common::wait::wait_until;
+use crate::common::wait::{seen, wait_until};
 use crate::common::{Fs, Io, MountOpts, Rig, Variant, scratch, skip};
 
 const SYNCS: &str = "fsync,fdatasync,syncfs,sync,sync_file_range,msync";

@@ -4,6 +4,7 @@
 use std::fs;
 use std::io::Write;
 
+use crate::common::wait::seen;
 use crate::common::{Fs, Io, Variant, skip};
 use crate::counts::rig::Counted;
 use crate::counts::tree;

@@ -10,7 +10,7 @@ use ckptfs::api::{CheckpointOptions, GetStats, RestoreOptions, StateName, Stats}
 use ckptfs::{Client, SOCKET_NAME, STORE_NAME};
 
 use crate::common::mount::minor_of;
-use crate::common::wait::wait_until;
+use crate::common::wait::{same, wait_until};
 use crate::common::{Image, Mount, MountOpts, Variant};
 
 /// How long such a mount may live: every call of its daemon is traced, on a machine that may be busy.

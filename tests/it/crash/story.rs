@@ -20,7 +20,7 @@ use super::after::differences;
 use super::load::{Load, WORKERS};
 use crate::common::mount::VERB_SECONDS;
 use crate::common::random::Random;
-use crate::common::wait::wait_until;
+use crate::common::wait::{seen, wait_until};
 use crate::common::{Mount, process, run_limited};
 
 /// A daemon that dies sooner is taken for one that cannot live.

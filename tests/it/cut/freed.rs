@@ -5,7 +5,7 @@ use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 
 use crate::common::command::sh;
-use crate::common::wait::wait_until;
+use crate::common::wait::{seen, wait_until};
 use crate::common::{Io, MountOpts, Variant, for_each_variant};
 
 for_each_variant! { xfs => marks_leave_one_generation_of_captures }

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use crate::common::command::try_run_limited;
-use crate::common::wait::wait_until;
+use crate::common::wait::{same, wait_until};
 use crate::common::{Rig, Variant, for_each_variant, skip, tool};
 use crate::cut::map::Map;
 

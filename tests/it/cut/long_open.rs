@@ -6,7 +6,7 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use crate::common::wait::wait_until;
+use crate::common::wait::{same, wait_until};
 use crate::common::{Rig, Variant, for_each_variant};
 
 /// Names and contents.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::story::{LARGE, assert_whole, place, rewrite, tell};
 use crate::common::space::noise;
-use crate::common::wait::wait_until;
+use crate::common::wait::{seen, wait_until};
 use crate::common::{MountOpts, Variant, for_each_variant, tree_of};
 
 for_each_variant! { two => live_files_share_and_no_time_changes, writers_and_checkpoints_meanwhile_are_not_disturbed }

@@ -10,7 +10,7 @@ use ckptfs::internals::sys::{self, ExtentMap};
 use crate::common::command::check;
 use crate::common::space::{free, noise};
 use crate::common::tree::Tree;
-use crate::common::wait::wait_until;
+use crate::common::wait::{seen, wait_until};
 use crate::common::{Mount, MountOpts, Rig, Variant, tree_of};
 
 /// Bytes of the larger files.

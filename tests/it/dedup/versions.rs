@@ -3,11 +3,11 @@
 use std::fs;
 
 use super::story::{OPEN, apart, assert_whole, came_free, places, rewrite, tell, trees};
+use crate::common::wait::{seen, wait_longer};
 use serde_json::Value;
 
 use crate::common::command::check;
 use crate::common::space::free;
-use crate::common::wait::wait_longer;
 use crate::common::{Rig, Variant, for_each_variant};
 
 for_each_variant! { each =>

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::common::Rig;
-use crate::common::wait::wait_until;
+use crate::common::wait::{seen, wait_until};
 
 /// Inodes that the kernel may know when it was told to forget: the root, and who uses it.
 const INODES_MAX: u64 = 2;

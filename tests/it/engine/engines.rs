@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use crate::common::wait::wait_until;
+use crate::common::wait::{same, wait_until};
 use crate::common::{Fs, Image, process, stdout_of, tool};
 use crate::engine::rig::{Rig, remove_cgroups};
 use crate::engine::{on_an_engine, on_podman};

@@ -12,7 +12,7 @@ use super::full::Full;
 use crate::common::command::{TOOL_SECONDS, run_limited, succeeds, tool};
 use crate::common::mount::VERB_SECONDS;
 use crate::common::tree::{Tree, assert_tree_is, tree_without};
-use crate::common::wait::wait_until;
+use crate::common::wait::{seen, wait_until};
 use crate::common::{Fs, Image, Io, Mount, MountOpts, TreeOpts, Variant, skip};
 
 /// Who filled it.

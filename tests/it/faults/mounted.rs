@@ -12,7 +12,7 @@ use ckptfs::internals::sys::fault::{Call, Plan};
 
 use crate::common::random::is_long;
 use crate::common::tree::assert_tree_is;
-use crate::common::wait::{wait_longer, wait_until};
+use crate::common::wait::{same, seen, wait_longer, wait_until};
 use crate::common::{Image, Mount, MountOpts, TreeOpts, Variant, for_each_variant, tree_of};
 
 for_each_variant! { two => calls_of_the_daemon_fail }

@@ -1,7 +1,7 @@
 //! The daemon thins out the history by itself, if it is told to.
 
 use super::story::{ids, rounds};
-use crate::common::wait::wait_until;
+use crate::common::wait::{same, wait_until};
 use crate::common::{Variant, for_each_variant};
 
 for_each_variant! { xfs => the_daemon_thins_out_by_itself }

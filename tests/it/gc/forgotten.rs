@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use super::story::{ids, objects, work};
 use crate::common::space::noise;
 use crate::common::tree::assert_tree_is;
-use crate::common::wait::{seen, wait_longer, wait_until};
+use crate::common::wait::{same, seen, wait_longer, wait_until};
 use crate::common::{Mount, MountOpts, Rig, TreeOpts, Variant, for_each_variant, tree_of};
 
 for_each_variant! { xfs =>

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::story::{ids, objects, rounds, views};
 use crate::common::space::free;
 use crate::common::tree::assert_tree_is;
-use crate::common::wait::wait_until;
+use crate::common::wait::{seen, wait_until};
 use crate::common::{TreeOpts, Variant, for_each_variant};
 
 for_each_variant! { xfs => each_rule_is_told_and_pins_and_tags_stay, the_history_is_kept_below_its_size }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::story::{objects, views};
 use crate::common::space::{free, noise};
 use crate::common::tree::{NodeKind, Tree, compare};
-use crate::common::wait::wait_longer;
+use crate::common::wait::{same, wait_longer};
 use crate::common::{Mount, MountOpts, Rig, TreeOpts, Variant, for_each_variant, tree_of};
 
 for_each_variant! { xfs => every_verb_knows_dropped_from_missing, what_stays_is_not_written_through_a_link }

@@ -12,7 +12,7 @@ use super::story::{ids, objects, views};
 use super::tiers::{assert_whole_but_dropped, configure, dropped};
 use crate::common::space::noise;
 use crate::common::tree::Tree;
-use crate::common::wait::wait_longer;
+use crate::common::wait::{same, wait_longer};
 use crate::common::{Image, Mount, MountOpts, Variant, for_each_variant, tree_of};
 
 for_each_variant! { xfs => a_tier_that_is_cut_short_is_finished_by_the_next }

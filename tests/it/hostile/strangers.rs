@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use super::freeze::{Attack, Other, checkpoint, theirs};
 use super::stuck::Stuck;
 use super::support::{Mapping, get, put};
+use crate::common::wait::seen;
 use crate::common::{Caller, Io, MountOpts, Rig, Variant, caller, for_each_variant};
 
 for_each_variant! { two => what_one_writes_the_other_reads, what_is_sent_is_never_stale }

@@ -9,7 +9,7 @@ use rustix::fs::{FallocateFlags, copy_file_range, fallocate};
 
 use super::story::caught_up;
 use crate::common::command::check;
-use crate::common::wait::wait_until;
+use crate::common::wait::{seen, wait_until};
 use crate::common::{Fs, Image, Mount, MountOpts, Variant, for_each_variant};
 
 for_each_variant! { two =>

@@ -10,7 +10,7 @@ use ckptfs::internals::engine::check::{CheckOptions, StoreCheck};
 use serde_json::Value;
 
 use crate::common::random::seed;
-use crate::common::wait::wait_longer;
+use crate::common::wait::{seen, wait_longer};
 use crate::common::{Mount, Rig, Variant, copy_tree};
 
 /// Changes before each checkpoint.

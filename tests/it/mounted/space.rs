@@ -12,6 +12,7 @@ use ckptfs::internals::sys::fault::{Call, Plan};
 
 use super::support::{Mapping, noise, put, said, sh};
 use crate::common::space::free;
+use crate::common::wait::{same, seen};
 use crate::common::{Io, MountOpts, Rig, Variant, for_each_variant};
 
 for_each_variant! { two => a_captured_file_shares_its_extents_and_its_deletion_frees_them }

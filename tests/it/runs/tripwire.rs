@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::common::command::sh;
 use crate::common::tree::assert_tree_is;
-use crate::common::wait::wait_until;
+use crate::common::wait::{same, seen, wait_until};
 use crate::common::{
     MountOpts, Rig, TreeOpts, Variant, fails, for_each_variant, sample_tree, tree_of,
 };

@@ -5,7 +5,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 
-use crate::common::wait::wait_until;
+use crate::common::wait::{same, wait_until};
 use crate::common::{MountOpts, Variant, for_each_variant, process};
 
 for_each_variant! { two =>

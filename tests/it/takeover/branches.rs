@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use crate::branch::support::{create, inside, is_mounted, listed};
 use crate::common::random::is_long;
-use crate::common::wait::wait_until;
+use crate::common::wait::{same, wait_until};
 use crate::common::{MountOpts, Rig, Variant, for_each_variant, process};
 use crate::takeover::map::Map;
 

@@ -111,7 +111,7 @@ fn a_daemon_that_hangs_is_told_as_down_and_holds_up_no_other() {
     }
     wait_until("nobody waits for it any more", || {
         let now = threads();
-        seen(now < during, now)
+        crate::common::seen(now < during, now)
     });
     wait_until("it is up again", || {
         get(&rig).is_none_or(|all| value(&all, "ckptfs_volume_up", Some("a")) == Some(1.0))

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::common::Fs;
 use crate::common::mount::minor_of;
-use crate::common::wait::wait_until;
+use crate::common::wait::{seen, wait_until};
 use crate::volumes::support::{Container, Rig, unavailable};
 
 #[test]

@@ -11,7 +11,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::common::random::seed;
-use crate::common::wait::wait_until;
+use crate::common::wait::{seen, wait_until};
 use crate::common::{process, tool};
 use crate::volumes::support::{Container, Rig, SECONDS, unavailable};
 

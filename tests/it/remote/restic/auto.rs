@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{BUCKET_USER, PASSWORD, User};
 use crate::common::command::wait_limited;
-use crate::common::wait::{WAIT, wait_until};
+use crate::common::wait::{WAIT, same, seen, wait_until};
 use crate::common::{MountOpts, Variant, for_each_variant, sample_tree};
 
 for_each_variant! { xfs => each_is_pushed_until_the_end }
