@@ -271,12 +271,13 @@ fn a_tag_that_was_not_given_is_told() {
     );
 }
 
-/// Starts a restore, sends it a signal after that, and waits for its end.
+/// Starts a restore, sends it a signal after that, does this, and waits for its end.
 fn interrupted(
     sandbox: &Sandbox,
     args: &[&str],
     after: impl FnOnce(),
     signal: &str,
+    then: impl FnOnce(),
 ) -> (Option<i32>, String) {
     let out = sandbox.path.join("out/interrupted");
     let mut command = sandbox.command("p");
@@ -290,6 +291,7 @@ fn interrupted(
     kill.args([signal, &child.id().to_string()])
         .stderr(Stdio::null());
     kill.status().expect("kill");
+    then();
     let status = wait_until("it ends", || child.try_wait().expect("wait"));
     (
         status.code(),
@@ -331,14 +333,18 @@ fn a_restore_that_has_not_begun_is_given_up_with_whoever_asked() {
         let _ = fs::remove_file(&go);
         let _ = fs::remove_file(&begun);
         let in_hook = || wait_until("the hook has begun", || begun.exists());
-        let (code, said) = interrupted(&sandbox, &["restore", "1"], in_hook, signal);
+        // The client has time to say that it gives up.
+        let goes_on = || {
+            std::thread::sleep(Duration::from_millis(1500));
+            fs::write(&go, "").expect("it goes on");
+        };
+        let (code, said) = interrupted(&sandbox, &["restore", "1"], in_hook, signal, goes_on);
         assert_eq!(code, status, "{signal}: {said}");
         assert!(
             signal == "-KILL" || said == "cancelled: nothing was changed\n",
             "{signal}: {said}"
         );
-        fs::write(&go, "").expect("it goes on");
-        std::thread::sleep(Duration::from_millis(1200));
+        std::thread::sleep(Duration::from_millis(600));
         assert_eq!(
             (content(&sandbox, "a.txt").as_str(), ids(&sandbox)),
             ("two\n", vec![1]),
@@ -388,6 +394,7 @@ fn one_that_has_begun_is_finished_and_says_so() {
             &["restore", "1"],
             || std::thread::sleep(Duration::from_millis(after_ms)),
             "-INT",
+            || {},
         );
         let now: Vec<String> = (0..FILES)
             .map(|n| content(&sandbox, &format!("f{n}")))

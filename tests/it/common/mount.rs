@@ -108,8 +108,10 @@ impl Mount {
     pub fn adopt(&mut self) {
         assert!(
             minor_of(self.path()).is_some(),
-            "ckptfs mount said that it serves, but nothing is mounted on {}",
-            self.path().display()
+            "ckptfs mount said that it serves, but nothing is mounted on {}: {}{}",
+            self.path().display(),
+            fs::read_to_string("/proc/self/mountinfo").unwrap_or_default(),
+            self.log_tail()
         );
         // That of a branch names no holder.
         let mut ask = binary(&self.opts);

@@ -174,14 +174,45 @@ impl Pool {
         let Some(minor) = minor_of(point) else {
             return detach(point);
         };
+        let copies = Copies::of(minor);
         let said = try_run_limited(self.ckptfs(&["umount"]).arg(point), UMOUNT_SECONDS);
         let is_left = said.is_err() || minor_of(point).is_some();
-        if is_left || self.has_copies {
+        if (is_left || self.has_copies) && copies.are_left() {
             let _ = fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1");
         }
         if is_left {
             detach(point);
         }
+    }
+}
+
+/// A FUSE filesystem, in whatever namespace it is mounted. Its number alone is given to another as soon as it is gone: to abort
+/// that one ended the mounts of other tests, which ran beside.
+struct Copies {
+    device: String,
+    source: String,
+}
+
+impl Copies {
+    /// Of what is mounted with this number.
+    fn of(minor: u32) -> Copies {
+        let device = format!(" 0:{minor} ");
+        let table = fs::read_to_string("/proc/self/mountinfo").expect("/proc is mounted");
+        let line = table.lines().find(|line| line.contains(&device));
+        let source = line.and_then(|line| line.split(" - ").nth(1));
+        Copies {
+            source: source.unwrap_or_default().to_owned(),
+            device,
+        }
+    }
+
+    /// Whether some process sees it.
+    fn are_left(&self) -> bool {
+        let shown = |line: &str| line.contains(&self.device) && line.ends_with(&self.source);
+        let processes = fs::read_dir("/proc").expect("/proc is mounted").flatten();
+        processes
+            .filter_map(|process| fs::read_to_string(process.path().join("mountinfo")).ok())
+            .any(|table| table.lines().any(shown))
     }
 }
 

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, ChildStdout, Stdio};
 
-use crate::common::wait::wait_until;
+use crate::common::wait::{same, seen, wait_until};
 use crate::common::{
     Fs, Image, Io, Mount, MountOpts, Rig, Variant, for_each_variant, run_limited, skip, tool,
 };
@@ -145,14 +145,18 @@ fn who_has_something_below_the_mount_is_named(v: Variant) {
     what_is_written_below_is_kept(&rig, container.pid());
     let mut all = vec![shell.pid(), reader.pid(), container.pid()];
     all.sort_unstable();
-    assert_eq!(below(&rig), all);
-    let text = rig.mount.run(&["status"]);
-    assert!(
-        String::from_utf8_lossy(&text.stderr).contains("has its working directory there"),
-        "{text:?}"
-    );
+    // A process that another thread is about to start has a copy of what is open here, for a moment.
+    wait_until("those are named, and no others", || {
+        same(below(&rig), all.clone())
+    });
+    // It looks for them for a short time only.
+    wait_until("status says it", || {
+        let text = rig.mount.run(&["status"]);
+        let said = String::from_utf8_lossy(&text.stderr).into_owned();
+        seen(said.contains("has its working directory there"), text)
+    });
     drop((shell, reader, container));
-    assert_eq!(below(&rig), [] as [u64; 0]);
+    wait_until("nobody is named", || same(below(&rig), Vec::<u64>::new()));
 }
 
 /// What it writes is seen by nobody, and is in each checkpoint.
