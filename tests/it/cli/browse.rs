@@ -30,7 +30,7 @@ impl Terminal<'_> {
         self.sandbox.run(command).out()
     }
 
-    /// Types keys. What comes at once behind an Escape would be a key with Alt: the next key is typed when that is read.
+    /// Types keys. An Escape and a key at once would be a key with Alt, so the Escape is read before the next key.
     fn keys(&self, keys: &[&str]) -> &Self {
         for part in keys.split_inclusive(|key| *key == "Escape") {
             self.tmux(&[&["send-keys"], part].concat());

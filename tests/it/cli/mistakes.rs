@@ -271,7 +271,7 @@ fn a_tag_that_was_not_given_is_told() {
     );
 }
 
-/// Starts a restore, sends it a signal after that, does this, and waits for its end.
+/// Starts a restore, runs `after`, sends the signal, runs `then`, and waits for the end of the restore.
 fn interrupted(
     sandbox: &Sandbox,
     args: &[&str],
@@ -306,7 +306,7 @@ fn a_restore_that_has_not_begun_is_given_up_with_whoever_asked() {
     sandbox.file("p/a.txt", "one\n");
     let hook = sandbox.path.join("hooks/pre-restore");
     fs::create_dir(sandbox.path.join("hooks")).expect("a directory");
-    // It says that it has begun, and waits until it may go on.
+    // The hook makes the file `begun` and waits for the file `go`.
     let [begun, go] = ["begun", "go"].map(|name| sandbox.path.join("hooks").join(name));
     let script = format!(
         "#!/bin/sh\n: > {}\nwhile [ ! -e {} ]; do sleep 0.05; done\n",
@@ -333,7 +333,7 @@ fn a_restore_that_has_not_begun_is_given_up_with_whoever_asked() {
         let _ = fs::remove_file(&go);
         let _ = fs::remove_file(&begun);
         let in_hook = || wait_until("the hook has begun", || begun.exists());
-        // The client has time to say that it gives up.
+        // The client has time to cancel.
         let goes_on = || {
             std::thread::sleep(Duration::from_millis(1500));
             fs::write(&go, "").expect("it goes on");

@@ -29,8 +29,8 @@ pub fn try_run_limited(command: &mut Command, seconds: u64) -> Result<Output, St
     try_run_closing(command, seconds, WAIT)
 }
 
-/// As [`try_run_limited`], where the pipes of a command that has ended may stay open for so long: something that it left behind
-/// holds them if they stay longer.
+/// As [`try_run_limited`], with a limit for the pipes after the end of the command: a process that it left behind holds them if
+/// they stay open longer.
 pub fn try_run_closing(
     command: &mut Command,
     seconds: u64,

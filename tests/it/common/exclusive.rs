@@ -1,14 +1,14 @@
-//! Tests with a bound of time that holds only on a machine with nothing else to do.
+//! Tests with a bound of time that holds only on an idle machine.
 
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Instant;
 
-/// How often such a test may fail before that is believed.
+/// Attempts before such a test fails.
 const ATTEMPTS: u32 = 3;
 
-/// Runs a test that measures time, up to three times, and says how each attempt ended. Only for what cannot be asked otherwise than
-/// by a clock: whether something goes on at all is asked with [`super::wait_until`].
+/// Runs a test that measures time, three times at most, and prints the result of each attempt. A test of progress does not need
+/// this: it uses [`super::wait_until`].
 pub fn retried(test: impl Fn()) {
     for attempt in 1..=ATTEMPTS {
         let began = Instant::now();

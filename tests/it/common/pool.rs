@@ -186,15 +186,15 @@ impl Pool {
     }
 }
 
-/// A FUSE filesystem, in whatever namespace it is mounted. Its number alone is given to another as soon as it is gone: to abort
-/// that one ended the mounts of other tests, which ran beside.
+/// The mounts of one FUSE filesystem in all namespaces. The kernel gives the number of a connection to another filesystem at once:
+/// an abort by number alone ended mounts of other tests.
 struct Copies {
     device: String,
     source: String,
 }
 
 impl Copies {
-    /// Of what is mounted with this number.
+    /// The filesystem with this number.
     fn of(minor: u32) -> Copies {
         let device = format!(" 0:{minor} ");
         let table = fs::read_to_string("/proc/self/mountinfo").expect("/proc is mounted");
@@ -206,7 +206,7 @@ impl Copies {
         }
     }
 
-    /// Whether some process sees it.
+    /// Whether a process still sees it.
     fn are_left(&self) -> bool {
         let shown = |line: &str| line.contains(&self.device) && line.ends_with(&self.source);
         let processes = fs::read_dir("/proc").expect("/proc is mounted").flatten();

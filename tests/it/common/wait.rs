@@ -1,24 +1,23 @@
-//! Waiting for what must come. A test never sleeps and hopes: it looks again until it sees what it waits for, and where that does
-//! not come it says what it waited for and what it saw last.
+//! Tests poll for a condition, with one limit. A failure prints the condition and the last state that was seen.
 
 use std::fmt::Debug;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Seconds for what comes at once on an idle machine. A limit ends a test that hangs and says nothing about speed, so it is long.
+/// Seconds for a condition that an idle machine meets at once. The limit ends a test that hangs. It does not measure speed.
 pub const WAIT_SECONDS: u64 = 60;
-/// The same.
+/// The same as a duration.
 pub const WAIT: Duration = Duration::from_secs(WAIT_SECONDS);
 
-/// How often is looked.
+/// Time between two looks.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// What a look gives: what was waited for, or the state that was seen instead.
+/// The result of one look: a value if the condition is met, otherwise the state that was seen.
 pub trait Look {
     type Found;
 
     /// # Errors
-    /// What was seen instead.
+    /// The state, as text.
     fn found(self) -> Result<Self::Found, String>;
 }
 
@@ -46,23 +45,23 @@ impl<T, S: Debug> Look for Result<T, S> {
     }
 }
 
-/// `Ok` if the condition is met, otherwise the state by which one can see why not.
+/// `Ok` if the condition is met, otherwise the state that explains why it is not.
 pub fn seen<S: Debug>(met: bool, state: S) -> Result<(), S> {
     if met { Ok(()) } else { Err(state) }
 }
 
-/// `Ok` if both are the same, otherwise the first, which was found.
+/// `Ok` if the value is the expected one, otherwise the value.
 pub fn same<S: Debug + PartialEq<T>, T>(found: S, expected: T) -> Result<(), S> {
     seen(found == expected, found)
 }
 
-/// Looks until it is found; panics after [`WAIT`] with what was waited for and what was seen last.
+/// Repeats `look` until the condition is met and returns its value. Panics after [`WAIT`] with the condition and the last state.
 #[track_caller]
 pub fn wait_until<L: Look>(what: &str, look: impl FnMut() -> L) -> L::Found {
     wait_longer(what, WAIT_SECONDS, look)
 }
 
-/// As [`wait_until`], for what takes longer than that on a busy machine.
+/// As [`wait_until`], with another limit, for work that takes longer on a busy machine.
 #[track_caller]
 pub fn wait_longer<L: Look>(what: &str, seconds: u64, mut look: impl FnMut() -> L) -> L::Found {
     let (began, mut looks) = (Instant::now(), 0);

@@ -31,7 +31,7 @@ for_each_variant! { each => a_large_capture_stops_nobody, a_checkpoint_during_a_
 for_each_variant! { one => a_reader_that_waits_stops_nobody, a_read_into_the_past_of_the_same_file_ends, a_hundred_that_wait_starve_nobody }
 
 const NOBODY: u32 = 65_534;
-/// Rounds of somebody else that show that he goes on.
+/// Rounds that prove progress.
 const ROUNDS: u32 = 2;
 
 /// A Python program of an ordinary user's. It says "ready", and then does what keeps a lock; what
@@ -140,7 +140,7 @@ impl Other {
         }
     }
 
-    /// Nothing stops him: he comes through all that he does, whatever is in the way now.
+    /// Waits for further rounds: the attack in progress does not stop the other user.
     #[track_caller]
     pub fn goes_on(&self) {
         let rounds = || self.rounds.load(Ordering::SeqCst);
@@ -150,7 +150,7 @@ impl Other {
         });
     }
 
-    /// He went on all the time.
+    /// Ends it. No call waited for longer than the limit.
     #[track_caller]
     pub fn went_on(self) {
         let waited = self.longest_wait();
@@ -367,7 +367,7 @@ fn a_hundred_that_wait_starve_nobody(v: Variant) {
     });
     attack.goes_on();
     attack.hear("tried");
-    // They all try now.
+    // All of them have called open(2) by then.
     thread::sleep(Duration::from_millis(500));
     assert!(
         checkpoint(&rig, "theirs/"),
@@ -391,15 +391,15 @@ fn arm(rig: &Rig, plan: Option<Plan>) -> u64 {
         .1
 }
 
-/// How long a capture is held up, the longer on a machine that is busy.
+/// Times for which a capture is held up. A busy machine needs a longer one.
 const HELD_UP: [Duration; 3] = [
     Duration::from_millis(1_500),
     Duration::from_secs(6),
     Duration::from_secs(24),
 ];
 
-/// What is done while a capture is held up does not wait for it: it is over in half of that time. The mount, the checkpoint that the
-/// capture is of, and what `what` gave.
+/// Runs `what` while a capture is held up. It must end in half of that time, so it does not wait for the capture. Returns the mount,
+/// the checkpoint of the capture, and the result.
 fn during_a_capture<T>(v: Variant, what: impl Fn(&Rig) -> T) -> (Rig, u64, T) {
     let tried = HELD_UP.into_iter().find_map(|pause| {
         let rig = start(v);
@@ -413,8 +413,8 @@ fn during_a_capture<T>(v: Variant, what: impl Fn(&Rig) -> T) -> (Rig, u64, T) {
     tried.expect("it does not wait for the capture")
 }
 
-/// A file of 3 MiB, whose next capture takes so long; what `during` returns, when the first byte has
-/// been written over.
+/// Runs `during` while the capture of a file of 3 MiB is held up for `pause`, and then waits for the write of its first byte. Returns the
+/// checkpoint and the result.
 fn captured_slowly<T>(
     rig: &Rig,
     v: Variant,

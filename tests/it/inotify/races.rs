@@ -190,7 +190,7 @@ fn a_kill_while_announcing_leaves_what_was_restored(v: Variant) {
     sh(&root, MANY);
     let id = rig.mount.checkpoint();
     let (mut cut, mut round) = (0, 0);
-    // Each is killed, and at least one in the middle: on a busy machine a kill may come late.
+    // At least one kill must come in the middle. On a busy machine a kill may come late.
     while round < 3 || (cut == 0 && round < 30) {
         sh(&root, MANY_CHANGED);
         let mut watcher = Watcher::all_below(&root);

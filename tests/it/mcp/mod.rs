@@ -52,7 +52,7 @@ fn an_agent_uses_every_tool(v: Variant) {
     }
 }
 
-/// Sends lines, ends stdin when these are answered, and gives what came on stdout, line by line.
+/// Sends lines, ends stdin after the answers to `ids`, and returns the lines of stdout.
 fn talk(dir: &Path, sent: &[u8], ids: &[u64]) -> (i32, Vec<Value>) {
     let mut server = Command::new(env!("CARGO_BIN_EXE_ckptfs"))
         .args(["mcp"])

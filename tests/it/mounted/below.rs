@@ -145,11 +145,11 @@ fn who_has_something_below_the_mount_is_named(v: Variant) {
     what_is_written_below_is_kept(&rig, container.pid());
     let mut all = vec![shell.pid(), reader.pid(), container.pid()];
     all.sort_unstable();
-    // A process that another thread is about to start has a copy of what is open here, for a moment.
+    // A process that another thread starts has copies of our descriptors until its exec.
     wait_until("those are named, and no others", || {
         same(below(&rig), all.clone())
     });
-    // It looks for them for a short time only.
+    // `status` searches for a short time only.
     wait_until("status says it", || {
         let text = rig.mount.run(&["status"]);
         let said = String::from_utf8_lossy(&text.stderr).into_owned();

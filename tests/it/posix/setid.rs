@@ -184,7 +184,7 @@ struct Place<'a> {
     root: &'a Path,
     /// Where the same tree is without us.
     below: PathBuf,
-    /// Where it is a mount.
+    /// The mount, if it is one.
     mount: Option<&'a Mount>,
 }
 

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use crate::common::wait::{seen, wait_until};
 use crate::common::{Variant, for_each_variant};
 
-/// Somewhat less than nothing must change for.
+/// A little less than the quiet time that `--quiesce` needs.
 const QUIET: Duration = Duration::from_millis(200);
 
-/// The longest time in which nobody wrote.
+/// The longest time between two writes of all writers.
 struct Gaps {
     began: Instant,
     last_us: AtomicU64,
@@ -29,7 +29,7 @@ impl Gaps {
         }
     }
 
-    /// Somebody has written.
+    /// A write has ended.
     fn written(&self) {
         let now = self.began.elapsed().as_micros() as u64;
         let before = self.last_us.fetch_max(now, Ordering::SeqCst);
@@ -37,7 +37,7 @@ impl Gaps {
         self.longest_us.fetch_max(gap, Ordering::SeqCst);
     }
 
-    /// From now on only.
+    /// Begins again.
     fn forget(&self) {
         self.longest_us.store(0, Ordering::SeqCst);
     }
@@ -71,7 +71,7 @@ fn writers_that_never_pause_are_told(variant: Variant) {
     };
     let writers: Vec<_> = (0..3).map(writer).collect();
     // For a quarter of a second nothing must change: one of three will be let write, however busy
-    // the machine is. Where none was, it was quiet.
+    // the machine is. If none was, that instant was quiet.
     let busy = wait_until("no instant is found", || {
         gaps.forget();
         let made = rig.mount.checkpoint_json(&["--quiesce", "5s"]);
@@ -99,7 +99,7 @@ fn writers_that_never_pause_are_told(variant: Variant) {
     );
 }
 
-/// Who waits gets the moment at which a writer pauses. On a busy machine that may be one at which it was not let write.
+/// `--quiesce` waits for the moment at which a writer pauses. On a busy machine the scheduler may pause it too.
 fn a_pause_is_waited_for(variant: Variant) {
     let rig = variant.start();
     wait_until("it is made when the writer has paused", || {

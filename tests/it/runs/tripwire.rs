@@ -98,8 +98,8 @@ fn other_ways_to_destroy_trip_it_too(variant: Variant) {
     }
 }
 
-/// Edits a file, and destroys more than [`COUNT`]: the marks before and after that. On a busy machine a process for each may take
-/// too long for a burst; then everything comes back, and it is done again.
+/// Edits a file and destroys more than [`COUNT`]: the number of marks before, and the marks after. On a busy machine one process per
+/// file may be too slow for a burst. Then it restores the files and repeats that.
 fn marks_of(rig: &Rig, first: u64, edit: &str, way: &str) -> (usize, Vec<u64>) {
     wait_until(&format!("a mark of {way}"), || {
         sh(rig.path(), &format!("echo {edit} > many/7"));

@@ -135,7 +135,7 @@ fn a_server_that_goes_and_comes_back(v: Variant) {
     between.does(CUT);
     let (errno, took) = fails_to_read(&path.join("c/1"));
     assert!(errno == libc::EIO && took < WAIT, "{errno} after {took:?}");
-    // What is known to be away is not waited for. A busy machine may need a moment for that.
+    // A read does not wait for a server that is known to be away.
     wait_until("a read fails at once", || {
         let (_, took) = fails_to_read(&path.join("d/1"));
         seen(took < Duration::from_secs(2), took)
