@@ -188,14 +188,14 @@ impl Pool {
 
 /// The mounts of one FUSE filesystem in all namespaces. The kernel gives the number of a connection to another filesystem at once:
 /// an abort by number alone ended mounts of other tests.
-struct Copies {
+pub struct Copies {
     device: String,
     source: String,
 }
 
 impl Copies {
     /// The filesystem with this number.
-    fn of(minor: u32) -> Copies {
+    pub fn of(minor: u32) -> Copies {
         let device = format!(" 0:{minor} ");
         let table = fs::read_to_string("/proc/self/mountinfo").expect("/proc is mounted");
         let line = table.lines().find(|line| line.contains(&device));
@@ -207,7 +207,7 @@ impl Copies {
     }
 
     /// Whether a process still sees it.
-    fn are_left(&self) -> bool {
+    pub fn are_left(&self) -> bool {
         let shown = |line: &str| line.contains(&self.device) && line.ends_with(&self.source);
         let processes = fs::read_dir("/proc").expect("/proc is mounted").flatten();
         processes

@@ -10,6 +10,7 @@ use rustix::mount::{MountFlags, mount};
 
 use crate::common::command::try_run_limited;
 use crate::common::mount::{abort, minor_of};
+use crate::common::pool::Copies;
 use crate::common::run_dir::script;
 use crate::common::wait::{WAIT, wait_until};
 use crate::common::{Fs, RunDir, scratch, skip, succeeds, tool};
@@ -28,7 +29,7 @@ fn hung_mount(point: &Path) -> File {
     ))
     .unwrap();
     mount(
-        "ckptfs-test",
+        point,
         point,
         "fuse",
         MountFlags::empty(),
@@ -71,9 +72,47 @@ fn an_abort_frees_who_waits_for_a_hung_mount() {
     abort(&point);
     wait_until("the waiting thread got an error", || waiting.is_finished());
     assert!(waiting.join().unwrap().is_err());
-    succeeds(tool("umount", &["-l"]).arg(&point), 60);
+    umount(&point);
     assert_eq!(minor_of(&point), None);
     fs::remove_dir_all(slot).unwrap();
+}
+
+/// The driver's harness aborted by the number of a connection, after the unmount. Mounts of other tests had that number then: one
+/// of a few hundred ended at once.
+#[test]
+fn a_number_that_another_filesystem_has_now_is_no_copy() {
+    if let Some(reason) = cannot_mount() {
+        return skip(&reason);
+    }
+    let run = RunDir::get();
+    let slot = run.slot("hung");
+    let points = ["one", "other"].map(|name| slot.join(name));
+    points
+        .iter()
+        .for_each(|point| fs::create_dir(point).unwrap());
+    let one = hung_mount(&points[0]);
+    let minor = minor_of(&points[0]).unwrap();
+    let copies = Copies::of(minor);
+    assert!(copies.are_left());
+    umount(&points[0]);
+    drop(one);
+    assert!(!copies.are_left());
+    // The lowest free number is next; other tests may take it.
+    for _ in 0..50 {
+        let _other = hung_mount(&points[1]);
+        let taken = minor_of(&points[1]) == Some(minor);
+        let left = copies.are_left();
+        umount(&points[1]);
+        assert!(!left, "{minor}");
+        if taken {
+            break;
+        }
+    }
+    fs::remove_dir_all(slot).unwrap();
+}
+
+fn umount(point: &Path) {
+    succeeds(tool("umount", &["-l"]).arg(point), 60);
 }
 
 #[test]
