@@ -28,8 +28,9 @@ fn hung_mount(point: &Path) -> File {
         device.as_raw_fd()
     ))
     .unwrap();
+    // No path: programs look for the device of each mount.
     mount(
-        point,
+        format!("ckptfs-test#{}", point.display()),
         point,
         "fuse",
         MountFlags::empty(),
