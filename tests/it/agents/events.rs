@@ -152,8 +152,7 @@ fn what_is_no_event_never_blocks_an_agent(v: Variant) {
     // An agent that never closes the pipe is not waited for without end.
     let mut command = ckptfs(rig.path(), &["agent", "hook"]);
     let mut child = command.stdin(Stdio::piped()).spawn().expect("it starts");
-    let ended =
-        crate::common::command::wait_limited(&mut child, std::time::Duration::from_secs(20));
+    let ended = crate::common::command::wait_limited(&mut child, crate::common::wait::WAIT);
     assert_eq!(ended.and_then(|status| status.code()), Some(1));
 }
 

@@ -6,6 +6,7 @@ use std::process::Command;
 use super::support::{Session, get, hook_of, install, label, letters};
 use crate::common::command::{has, sh};
 use crate::common::tree::assert_tree_is;
+use crate::common::wait::wait_until;
 use crate::common::{MountOpts, Rig, TreeOpts, Variant, for_each_variant, skip, tree_of};
 
 for_each_variant! { reflink => a_rewind_takes_back_what_one_session_did_and_nothing_else }
@@ -175,9 +176,7 @@ fn an_agent_is_told_what_its_own_command_removed(v: Variant) {
     let waits = "touch begin; while [ ! -e go ]; do sleep 0.01; done; rm begin";
     let told = std::thread::scope(|scope| {
         let alice = scope.spawn(|| alice.bash(waits));
-        while !begin.exists() {
-            std::thread::sleep(std::time::Duration::from_millis(2));
-        }
+        wait_until("the command has begun", || begin.exists());
         assert!(bob.bash("rm -r docs").is_some());
         bob.write("go", "");
         assert!(go.exists());

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 
 use super::support::{AGENT, Session, get, letters, nowhere};
 use crate::common::command::{copy_program, has, sh};
-use crate::common::mount::wait_until;
 use crate::common::process::start_of;
+use crate::common::wait::wait_until;
 use crate::common::{MountOpts, Variant, for_each_variant, skip};
 
 for_each_variant! { xfs =>
@@ -114,7 +114,7 @@ impl Worker {
         let stdin = self.child.stdin.as_mut().expect("stdin");
         writeln!(stdin, "echo made > {file}.new; mv {file}.new {file}").expect("it reads");
         let path = self.dir.join(file);
-        wait_until("the file is made", 60, || path.exists());
+        wait_until("the file is made", || path.exists());
     }
 }
 
@@ -187,7 +187,7 @@ fn another_user_s_names_steer_no_rewind(v: Variant) {
 /// Settings whose hooks call this program.
 fn hooks_of(program: &Path) -> String {
     let command = format!("{} agent hook --agent claude-code", program.display());
-    let hook = json!({ "type": "command", "command": command, "timeout": 20 });
+    let hook = json!({ "type": "command", "command": command, "timeout": 60 });
     let events = ["UserPromptSubmit", "PreToolUse", "PostToolUse", "Stop"];
     let hooks: serde_json::Map<String, Value> = events
         .iter()

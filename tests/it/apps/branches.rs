@@ -11,7 +11,7 @@ use crate::apps::build::{LEAVES, cargo, make_crate, npm, npm_project};
 use crate::apps::support::{
     PROGRAM_SECONDS, crates_named, missing, output, program, run, variants,
 };
-use crate::common::mount::wait_until;
+use crate::common::wait::wait_longer;
 use crate::common::{Rig, Variant, run_limited, skip, stdout_of, succeeds};
 
 /// A branch; where it is.
@@ -198,7 +198,7 @@ impl Postgres {
             sockets,
             programs: programs.to_owned(),
         };
-        wait_until("the server answers", PROGRAM_SECONDS, || {
+        wait_longer("the server answers", PROGRAM_SECONDS, || {
             let mut asked = started.psql("select 1");
             run_limited(&mut asked, PROGRAM_SECONDS).status.success()
         });
@@ -263,7 +263,7 @@ fn postgres_under_load(v: Variant) {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    wait_until("there is load", PROGRAM_SECONDS, || here.count() > 100);
+    wait_longer("there is load", PROGRAM_SECONDS, || here.count() > 100);
 
     let before = here.count();
     let there = branch(&rig, "try").join("pg");

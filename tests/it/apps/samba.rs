@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::support::{missing, output, variants};
 use crate::common::command::wait_limited;
-use crate::common::mount::wait_until;
+use crate::common::wait::{WAIT, wait_until};
 use crate::common::{
     MountOpts, Rig, RunDir, Variant, process, run_limited, scratch, skip, succeeds, tool,
 };
@@ -87,7 +87,7 @@ impl Samba {
         let start = process::start_of(server.id()).expect("it runs");
         RunDir::get().note_daemon(server.id(), start);
         let samba = Samba { server, port, dir };
-        wait_until("smbd answers", 30, || {
+        wait_until("smbd answers", || {
             TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok()
         });
         samba
@@ -127,7 +127,7 @@ impl Drop for Samba {
     fn drop(&mut self) {
         let pid = rustix::process::Pid::from_child(&self.server);
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
-        if wait_limited(&mut self.server, Duration::from_secs(10)).is_none() {
+        if wait_limited(&mut self.server, WAIT).is_none() {
             let _ = self.server.kill();
             let _ = self.server.wait();
         }
@@ -229,5 +229,5 @@ fn previous_versions_of_a_share_and_of_one_below(v: Variant) {
     assert_eq!(samba.versions("all", "f").len(), 4);
     drop(samba);
     let mut list = tool("ls", &[root.join(".snapshots")]);
-    succeeds(&mut list, 10);
+    succeeds(&mut list, 60);
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 
 use crate::apps::support::{missing, output};
-use crate::common::mount::wait_until;
+use crate::common::wait::{wait_longer, wait_until};
 use crate::common::{Rig, Variant, for_each_variant, skip};
 
 /// A database and what belongs to it.
@@ -102,7 +102,7 @@ impl Writer {
     fn stop(mut self) {
         drop(self.child.stdin.take());
         let mut status = None;
-        wait_until("the writer has ended", 120, || {
+        wait_longer("the writer has ended", 120, || {
             status = self.child.try_wait().expect("a child");
             status.is_some()
         });
@@ -168,7 +168,7 @@ fn under_load(v: Variant, mode: &str) {
     }
     let rig = v.start();
     let writer = Writer::start(&rig.path().join("db"), mode);
-    wait_until("ten transactions are committed", 60, || {
+    wait_until("ten transactions are committed", || {
         writer.committed() >= 10
     });
     let (mut made, mut atomic) = (Vec::new(), 0);
@@ -191,7 +191,7 @@ fn under_load(v: Variant, mode: &str) {
         }
         made.push((id, said, bytes(&rig.view(id))));
         let next = writer.committed() + 1;
-        wait_until("the writer goes on", 60, || writer.committed() >= next);
+        wait_until("the writer goes on", || writer.committed() >= next);
     }
     println!("{v:?} {mode}: {} checkpoints, {atomic} atomic", made.len());
     assert!(

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, Stdio};
 
 use super::support::{create, is_mounted, listed, place, refused};
-use crate::common::mount::wait_until;
+use crate::common::wait::wait_until;
 use crate::common::{MountOpts, Rig, Variant, for_each_variant, run_limited, tool};
 
 for_each_variant! { xfs =>
@@ -110,7 +110,7 @@ fn the_listing_follows_the_verbs(v: Variant) {
     assert_eq!(names(&dir), [] as [&str; 0]);
     let snapshots = names(&rig.path().join(".snapshots"));
     fs::create_dir(dir.join("one")).unwrap();
-    wait_until("its base is listed", 10, || {
+    wait_until("its base is listed", || {
         names(&rig.path().join(".snapshots")).len() > snapshots.len()
     });
     create(&rig, "two");
@@ -219,7 +219,7 @@ fn run_in(rig: &Rig, name: &str) -> Child {
         .spawn()
         .expect("it starts");
     let at = place(rig, name).join("by-run");
-    wait_until("the command runs", 30, || at.exists());
+    wait_until("the command runs", || at.exists());
     child
 }
 
@@ -236,7 +236,7 @@ fn a_branch_that_is_shown_elsewhere_is_in_use(v: Variant) {
     assert!(is_mounted(&place(&rig, "try")));
     drop(child.stdin.take());
     assert!(child.wait().expect("it ends").success());
-    wait_until("its namespace is gone", 10, || {
+    wait_until("its namespace is gone", || {
         fs::remove_dir(&dir).is_ok() || !dir.exists()
     });
     assert!(!place(&rig, "try").exists());

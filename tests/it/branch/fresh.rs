@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use super::support::{create, inside, is_mounted, listed, place};
 use crate::common::command::TOOL_SECONDS;
-use crate::common::mount::wait_until;
 use crate::common::tree::names;
+use crate::common::wait::wait_until;
 use crate::common::{
     MountOpts, Rig, TreeOpts, Variant, assert_same_tree, fails, for_each_variant, sample_tree,
     skip, stdout_of, succeeds, tool,
@@ -82,7 +82,7 @@ fn cut_power(rig: &mut Rig, branches: &[&str]) -> bool {
 fn mount_anew(rig: &mut Rig) {
     rig.image.unmount();
     let file = rig.image.file().expect("an image").to_owned();
-    wait_until("the filesystem is not mounted anywhere", 60, || {
+    wait_until("the filesystem is not mounted anywhere", || {
         stdout_of(tool("losetup", &["-j"]).arg(&file), TOOL_SECONDS).is_empty()
     });
     rig.image.mount_with("");

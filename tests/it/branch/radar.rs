@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::support::create;
 use crate::common::command::sh;
-use crate::common::mount::wait_until;
+use crate::common::wait::{WAIT, wait_until};
 use crate::common::{MountOpts, Rig, Variant, for_each_variant};
 
 for_each_variant! { xfs =>
@@ -183,7 +183,7 @@ impl Watch {
     /// The next line, as `KIND PATH: WHO`.
     #[track_caller]
     fn next(&self) -> String {
-        let line_ = self.lines.recv_timeout(Duration::from_secs(30));
+        let line_ = self.lines.recv_timeout(WAIT);
         let one = line_.expect("a line");
         format!("{} {}", one["kind"].as_str().expect("a kind"), line(&one))
     }
@@ -197,7 +197,7 @@ impl Watch {
     /// Waits for its end: the status, and what it said.
     fn ended(mut self) -> (Option<i32>, String) {
         let mut ended = None;
-        wait_until("the watcher ends", 30, || {
+        wait_until("the watcher ends", || {
             ended = self.child.try_wait().expect("a child");
             ended.is_some()
         });
@@ -255,8 +255,8 @@ fn conflicts_are_told_as_they_come_and_go(v: Variant) {
     // At the end nothing is gone: it is not known any more.
     let began = Instant::now();
     rig.mount.umount();
-    assert!(began.elapsed() < Duration::from_secs(20));
-    let quiet = watch.lines.recv_timeout(Duration::from_secs(30));
+    assert!(began.elapsed() < WAIT);
+    let quiet = watch.lines.recv_timeout(WAIT);
     assert_eq!(quiet.unwrap_err(), RecvTimeoutError::Disconnected);
     let (status, said) = watch.ended();
     assert_eq!(status, Some(1), "{said}");
@@ -302,7 +302,7 @@ fn who_watches_holds_up_nobody(v: Variant) {
             std::thread::spawn(move || client.ask(ask))
         })
         .collect();
-    wait_until("the rest are refused", 30, || {
+    wait_until("the rest are refused", || {
         waiting.iter().filter(|one| one.is_finished()).count() >= 4
     });
     sh(&two, "echo 2 >> a");
@@ -322,17 +322,13 @@ fn who_watches_holds_up_nobody(v: Variant) {
     let mut read = rig.mount.command(&["branch", "conflicts", "--watch"]);
     let mut left = read.stdout(Stdio::piped()).spawn().expect("it starts");
     drop(left.stdout.take());
-    wait_until("it ends", 60, || {
-        left.try_wait().expect("a child").is_some()
-    });
+    wait_until("it ends", || left.try_wait().expect("a child").is_some());
     let pid = rustix::process::Pid::from_child(&watch.child);
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it lives");
     assert_eq!(watch.ended().1, "");
     rig.mount.umount();
     drop(deaf.stdout.take());
-    wait_until("it ends", 30, || {
-        deaf.try_wait().expect("a child").is_some()
-    });
+    wait_until("it ends", || deaf.try_wait().expect("a child").is_some());
 }
 
 fn a_command_is_run_for_each(v: Variant) {
@@ -359,7 +355,7 @@ fn a_command_is_run_for_each(v: Variant) {
     fs::write(rig.path().join(hostile), "here").unwrap();
     assert_eq!(watch.next(), format!("changed {hostile}*: one two here"));
     let expected = format!("appeared|{hostile}|one two|\nchanged|{hostile}|one two|1\n");
-    wait_until("both are told", 30, || {
+    wait_until("both are told", || {
         fs::read_to_string(&out).is_ok_and(|told| told == expected)
     });
     assert_eq!(fs::read_dir(&work).unwrap().count(), 0, "a name was run");

@@ -4,7 +4,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 
-use crate::common::mount::wait_until;
+use crate::common::wait::{same, wait_until};
 use crate::common::{Variant, for_each_variant};
 use serde_json::Value;
 
@@ -60,8 +60,7 @@ fn files_written_and_closed_do_not_wait_for_the_checkpoint(v: Variant) {
     assert!(number(&made, "open_files") <= FILES as u64 / 2, "{made}");
     wait_until(
         "nothing is in use, so nothing is captured inside the freeze",
-        30,
-        || number(&rig.mount.checkpoint_json(&[]), "open_files") == 0,
+        || same(number(&rig.mount.checkpoint_json(&[]), "open_files"), 0),
     );
     for path in paths.iter().step_by(50) {
         assert_eq!(
@@ -103,8 +102,8 @@ fn the_file_that_took_longest_is_named(v: Variant) {
         captures.then(|| "of many extents".to_owned()),
         "{made}"
     );
-    wait_until("what is old and left alone is captured no more", 30, || {
-        slowest(&rig.mount.checkpoint_json(&[])).is_none()
+    wait_until("what is old and left alone is captured no more", || {
+        same(slowest(&rig.mount.checkpoint_json(&[])), None)
     });
 }
 

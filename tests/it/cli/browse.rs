@@ -1,10 +1,12 @@
 //! `ckptfs browse`, in a terminal that tmux keeps.
 
-use std::time::{Duration, Instant};
+use std::fs::File;
+use std::time::Duration;
 
 use super::support::Sandbox;
 use crate::common::command::has;
 use crate::common::skip;
+use crate::common::wait::{same, wait_until};
 
 /// A terminal of 120 columns and 32 lines in which a program runs.
 struct Terminal<'s> {
@@ -28,12 +30,16 @@ impl Terminal<'_> {
         self.sandbox.run(command).out()
     }
 
-    /// Types keys. What comes at once behind an Escape would be a key with Alt.
+    /// Types keys. An Escape and a key at once would be a key with Alt, so the Escape is read before the next key.
     fn keys(&self, keys: &[&str]) -> &Self {
         for part in keys.split_inclusive(|key| *key == "Escape") {
             self.tmux(&[&["send-keys"], part].concat());
             if part.ends_with(&["Escape"]) {
                 std::thread::sleep(Duration::from_millis(100));
+                let tty = self.tmux(&["display-message", "-p", "#{pane_tty}"]);
+                let tty = File::open(tty.trim()).expect("the terminal");
+                let unread = || rustix::io::ioctl_fionread(&tty).expect("its queue");
+                wait_until("the key is read", || same(unread(), 0));
             }
         }
         self
@@ -42,18 +48,11 @@ impl Terminal<'_> {
     /// Waits until all of this is on the screen, which it gives.
     #[track_caller]
     fn shows(&self, wanted: &[&str]) -> String {
-        let began = Instant::now();
-        loop {
+        wait_until(&format!("{wanted:?} is on the screen"), || {
             let screen = self.tmux(&["capture-pane", "-p"]);
-            if wanted.iter().all(|text| screen.contains(text)) {
-                return screen;
-            }
-            assert!(
-                began.elapsed() < Duration::from_secs(20),
-                "{wanted:?} is not on the screen:\n{screen}"
-            );
-            std::thread::sleep(Duration::from_millis(30));
-        }
+            let shown = wanted.iter().all(|text| screen.contains(text));
+            if shown { Ok(screen) } else { Err(screen) }
+        })
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::support::{Ran, Sandbox};
 use crate::common::command::write_script;
+use crate::common::wait::wait_until;
 
 /// A mounted project with one checkpoint, `v1`, and an edit since.
 pub fn edited() -> Sandbox {
@@ -270,12 +271,13 @@ fn a_tag_that_was_not_given_is_told() {
     );
 }
 
-/// Starts a restore, sends it a signal after so long, and waits for its end.
+/// Starts a restore, runs `after`, sends the signal, runs `then`, and waits for the end of the restore.
 fn interrupted(
     sandbox: &Sandbox,
     args: &[&str],
-    after: Duration,
+    after: impl FnOnce(),
     signal: &str,
+    then: impl FnOnce(),
 ) -> (Option<i32>, String) {
     let out = sandbox.path.join("out/interrupted");
     let mut command = sandbox.command("p");
@@ -284,19 +286,13 @@ fn interrupted(
         .stdout(Stdio::null())
         .stderr(File::create(&out).expect("a file"));
     let mut child = command.spawn().expect("spawn");
-    std::thread::sleep(after);
+    after();
     let mut kill = sandbox.hermetic("kill", "");
     kill.args([signal, &child.id().to_string()])
         .stderr(Stdio::null());
     kill.status().expect("kill");
-    let began = Instant::now();
-    let status = loop {
-        match child.try_wait().expect("wait") {
-            Some(status) => break status,
-            None => assert!(began.elapsed() < Duration::from_secs(60), "it does not end"),
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    };
+    then();
+    let status = wait_until("it ends", || child.try_wait().expect("wait"));
     (
         status.code(),
         fs::read_to_string(out).expect("what it said"),
@@ -310,7 +306,14 @@ fn a_restore_that_has_not_begun_is_given_up_with_whoever_asked() {
     sandbox.file("p/a.txt", "one\n");
     let hook = sandbox.path.join("hooks/pre-restore");
     fs::create_dir(sandbox.path.join("hooks")).expect("a directory");
-    write_script(&hook, "#!/bin/sh\nsleep 1\n");
+    // The hook makes the file `begun` and waits for the file `go`.
+    let [begun, go] = ["begun", "go"].map(|name| sandbox.path.join("hooks").join(name));
+    let script = format!(
+        "#!/bin/sh\n: > {}\nwhile [ ! -e {} ]; do sleep 0.05; done\n",
+        begun.display(),
+        go.display()
+    );
+    write_script(&hook, &script);
     sandbox
         .ckptfs(&[
             "mount",
@@ -321,20 +324,27 @@ fn a_restore_that_has_not_begun_is_given_up_with_whoever_asked() {
         .ok();
     run(&sandbox, &["checkpoint"]).ok();
     sandbox.file("p/a.txt", "two\n");
-    let soon = Duration::from_millis(400);
     for (signal, status) in [
         ("-INT", Some(130)),
         ("-TERM", Some(143)),
         ("-HUP", Some(129)),
         ("-KILL", None),
     ] {
-        let (code, said) = interrupted(&sandbox, &["restore", "1"], soon, signal);
+        let _ = fs::remove_file(&go);
+        let _ = fs::remove_file(&begun);
+        let in_hook = || wait_until("the hook has begun", || begun.exists());
+        // The client has time to cancel.
+        let goes_on = || {
+            std::thread::sleep(Duration::from_millis(1500));
+            fs::write(&go, "").expect("it goes on");
+        };
+        let (code, said) = interrupted(&sandbox, &["restore", "1"], in_hook, signal, goes_on);
         assert_eq!(code, status, "{signal}: {said}");
         assert!(
             signal == "-KILL" || said == "cancelled: nothing was changed\n",
             "{signal}: {said}"
         );
-        std::thread::sleep(Duration::from_millis(1200));
+        std::thread::sleep(Duration::from_millis(600));
         assert_eq!(
             (content(&sandbox, "a.txt").as_str(), ids(&sandbox)),
             ("two\n", vec![1]),
@@ -382,8 +392,9 @@ fn one_that_has_begun_is_finished_and_says_so() {
         let (code, said) = interrupted(
             &sandbox,
             &["restore", "1"],
-            Duration::from_millis(after_ms),
+            || std::thread::sleep(Duration::from_millis(after_ms)),
             "-INT",
+            || {},
         );
         let now: Vec<String> = (0..FILES)
             .map(|n| content(&sandbox, &format!("f{n}")))
@@ -559,7 +570,7 @@ fn who_holds_replaced_files_open_is_named() {
     sandbox.file("p/other", "o");
     let mut holder = {
         let mut sleep = sandbox.hermetic("sleep", "p");
-        sleep.arg("30").stdin(
+        sleep.arg("600").stdin(
             File::options()
                 .append(true)
                 .open(sandbox.path.join("p/a.txt"))

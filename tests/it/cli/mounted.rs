@@ -437,8 +437,10 @@ fn a_whole_checkpoint_command_is_quick() {
         began.elapsed()
     };
     // The benchmark measures the goal of 10 ms; here a debug build may run on a loaded machine.
-    let quickest = (0..20).map(|_| once()).min().expect("twenty runs");
-    assert!(quickest < Duration::from_millis(500), "{quickest:?}");
+    crate::common::exclusive::retried(|| {
+        let quickest = (0..20).map(|_| once()).min().expect("twenty runs");
+        assert!(quickest < Duration::from_millis(500), "{quickest:?}");
+    });
 }
 
 /// What was said on stderr, a terminal, was as raw as stdout wanted it, a file: each stream decides

@@ -2,10 +2,11 @@
 
 use std::fs;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::support::Sandbox;
 use crate::common::prometheus::samples;
+use crate::common::wait::WAIT;
 
 #[test]
 fn a_prompt_has_the_checkpoint_and_whether_something_changed() {
@@ -22,7 +23,7 @@ fn a_prompt_has_the_checkpoint_and_whether_something_changed() {
     let shows = |prompt: &str| {
         let began = Instant::now();
         let mut ran = sandbox.ckptfs_in("p", &["prompt"]);
-        while ran.stdout.is_empty() && began.elapsed() < Duration::from_secs(20) {
+        while ran.stdout.is_empty() && began.elapsed() < WAIT {
             ran = sandbox.ckptfs_in("p", &["prompt"]);
         }
         ran.is(0, prompt, "");

@@ -10,9 +10,10 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::common::mount::unescape;
+use crate::common::wait::{WAIT, same, wait_until};
 
 /// No command of a test takes so long.
-pub const TIME_LIMIT: Duration = Duration::from_secs(60);
+pub const TIME_LIMIT: Duration = WAIT;
 
 /// What a command did.
 #[derive(Debug)]
@@ -220,10 +221,9 @@ impl Sandbox {
         for pid in self.daemons() {
             let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
         }
-        let began = Instant::now();
-        while !self.daemons().is_empty() && began.elapsed() < Duration::from_secs(20) {
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        wait_until("the daemons are dead", || {
+            same(self.daemons(), Vec::<u32>::new())
+        });
     }
 }
 

@@ -10,9 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// How long the pipes of a command that has ended may stay open. Something that it left behind
-/// holds them if they stay longer.
-const PIPES_LIMIT: Duration = Duration::from_secs(5);
+use super::wait::WAIT;
 
 /// Seconds for a helper such as `mkfs` or `rsync`.
 pub const TOOL_SECONDS: u64 = 120;
@@ -28,6 +26,16 @@ pub fn run_limited(command: &mut Command, seconds: u64) -> Output {
 
 /// As [`run_limited`], with the problem returned as text.
 pub fn try_run_limited(command: &mut Command, seconds: u64) -> Result<Output, String> {
+    try_run_closing(command, seconds, WAIT)
+}
+
+/// As [`try_run_limited`], with a limit for the pipes after the end of the command: a process that it left behind holds them if
+/// they stay open longer.
+pub fn try_run_closing(
+    command: &mut Command,
+    seconds: u64,
+    pipes: Duration,
+) -> Result<Output, String> {
     let line = format!("{command:?}");
     command
         .stdin(Stdio::null())
@@ -52,12 +60,8 @@ pub fn try_run_limited(command: &mut Command, seconds: u64) -> Result<Output, St
     let held = |what: &str| {
         format!("{line} ended ({status}), but something it left behind keeps its {what} open")
     };
-    let stdout = stdout
-        .recv_timeout(PIPES_LIMIT)
-        .map_err(|_| held("stdout"))?;
-    let stderr = stderr
-        .recv_timeout(PIPES_LIMIT)
-        .map_err(|_| held("stderr"))?;
+    let stdout = stdout.recv_timeout(pipes).map_err(|_| held("stdout"))?;
+    let stderr = stderr.recv_timeout(pipes).map_err(|_| held("stderr"))?;
     Ok(Output {
         status,
         stdout,

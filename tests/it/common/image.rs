@@ -59,7 +59,7 @@ impl Fs {
             return Some(format!("mounting {} needs root", self.name()));
         }
         if let Some((mkfs, _)) = self.mkfs()
-            && try_run_limited(&mut tool(mkfs, &["-V"]), 10).is_err()
+            && try_run_limited(&mut tool(mkfs, &["-V"]), 60).is_err()
         {
             return Some(format!("{mkfs} is not installed (make deps)"));
         }
@@ -68,7 +68,7 @@ impl Fs {
                 .is_ok_and(|list| list.split_whitespace().any(|word| word == self.name()))
         };
         if !known() {
-            let _ = try_run_limited(&mut tool("modprobe", &[self.name()]), 10);
+            let _ = try_run_limited(&mut tool("modprobe", &[self.name()]), 60);
         }
         (!known()).then(|| format!("this kernel has no {}", self.name()))
     }
@@ -98,7 +98,7 @@ impl Below {
 
 impl Drop for Below {
     fn drop(&mut self) {
-        let _ = try_run_limited(tool("umount", &["-l"]).arg(&self.0), 20);
+        let _ = try_run_limited(tool("umount", &["-l"]).arg(&self.0), 60);
         let _ = fs::remove_dir(&self.0);
     }
 }
@@ -287,7 +287,7 @@ fn make_loop_nodes() {
                     "mknod",
                     &["-m", "660", &node, "b", "7", &number.to_string()],
                 ),
-                10,
+                60,
             );
         }
     }
@@ -302,7 +302,7 @@ impl Drop for Image {
             );
             let _ = try_run_limited(
                 &mut tool("umount", &["-l".as_ref(), self.point.as_os_str()]),
-                20,
+                60,
             );
         }
         if let Err(error) = fs::remove_dir(&self.point) {
@@ -314,7 +314,7 @@ impl Drop for Image {
         {
             let _ = try_run_limited(
                 &mut tool("umount", &["-l".as_ref(), memory.as_os_str()]),
-                20,
+                60,
             );
         }
         if let Err(error) = fs::remove_dir_all(&self.slot) {
@@ -325,7 +325,7 @@ impl Drop for Image {
 
 /// A daemon that has just unmounted may still be closing its descriptors.
 fn unmount_patiently(point: &Path) -> bool {
-    for attempt in 0..8 {
+    for attempt in 0..10 {
         if try_run_limited(&mut tool("umount", &[point]), 60)
             .is_ok_and(|output| output.status.success())
         {

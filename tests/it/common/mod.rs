@@ -22,6 +22,7 @@
 
 pub mod caller;
 pub mod command;
+pub mod exclusive;
 pub mod image;
 pub mod mount;
 pub mod mount_opts;
@@ -40,6 +41,7 @@ pub mod strace;
 pub mod tree;
 pub mod user;
 pub mod variant;
+pub mod wait;
 
 pub use caller::{Caller, caller};
 pub use command::{fails, has, run_limited, stdout_of, succeeds, tool};
@@ -51,3 +53,4 @@ pub use sample::sample_tree;
 pub use tree::{NodeInfo, TreeOpts, assert_same_tree, copy_tree, tree_of};
 pub(crate) use variant::for_each_variant;
 pub use variant::{Rig, Variant, skip};
+pub use wait::{same, seen, wait_longer, wait_until};

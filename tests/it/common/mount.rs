@@ -15,13 +15,12 @@ use super::command::{run_limited, stdout_of, succeeds, tool, try_run_limited};
 use super::mount_opts::{MountOpts, binary, mount_command};
 use super::process;
 use super::run_dir::RunDir;
+use super::wait::{WAIT, same, wait_longer};
 
 /// Seconds for one verb of the command line.
 pub const VERB_SECONDS: u64 = 180;
 /// Seconds for an unmount before the connection is aborted.
 const UMOUNT_SECONDS: u64 = 180;
-/// How often an unmount is tried again that was refused for being in use by nobody.
-const BUSY_TRIES: u32 = 20;
 /// A mounted directory. Dropping it unmounts it; if that does not work the test fails, but nothing
 /// is left mounted.
 pub struct Mount {
@@ -109,8 +108,10 @@ impl Mount {
     pub fn adopt(&mut self) {
         assert!(
             minor_of(self.path()).is_some(),
-            "ckptfs mount said that it serves, but nothing is mounted on {}",
-            self.path().display()
+            "ckptfs mount said that it serves, but nothing is mounted on {}: {}{}",
+            self.path().display(),
+            fs::read_to_string("/proc/self/mountinfo").unwrap_or_default(),
+            self.log_tail()
         );
         // That of a branch names no holder.
         let mut ask = binary(&self.opts);
@@ -209,7 +210,7 @@ impl Mount {
     /// The end of the daemon's log, for a test that fails.
     fn log_tail(&self) -> String {
         let mut cat = tool("tail", &["-n", "20"]);
-        try_run_limited(cat.arg(self.path().join(".ckptfs/daemon.log")), 10)
+        try_run_limited(cat.arg(self.path().join(".ckptfs/daemon.log")), 60)
             .map_or_else(|problem| problem, |output| text(&output.stdout))
     }
 
@@ -269,8 +270,8 @@ impl Mount {
     /// Waits until the daemon has heard of every close, which the kernel tells some time after
     /// close(2) has returned, and has looked at the files after it.
     pub fn all_is_closed(&self) {
-        wait_until("every file is closed", VERB_SECONDS, || {
-            self.json(&["stats"])["open_files"] == 0
+        wait_longer("every file is closed", VERB_SECONDS, || {
+            same(self.json(&["stats"])["open_files"].clone(), 0)
         });
         self.status_json();
     }
@@ -285,7 +286,7 @@ impl Mount {
             .expect("the daemon was started and not killed");
         process::kill(pid);
         assert!(
-            process::wait_dead(pid, start, Duration::from_secs(10)),
+            process::wait_dead(pid, start, WAIT),
             "daemon {pid} survives SIGKILL"
         );
     }
@@ -300,7 +301,7 @@ impl Mount {
         let number = rustix::process::Pid::from_raw(pid as i32).expect("a process");
         rustix::process::kill_process(number, rustix::process::Signal::TERM).expect("it lives");
         assert!(
-            process::wait_dead(pid, start, Duration::from_secs(60)),
+            process::wait_dead(pid, start, WAIT),
             "daemon {pid} does not end"
         );
     }
@@ -310,7 +311,7 @@ impl Mount {
         if let Some((pid, start)) = self.holder.take() {
             process::kill(pid);
             assert!(
-                process::wait_dead(pid, start, Duration::from_secs(10)),
+                process::wait_dead(pid, start, WAIT),
                 "holder {pid} survives SIGKILL"
             );
         }
@@ -401,19 +402,18 @@ impl Mount {
 
     /// Between fork and exec a child that another thread starts holds copies of this process's
     /// descriptors, and keeps a mount busy with them for some microseconds: one that is in use by
-    /// nobody is tried again.
+    /// nobody is tried again, but not for long by a test that has failed.
     fn umount_once(&self) -> Result<Output, String> {
-        let mut tries = 0;
+        let began = Instant::now();
         loop {
             let output = try_run_limited(
                 binary(&self.opts).arg("umount").arg(self.parent()),
                 UMOUNT_SECONDS,
             )?;
             let busy = text(&output.stderr).contains(" is in use\n");
-            if !busy || tries == BUSY_TRIES {
+            if !busy || thread::panicking() || began.elapsed() > WAIT {
                 return Ok(output);
             }
-            tries += 1;
             thread::sleep(Duration::from_millis(20));
         }
     }
@@ -518,7 +518,7 @@ pub fn abort(point: &Path) {
                 "mount",
                 &["-t", "fusectl", "fusectl", "/sys/fs/fuse/connections"],
             ),
-            10,
+            60,
         );
     }
     if let Some(minor) = minor_of(point)
@@ -528,18 +528,6 @@ pub fn abort(point: &Path) {
             "harness: cannot abort the connection of {}: {error}",
             point.display()
         );
-    }
-}
-
-/// Calls `ready` until it is true; panics with `what` after `seconds`.
-pub fn wait_until(what: &str, seconds: u64, mut ready: impl FnMut() -> bool) {
-    let started = Instant::now();
-    while !ready() {
-        assert!(
-            started.elapsed() < Duration::from_secs(seconds),
-            "after {seconds} s still not: {what}"
-        );
-        thread::sleep(Duration::from_millis(5));
     }
 }
 

@@ -176,4 +176,4 @@ fn limit() -> Duration {
 
 /// How long a mount may live before it is aborted, so that a test stuck inside it fails instead of
 /// hanging.
-const MOUNT_LIMIT: Duration = Duration::from_secs(300);
+const MOUNT_LIMIT: Duration = Duration::from_secs(600);

@@ -8,14 +8,15 @@ use serde_json::Value;
 
 use super::command::{fails, run_limited, stdout_of, tool, try_run_limited};
 use super::image::{Fs, Image};
-use super::mount::{minor_of, wait_until};
+use super::mount::minor_of;
 use super::process;
 use super::variant::skip;
+use super::wait::wait_until;
 
 /// Seconds for one call, or one command.
 pub const SECONDS: u64 = 60;
 /// Seconds for one unmount while all is taken down.
-const UMOUNT_SECONDS: u64 = 20;
+const UMOUNT_SECONDS: u64 = 60;
 
 /// A pool, and the driver that serves it; all mounts of it end with it.
 pub struct Pool {
@@ -109,7 +110,7 @@ impl Pool {
         let before = said();
         let mut driver = command.spawn().expect("the driver starts");
         let answers = || said() > before && answers(&self.socket);
-        wait_until("the driver answers", SECONDS, || {
+        wait_until("the driver answers", || {
             answers() || driver.try_wait().expect("a child").is_some()
         });
         assert!(answers(), "the driver ended: {}", self.log());
@@ -138,7 +139,7 @@ impl Pool {
         let mut driver = self.driver.take().expect("it runs");
         let pid = rustix::process::Pid::from_child(&driver);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is ours");
-        wait_until("the driver ends", SECONDS, || {
+        wait_until("the driver ends", || {
             driver.try_wait().expect("a child").is_some()
         });
         let status = driver.wait().expect("it is ours");
@@ -173,14 +174,45 @@ impl Pool {
         let Some(minor) = minor_of(point) else {
             return detach(point);
         };
+        let copies = Copies::of(minor);
         let said = try_run_limited(self.ckptfs(&["umount"]).arg(point), UMOUNT_SECONDS);
         let is_left = said.is_err() || minor_of(point).is_some();
-        if is_left || self.has_copies {
+        if (is_left || self.has_copies) && copies.are_left() {
             let _ = fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1");
         }
         if is_left {
             detach(point);
         }
+    }
+}
+
+/// The mounts of one FUSE filesystem in all namespaces. The kernel gives the number of a connection to another filesystem at once:
+/// an abort by number alone ended mounts of other tests.
+pub struct Copies {
+    device: String,
+    source: String,
+}
+
+impl Copies {
+    /// The filesystem with this number.
+    pub fn of(minor: u32) -> Copies {
+        let device = format!(" 0:{minor} ");
+        let table = fs::read_to_string("/proc/self/mountinfo").expect("/proc is mounted");
+        let line = table.lines().find(|line| line.contains(&device));
+        let source = line.and_then(|line| line.split(" - ").nth(1));
+        Copies {
+            source: source.unwrap_or_default().to_owned(),
+            device,
+        }
+    }
+
+    /// Whether a process still sees it.
+    pub fn are_left(&self) -> bool {
+        let shown = |line: &str| line.contains(&self.device) && line.ends_with(&self.source);
+        let processes = fs::read_dir("/proc").expect("/proc is mounted").flatten();
+        processes
+            .filter_map(|process| fs::read_to_string(process.path().join("mountinfo")).ok())
+            .any(|table| table.lines().any(shown))
     }
 }
 

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::command::tool;
-use super::mount::wait_until;
 use super::process::start_of;
+use super::wait::wait_until;
 
 /// Seconds until every thread is traced.
 const SECONDS: u64 = 60;
@@ -45,11 +45,9 @@ impl Strace {
             .stdout(Stdio::null())
             .stderr(Stdio::null());
         let strace = Strace(command.spawn().ok()?);
-        wait_until(
-            "strace has hold of every thread of the daemon",
-            SECONDS,
-            || !strace.runs() || all_traced(pid),
-        );
+        wait_until("strace has hold of every thread of the daemon", || {
+            !strace.runs() || all_traced(pid)
+        });
         strace.runs().then_some(strace)
     }
 

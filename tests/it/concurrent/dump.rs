@@ -1,5 +1,6 @@
 //! Where processes hang: what the kernel tells of each of their threads.
 
+use crate::common::wait::seen;
 use std::fmt::Write as _;
 use std::fs;
 
@@ -40,9 +41,10 @@ pub fn of(processes: &[(String, u32)]) -> String {
 fn a_thread_that_sleeps_is_shown() {
     let child = std::process::Command::new("sleep").arg("60").spawn();
     let mut child = child.expect("sleep is everywhere");
-    crate::common::mount::wait_until("it sleeps", 10, || {
+    crate::common::wait_until("it sleeps", || {
         fs::read_to_string(format!("/proc/{}/wchan", child.id()))
-            .is_ok_and(|at| at.contains("sleep"))
+            .map(|at| seen(at.contains("sleep"), at))
+            .expect("it lives")
     });
     let text = of(&[("a sleeper".to_owned(), child.id())]);
     child

@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-use crate::common::mount::wait_until;
 use crate::common::strace::Strace;
+use crate::common::wait::{seen, wait_until};
 use crate::common::{Fs, Io, MountOpts, Rig, Variant, scratch, skip};
 
 const SYNCS: &str = "fsync,fdatasync,syncfs,sync,sync_file_range,msync";
@@ -71,7 +71,7 @@ fn a_branch_is_made_and_dropped_without_a_sync() {
         let name = format!("b{round}");
         let create = || {
             rig.mount.ok(&["branch", "create", "--no-git", &name]);
-            wait_until("the branch is on the disk", 60, || {
+            wait_until("the branch is on the disk", || {
                 fs::symlink_metadata(entry(&name)).is_ok_and(|entry| entry.is_file())
             });
         };
@@ -173,8 +173,9 @@ fn branches_that_nobody_uses_cost_little() {
             fs::write(at.join(format!("f{file}")), "in the branch").expect("write")
         });
     }
-    wait_until("the branches have few threads", 60, || {
-        threads() <= before + IDLE * THREADS_MAX + SHARED_MAX
+    wait_until("the branches have few threads", || {
+        let now = threads();
+        seen(now <= before + IDLE * THREADS_MAX + SHARED_MAX, now)
     });
     let each = rss().saturating_sub(rss_before) / IDLE as u64;
     assert!(each <= RSS_MAX, "{each} bytes of memory for each branch");

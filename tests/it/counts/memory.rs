@@ -4,6 +4,7 @@
 use std::fs;
 use std::io::Write;
 
+use crate::common::wait::seen;
 use crate::common::{Fs, Io, Variant, skip};
 use crate::counts::rig::Counted;
 use crate::counts::tree;
@@ -52,8 +53,9 @@ fn an_inode_that_the_kernel_knows_costs_little_and_nothing_once_it_is_gone() {
         fs::remove_dir_all(entry.expect("an entry").path()).expect("rm -rf");
     }
     // What is unlinked the kernel forgets at once, but FORGET is no request that can be waited for.
-    crate::common::mount::wait_until("the inodes that are gone are forgotten", 60, || {
-        rig.stats().inodes <= before.inodes + 2
+    crate::common::wait_until("the inodes that are gone are forgotten", || {
+        let now = rig.stats().inodes;
+        seen(now <= before.inodes + 2, now)
     });
     println!("{each} bytes per inode");
 }

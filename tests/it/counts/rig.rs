@@ -9,7 +9,8 @@ use std::time::Duration;
 use ckptfs::api::{CheckpointOptions, GetStats, RestoreOptions, StateName, Stats};
 use ckptfs::{Client, SOCKET_NAME, STORE_NAME};
 
-use crate::common::mount::{minor_of, wait_until};
+use crate::common::mount::minor_of;
+use crate::common::wait::{same, wait_until};
 use crate::common::{Image, Mount, MountOpts, Variant};
 
 /// How long such a mount may live: every call of its daemon is traced, on a machine that may be busy.
@@ -125,11 +126,11 @@ impl Counted {
     pub fn settle(&self) {
         let minor = minor_of(self.path()).expect("it is mounted");
         let waiting = PathBuf::from(format!("/sys/fs/fuse/connections/{minor}/waiting"));
-        wait_until("every request is answered", 60, || {
-            fs::read_to_string(&waiting)
-                .expect("fusectl is mounted")
-                .trim()
-                == "0"
+        wait_until("every request is answered", || {
+            same(
+                fs::read_to_string(&waiting).expect("fusectl is mounted"),
+                "0\n",
+            )
         });
     }
 
@@ -146,10 +147,10 @@ impl Counted {
             };
             (ticks(14), ticks(15))
         };
-        wait_until("the daemon rests", 60, || {
+        wait_until("the daemon rests", || {
             let before = used();
             thread::sleep(Duration::from_secs(1));
-            used() == before
+            same(used(), before)
         });
     }
 

@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::common::mount::wait_until;
+use crate::common::wait::wait_until;
 use crate::common::{Fs, Io, Variant, scratch, skip, tool};
 use crate::counts::baseline::{self, Baseline};
 use crate::counts::rig::{Counted, Counts};
@@ -26,8 +26,6 @@ const CHECKPOINTS: usize = 40;
 const SLACK: f64 = 0.3;
 /// Fewer calls per operation than this are not worth a word.
 const NOISE: f64 = 0.1;
-/// Seconds for strace to begin and to end.
-const STRACE_SECONDS: u64 = 60;
 
 /// Calls that depend on which thread waits for which, on the allocator, or on the clock.
 const NOT_COUNTED: [&str; 26] = [
@@ -88,14 +86,10 @@ impl Trace {
                 .unwrap_or_default()
                 .contains(" attached")
         };
-        wait_until(
-            "strace follows the daemon or says why not",
-            STRACE_SECONDS,
-            || {
-                ended = strace.try_wait().expect("a child can be asked").is_some();
-                ended || attached()
-            },
-        );
+        wait_until("strace follows the daemon or says why not", || {
+            ended = strace.try_wait().expect("a child can be asked").is_some();
+            ended || attached()
+        });
         if ended {
             return Err(format!(
                 "strace cannot follow the daemon: {}",
@@ -108,7 +102,7 @@ impl Trace {
     /// Ends strace and returns the calls it saw.
     fn end(mut self) -> Counts {
         kill_process(Pid::from_child(&self.strace), Signal::INT).expect("strace runs");
-        wait_until("strace has ended", STRACE_SECONDS, || {
+        wait_until("strace has ended", || {
             self.strace
                 .try_wait()
                 .expect("a child can be asked")

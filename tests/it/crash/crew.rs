@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use super::ops::{Op, is_dead, random_op, written_of};
 use crate::common::random::Random;
 use crate::common::tree::{TreeOpts, compare, tree};
+use crate::common::wait::WAIT;
 
 /// Processes that work at once.
 pub const WORKERS: u64 = 8;
@@ -27,7 +28,7 @@ const VARIABLE: &str = "CKPTFS_CRASH_ORDERS";
 const WORK: u8 = 0;
 const PAUSE: u8 = 1;
 const END: u8 = 2;
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = WAIT;
 
 /// What a process is to do.
 #[derive(Debug, Serialize, Deserialize)]

@@ -6,7 +6,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use crate::common::command::{TOOL_SECONDS, try_run_limited};
-use crate::common::mount::wait_until;
+use crate::common::wait::wait_until;
 use crate::common::{Fs, Image, stdout_of, succeeds, tool};
 
 /// XFS refuses less than 300 MB.
@@ -125,10 +125,10 @@ impl Disk {
         succeeds(&mut tool("umount", &[&self.point]), TOOL_SECONDS);
         self.mounted = false;
         // A process with mounts of its own may have a copy of this one for a while.
-        wait_until("nobody has it mounted", 60, || {
+        wait_until("nobody has it mounted", || {
             let mut exclusive = OpenOptions::new();
             let exclusive = exclusive.read(true).custom_flags(libc::O_EXCL);
-            exclusive.open(&self.device).is_ok()
+            exclusive.open(&self.device).map(drop)
         });
         let mut check = match self.fs {
             Fs::Btrfs => tool("btrfs", &["check", "--readonly", "--force", &self.device]),

@@ -63,7 +63,7 @@ const BEFORE: &str = "mkdir -p d/e; echo x > x; echo y > y; echo f > d/e/f; ln y
 const BETWEEN: &str = "echo changed > x; mv d/e e; rm d/hard; echo n > new; chmod 600 y; echo more >> large; setfattr -n user.a -v 2 x";
 
 fn killed_at_each_call(v: Variant) {
-    if !try_run_limited(&mut tool("strace", &["-V"]), 10)
+    if !try_run_limited(&mut tool("strace", &["-V"]), 60)
         .is_ok_and(|output| output.status.success())
     {
         return skip("strace is not installed");

@@ -14,7 +14,7 @@ const CONFIG: &str = "[[tiers]]\npaths = [\"node_modules\", \"*.tmp\"]\nkeep = \
 const STAYS: [(&str, &str); 2] = [("a/node_modules/now", "now\n"), ("a/b/kept.tmp", "kept\n")];
 
 fn what_stays_is_there_after_a_kill(v: Variant) {
-    if !try_run_limited(&mut tool("strace", &["-V"]), 10)
+    if !try_run_limited(&mut tool("strace", &["-V"]), 60)
         .is_ok_and(|output| output.status.success())
     {
         return skip("strace is not installed");

@@ -18,8 +18,9 @@ use serde_json::Value;
 
 use super::after::differences;
 use super::load::{Load, WORKERS};
-use crate::common::mount::{VERB_SECONDS, wait_until};
+use crate::common::mount::VERB_SECONDS;
 use crate::common::random::Random;
+use crate::common::wait::{seen, wait_until};
 use crate::common::{Mount, process, run_limited};
 
 /// A daemon that dies sooner is taken for one that cannot live.
@@ -332,10 +333,11 @@ impl<'a> Story<'a> {
     }
 
     fn taken_over(&mut self, before: u32) {
-        wait_until("another daemon serves", 60, || {
+        wait_until("another daemon serves", || {
             let output = self.mount.run(&["status", "--json"]);
-            serde_json::from_slice::<Value>(&output.stdout)
-                .is_ok_and(|status| status["daemon"]["pid"].as_u64() != Some(before.into()))
+            let other = serde_json::from_slice::<Value>(&output.stdout)
+                .is_ok_and(|status| status["daemon"]["pid"].as_u64() != Some(before.into()));
+            seen(other, output)
         });
         self.serves_since = Instant::now();
     }
@@ -352,7 +354,7 @@ impl<'a> Story<'a> {
         let _unserved = load.served.write().unwrap();
         *self.open.lock().unwrap() = Default::default();
         let path = self.mount.path().to_owned();
-        wait_until("it is unmounted", 60, || {
+        wait_until("it is unmounted", || {
             let mut umount = self.mount.command(&["umount"]);
             run_limited(umount.arg(&path), VERB_SECONDS)
                 .status

@@ -70,7 +70,7 @@ const CASES: [Case; 6] = [
 ];
 
 fn undo_killed_at_each_call(v: Variant) {
-    if !try_run_limited(&mut tool("strace", &["-V"]), 10)
+    if !try_run_limited(&mut tool("strace", &["-V"]), 60)
         .is_ok_and(|output| output.status.success())
     {
         return skip("strace is not installed");

@@ -309,7 +309,7 @@ fn what_a_kill_leaves_of_a_clone_is_finished_or_taken_back() {
     unfinished(&rig, "e");
     rig.kill();
     rig.serve();
-    crate::common::mount::wait_until("the pool is put in order", 60, || {
+    crate::common::wait_until("the pool is put in order", || {
         !rig.record_path("e").exists()
     });
     assert_eq!(branches(&rig, "v"), ["volume.c"]);

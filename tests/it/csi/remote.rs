@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 use tonic::{Code, Status};
 
 use crate::common::command::sh;
-use crate::common::mount::wait_until;
 use crate::common::process;
 use crate::common::remotes::{Remotes, small_tree, tree_of_volume};
 use crate::common::tree::{Tree, assert_same};
+use crate::common::wait::{WAIT, wait_until};
 use crate::csi::support::{
     Rig, SECONDS, class, code, controller_at, create_at, from_snapshot, from_volume, text,
     unavailable, wanted,
@@ -49,7 +49,7 @@ fn ask_at(socket: &Path, volume: &str, name: &str, remote: &str) -> Result<Snaps
 #[track_caller]
 fn sent(rig: &Rig, volume: &str, name: &str) -> Snapshot {
     let mut ready = None;
-    wait_until("the snapshot is ready", SECONDS, || {
+    wait_until("the snapshot is ready", || {
         let one = ask(rig, volume, name, "home").unwrap_or_else(|error| panic!("{error}"));
         ready = Some(one).filter(|one| one.ready_to_use);
         ready.is_some()
@@ -67,7 +67,7 @@ fn from(name: &str, id: &str) -> CreateVolumeRequest {
 /// Asks for a volume of a snapshot until it is there, as a provisioner does.
 #[track_caller]
 fn restored(rig: &Rig, name: &str, id: &str) {
-    wait_until("the volume is there", SECONDS, || {
+    wait_until("the volume is there", || {
         match rig.try_create(from(name, id)) {
             Ok(made) => {
                 assert_eq!(made.content_source, from_snapshot(id));
@@ -329,7 +329,7 @@ fn a_server_that_says_nothing_keeps_nobody_waiting() {
         rig.create_from("y", from_volume("v"));
         rig.leave("w", "pod");
         rig.use_it("y", "pod");
-        assert!(others.elapsed() < Duration::from_secs(30), "{others:?}");
+        assert!(others.elapsed() < WAIT, "{others:?}");
         let told = fetch.join().expect("it is answered").unwrap_err();
         assert_eq!(told.code(), Code::Aborted, "{told}");
         push.join().expect("it is answered").unwrap()
@@ -347,7 +347,7 @@ fn a_server_that_says_nothing_keeps_nobody_waiting() {
     let children = children_of(rig.driver_pid());
     assert!(children.len() >= 2, "{children:?}");
     rig.kill();
-    wait_until("what it had started has ended", SECONDS, || {
+    wait_until("what it had started has ended", || {
         children
             .iter()
             .all(|(pid, start)| process::start_of(*pid) != Some(*start))
@@ -356,7 +356,7 @@ fn a_server_that_says_nothing_keeps_nobody_waiting() {
     let mended = text(&remotes.repository());
     remotes.set("silent", &mended);
     rig.serve();
-    wait_until("it is ready", SECONDS, || {
+    wait_until("it is ready", || {
         ask(&rig, "v", "s", "silent").is_ok_and(|one| one.ready_to_use)
     });
     rig.leave("v", "pod");
@@ -459,8 +459,8 @@ fn what_a_kill_leaves_of_a_sized_volume_is_nobody_s() {
     let (socket, first) = (rig.socket.clone(), sized());
     let asking = std::thread::spawn(move || create_at(&socket, first));
     let image = rig.root.join("images/w.img");
-    wait_until("the fetch has begun", SECONDS, || image.exists());
-    wait_until("it is mounted", SECONDS, || {
+    wait_until("the fetch has begun", || image.exists());
+    wait_until("it is mounted", || {
         rig.mounts_at(&rig.root.join("volumes/w")) == 1
     });
     rig.kill();
@@ -475,9 +475,7 @@ fn what_a_kill_leaves_of_a_sized_volume_is_nobody_s() {
         "it is no volume"
     );
     rig.serve();
-    wait_until("the volume is there", SECONDS, || {
-        rig.try_create(sized()).is_ok()
-    });
+    wait_until("the volume is there", || rig.try_create(sized()));
     assert_eq!(rig.record("w")["making"], Value::Null);
     assert_same(&tree_of_volume(&rig.use_it("w", "pod")), &expected);
     assert!(!rig.root.join("trash").exists());
@@ -509,7 +507,7 @@ fn a_bucket_is_as_good_and_that_it_is_gone_is_said() {
     drop(server);
     // It is tried for some seconds; what came of it is told to who asks then.
     let mut told = None;
-    wait_until("it is said", SECONDS, || {
+    wait_until("it is said", || {
         told = ask(&rig, "v", "later", "home").err();
         told.is_some()
     });

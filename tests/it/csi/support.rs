@@ -26,9 +26,9 @@ use tokio::runtime::Runtime;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Response, Status};
 
-use crate::common::mount::wait_until;
 use crate::common::pool::{Pool, mount_points};
 pub use crate::common::pool::{SECONDS, unavailable};
+use crate::common::wait::wait_until;
 use crate::common::{Fs, tool};
 
 /// What this node is called.
@@ -381,7 +381,7 @@ impl Pod {
     #[track_caller]
     pub fn writes_on(&self) {
         let before = self.bytes();
-        wait_until("the pod writes", SECONDS, || self.bytes() > before);
+        wait_until("the pod writes", || self.bytes() > before);
     }
 }
 

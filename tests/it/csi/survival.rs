@@ -93,7 +93,7 @@ fn what_died_with_its_holder_is_staged_and_published_anew() {
         fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1").unwrap();
     }
     for (name, target) in [("v", &target), ("c", &clone)] {
-        crate::common::mount::wait_until("it is dead", 60, || fs::read(target.join("f")).is_err());
+        crate::common::wait_until("it is dead", || fs::read(target.join("f")).is_err());
         rig.try_stage(name, WRITER).unwrap();
         rig.try_publish(name, "a", WRITER, false).unwrap();
         assert_eq!(fs::read(target.join("f")).unwrap(), b"x");

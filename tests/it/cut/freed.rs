@@ -5,7 +5,7 @@ use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 
 use crate::common::command::sh;
-use crate::common::mount::wait_until;
+use crate::common::wait::{seen, wait_until};
 use crate::common::{Io, MountOpts, Variant, for_each_variant};
 
 for_each_variant! { xfs => marks_leave_one_generation_of_captures }
@@ -28,8 +28,9 @@ fn marks_leave_one_generation_of_captures(v: Variant) {
     for number in 0..REMOVED {
         held.write_all_at(number.to_string().as_bytes(), 7).unwrap();
         sh(rig.path(), &format!("rm old{number}"));
-        wait_until("the mark is taken back", 60, || {
-            rig.mount.log_json().as_array().unwrap().len() == 1
+        wait_until("the mark is taken back", || {
+            let log = rig.mount.log_json();
+            seen(log.as_array().unwrap().len() == 1, log)
         });
     }
     if v.io == Io::Passthrough {

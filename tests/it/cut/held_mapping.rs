@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use crate::common::command::try_run_limited;
-use crate::common::mount::wait_until;
+use crate::common::wait::{same, wait_until};
 use crate::common::{Rig, Variant, for_each_variant, skip, tool};
 use crate::cut::map::Map;
 
@@ -221,7 +221,7 @@ impl Drop for Holder {
 }
 
 fn held_by_another_process(v: Variant) {
-    if try_run_limited(&mut tool("python3", &["--version"]), 20).is_err() {
+    if try_run_limited(&mut tool("python3", &["--version"]), 60).is_err() {
         return skip("python3 is not installed");
     }
     let rig = v.start();
@@ -241,8 +241,8 @@ fn held_by_another_process(v: Variant) {
     }
     drop(holder);
     // The last of the process may go a moment after it is reaped.
-    wait_until("the mapping is gone", 30, || {
-        expected.checkpoint(&rig)["open_files"] == 0
+    wait_until("the mapping is gone", || {
+        same(expected.checkpoint(&rig)["open_files"].clone(), 0)
     });
     assert_eq!(rig.mount.dirty(), [] as [&str; 0]);
 }

@@ -5,9 +5,8 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::time::Duration;
 
-use crate::common::mount::wait_until;
+use crate::common::wait::{same, wait_until};
 use crate::common::{Rig, Variant, for_each_variant};
 
 /// Names and contents.
@@ -255,14 +254,14 @@ fn a_log_that_is_opened_and_left_alone(v: Variant) {
             .iter()
             .for_each(|path| append(path).write_all(b"a line\n").unwrap());
         // One that is not closed yet is written back by the checkpoint.
-        std::thread::sleep(Duration::from_millis(100));
+        rig.mount.all_is_closed();
         rig.mount.checkpoint();
         let handles: Vec<File> = paths.iter().map(|path| read_write(path)).collect();
         if sync_after {
             handles.iter().for_each(|file| file.sync_all().unwrap());
         }
         drop(handles);
-        std::thread::sleep(Duration::from_millis(300));
+        rig.mount.all_is_closed();
         assert_eq!(rig.mount.dirty(), [] as [&str; 0], "synced: {sync_after}");
         let info = rig.mount.checkpoint_json(&[]);
         assert_eq!(
@@ -287,8 +286,8 @@ fn a_reader_that_stays(v: Variant) {
     drop(writer);
     expected.insert("f".to_owned(), b"other".to_vec());
     history.checkpoint(&rig, &expected);
-    wait_until("the writer is gone", 30, || {
-        rig.mount.checkpoint_json(&[])["open_files"] == 0
+    wait_until("the writer is gone", || {
+        same(rig.mount.checkpoint_json(&[])["open_files"].clone(), 0)
     });
     let mut read = [0; 5];
     reader.read_exact_at(&mut read, 0).unwrap();

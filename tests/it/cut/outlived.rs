@@ -178,7 +178,7 @@ struct LoopDevice(String);
 impl LoopDevice {
     fn of(file: &Path) -> LoopDevice {
         LoopDevice(
-            stdout_of(tool("losetup", &["-f", "--show"]).arg(file), 30)
+            stdout_of(tool("losetup", &["-f", "--show"]).arg(file), 60)
                 .trim()
                 .to_owned(),
         )
@@ -193,7 +193,7 @@ impl LoopDevice {
 
 impl Drop for LoopDevice {
     fn drop(&mut self) {
-        succeeds(&mut tool("losetup", &["-d", &self.0]), 30);
+        succeeds(&mut tool("losetup", &["-d", &self.0]), 60);
     }
 }
 

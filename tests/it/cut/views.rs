@@ -8,7 +8,7 @@ use std::thread;
 
 use rustix::fs::Advice;
 
-use crate::common::mount::wait_until;
+use crate::common::wait::wait_until;
 use crate::common::{Rig, Variant, for_each_variant};
 use crate::cut::map::Map;
 
@@ -84,7 +84,7 @@ fn no_byte_changes(v: Variant) {
             let reader = scope.spawn(|| keep_reading(&view, first_way, &stop, &reads));
             for round in 0..ROUNDS {
                 let seen = reads.load(Ordering::SeqCst);
-                wait_until("the view is read", 60, || {
+                wait_until("the view is read", || {
                     reads.load(Ordering::SeqCst) > seen || reader.is_finished()
                 });
                 overwrite(&path, 1000 + round, first_way + round);

@@ -8,8 +8,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::story::{LARGE, assert_whole, place, rewrite, tell};
-use crate::common::mount::wait_until;
 use crate::common::space::noise;
+use crate::common::wait::{seen, wait_until};
 use crate::common::{MountOpts, Variant, for_each_variant, tree_of};
 
 for_each_variant! { reflink => live_files_share_and_no_time_changes, writers_and_checkpoints_meanwhile_are_not_disturbed }
@@ -58,8 +58,9 @@ fn live_files_share_and_no_time_changes(v: Variant) {
     let again = rig.mount.json(&["gc", "--dedup", "--live"]);
     assert_eq!(again["shared"]["files"], 0, "{again}");
     // Once they are not as new as a coarse clock's tick, what they hold is known.
-    wait_until("what live files hold is known", 60, || {
-        rig.mount.json(&["gc", "--dedup", "--live"])["projects"][0]["hashed"]["files"] == 0
+    wait_until("what live files hold is known", || {
+        let told = rig.mount.json(&["gc", "--dedup", "--live"]);
+        seen(told["projects"][0]["hashed"]["files"] == 0, told)
     });
     let status = rig.mount.status_json();
     assert!(status["shared"]["files"].as_u64() >= Some(3), "{status}");

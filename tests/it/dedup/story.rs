@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use ckptfs::internals::sys::{self, ExtentMap};
 
 use crate::common::command::check;
-use crate::common::mount::wait_until;
 use crate::common::space::{free, noise};
 use crate::common::tree::Tree;
+use crate::common::wait::{seen, wait_until};
 use crate::common::{Mount, MountOpts, Rig, Variant, tree_of};
 
 /// Bytes of the larger files.
@@ -20,9 +20,9 @@ pub const LARGE: usize = 600_001;
 /// free what a removed file had beside.
 pub fn came_free(dir: &Path, before: u64, told: u64) -> u64 {
     let mut came = 0;
-    wait_until(&format!("{told} bytes come free"), 30, || {
+    wait_until(&format!("{told} bytes come free"), || {
         came = free(dir).saturating_sub(before);
-        came >= told / 10 * 9
+        seen(came >= told / 10 * 9, came)
     });
     came
 }

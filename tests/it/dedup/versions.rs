@@ -3,10 +3,10 @@
 use std::fs;
 
 use super::story::{OPEN, apart, assert_whole, came_free, places, rewrite, tell, trees};
+use crate::common::wait::{seen, wait_longer};
 use serde_json::Value;
 
 use crate::common::command::check;
-use crate::common::mount::wait_until;
 use crate::common::space::free;
 use crate::common::{Rig, Variant, for_each_variant};
 
@@ -96,8 +96,9 @@ fn the_same_without_an_index(rig: &mut Rig, again: &Value) {
 fn the_sealer_shares_what_is_known(v: Variant) {
     let rig = tell(v, "hash");
     let before = trees(&rig.mount);
-    wait_until("the sealer has caught up", 120, || {
-        rig.mount.json(&["stats"])["sealer"]["caught_up"] == true
+    wait_longer("the sealer has caught up", 120, || {
+        let sealer = rig.mount.json(&["stats"])["sealer"].clone();
+        seen(sealer["caught_up"] == true, sealer)
     });
     let status = rig.mount.status_json();
     assert!(status["shared"]["files"].as_u64() > Some(5), "{status}");

@@ -5,16 +5,12 @@ use std::fs;
 use std::path::Path;
 
 use crate::common::Rig;
-use crate::common::mount::wait_until;
+use crate::common::wait::{seen, wait_until};
 
-/// Seconds for the kernel to tell the daemon of all that it forgets.
-const FORGET_SECONDS: u64 = 60;
 /// Inodes that the kernel may know when it was told to forget: the root, and who uses it.
 const INODES_MAX: u64 = 2;
 /// Sockets of a daemon that nobody talks to: the one that listens, and the one to the holder.
 const SOCKETS: usize = 2;
-/// Seconds for the daemon to close the connection of a client that has ended.
-const CLOSE_SECONDS: u64 = 10;
 
 /// What the daemon holds when nobody uses the mount and the kernel has forgotten what it knew.
 pub struct Level {
@@ -27,28 +23,25 @@ pub struct Level {
 impl Level {
     /// Now.
     pub fn of(rig: &Rig) -> Level {
-        wait_until(
-            "no file is open, and the kernel knows no inode",
-            FORGET_SECONDS,
-            || {
-                // Inodes and entries that nobody uses: the daemon gets a FORGET for each.
-                fs::write("/proc/sys/vm/drop_caches", "2").expect("root may drop caches");
-                let stats = rig.mount.json(&["stats"]);
-                let number = |key: &str| {
-                    stats[key]
-                        .as_u64()
-                        .unwrap_or_else(|| panic!("stats --json has {key}"))
-                };
-                // The tree may be being written down, as it is once in idle time.
-                let walks = open_of(rig.mount.pid())
-                    .keys()
-                    .any(|target| target.ends_with("/baseline.new"));
-                number("open_files") == 0
-                    && number("inodes") <= INODES_MAX
-                    && number("past_inodes") == 0
-                    && !walks
-            },
-        );
+        wait_until("no file is open, and the kernel knows no inode", || {
+            // Inodes and entries that nobody uses: the daemon gets a FORGET for each.
+            fs::write("/proc/sys/vm/drop_caches", "2").expect("root may drop caches");
+            let stats = rig.mount.json(&["stats"]);
+            let number = |key: &str| {
+                stats[key]
+                    .as_u64()
+                    .unwrap_or_else(|| panic!("stats --json has {key}"))
+            };
+            // The tree may be being written down, as it is once in idle time.
+            let walks = open_of(rig.mount.pid())
+                .keys()
+                .any(|target| target.ends_with("/baseline.new"));
+            let rests = number("open_files") == 0
+                && number("inodes") <= INODES_MAX
+                && number("past_inodes") == 0
+                && !walks;
+            seen(rests, (walks, stats))
+        });
         let sockets = || {
             open_of(rig.mount.pid())
                 .keys()
@@ -57,8 +50,7 @@ impl Level {
         };
         wait_until(
             "the connections of the clients that asked are closed",
-            CLOSE_SECONDS,
-            || sockets() <= SOCKETS,
+            || seen(sockets() <= SOCKETS, sockets()),
         );
         let status = fs::read_to_string(format!("/proc/{}/status", rig.mount.pid()))
             .expect("the daemon lives");

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use crate::common::mount::wait_until;
 use crate::common::process::is_used_by;
+use crate::common::wait::wait_longer;
 use crate::common::{has, run_limited, stdout_of, succeeds, tool};
 
 /// The stressors of stress-ng that work on a directory and look at what comes back. Left out: those
@@ -142,7 +142,7 @@ pub fn missing(programs: &[&str]) -> Option<String> {
 
 /// Those of the stressors that this version of stress-ng has.
 pub fn stressors() -> Vec<&'static str> {
-    let known = stdout_of(&mut tool("stress-ng", &["--stressors"]), 30);
+    let known = stdout_of(&mut tool("stress-ng", &["--stressors"]), 60);
     let known: BTreeSet<&str> = known.split_whitespace().collect();
     let found: Vec<&str> = STRESSORS
         .into_iter()
@@ -195,7 +195,7 @@ fn run(dir: &Path, names: &[&str], seconds: u64) -> (String, BTreeSet<String>) {
     }
     let output = run_limited(command.current_dir(&inside), seconds + CLEAN_UP_SECONDS);
     // What waits in sync(2) for the machine's disks outlives the stress-ng that started it.
-    wait_until("the stressors have ended", CLEAN_UP_SECONDS, || {
+    wait_longer("the stressors have ended", CLEAN_UP_SECONDS, || {
         !is_used_by("stress-ng", dir)
     });
     let said = format!(

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use crate::common::mount::wait_until;
+use crate::common::wait::{same, wait_until};
 use crate::common::{Fs, Image, process, stdout_of, tool};
 use crate::engine::rig::{Rig, remove_cgroups};
 use crate::engine::{on_an_engine, on_podman};
@@ -77,7 +77,7 @@ fn nothing_outlives_a_killed_test() {
     let init: u32 = init.parse().expect("a number");
     let start = process::start_of(init).expect("its rig lives");
     let disk = Path::new(dir).join("disk.img");
-    let loops = || stdout_of(tool("losetup", &["-j"]).arg(&disk), 30);
+    let loops = || stdout_of(tool("losetup", &["-j"]).arg(&disk), 60);
     assert!(loops().contains("disk.img"));
     let pid = victim.id();
     // The control groups are no part of the namespaces.
@@ -85,7 +85,7 @@ fn nothing_outlives_a_killed_test() {
         let list = format!(
             "ls -d /sys/fs/cgroup/ckptfs-test-{pid}-* /sys/fs/cgroup/*/ckptfs-test-{pid}-* 2>/dev/null; true"
         );
-        stdout_of(&mut tool("sh", &["-c", &list]), 30)
+        stdout_of(&mut tool("sh", &["-c", &list]), 60)
     };
     assert_ne!(groups(), "");
     victim.kill().expect("it can be killed");
@@ -94,11 +94,11 @@ fn nothing_outlives_a_killed_test() {
         process::wait_dead(init, start, Duration::from_secs(60)),
         "the rig of a dead test lives on"
     );
-    wait_until("the loop device is free", 60, || loops().is_empty());
+    wait_until("the loop device is free", || same(loops(), ""));
     // Whoever comes next removes them.
-    wait_until("the control groups can be removed", 60, || {
+    wait_until("the control groups can be removed", || {
         remove_cgroups("");
-        groups().is_empty()
+        same(groups(), "")
     });
 }
 

@@ -20,7 +20,7 @@ fn volumes_come_and_go() {
                 .contains("in use")
         );
     }
-    rig.sh("docker rm -f user >/dev/null; until_true 30 is_unmounted vol1; docker volume rm vol1");
+    rig.sh("docker rm -f user >/dev/null; until_true 60 is_unmounted vol1; docker volume rm vol1");
     assert_eq!(rig.sh("docker volume ls -q"), "");
     assert!(
         rig.fails("docker volume inspect vol1")
@@ -75,7 +75,7 @@ fn containers_share_stop_and_start_again() {
         rig.fails("docker exec two touch /data/not-permitted")
             .contains("Permission denied")
     );
-    rig.sh("docker stop one >/dev/null; docker exec two cat /data/file; docker kill two >/dev/null; until_true 30 is_unmounted shared");
+    rig.sh("docker stop one >/dev/null; docker exec two cat /data/file; docker kill two >/dev/null; until_true 60 is_unmounted shared");
     // Started and restarted: another id each time.
     rig.sh("docker start one two >/dev/null; docker restart -t 5 one >/dev/null; docker restart -t 0 two >/dev/null");
     assert_eq!(
@@ -83,16 +83,16 @@ fn containers_share_stop_and_start_again() {
         "hello\nhello\n"
     );
     // Into and out of a container that is stopped.
-    rig.sh("docker stop -t 1 one two >/dev/null; until_true 30 is_unmounted shared; echo copied >$W/in; docker cp $W/in one:/data/in; docker cp one:/data/in $W/out");
+    rig.sh("docker stop -t 1 one two >/dev/null; until_true 60 is_unmounted shared; echo copied >$W/in; docker cp $W/in one:/data/in; docker cp one:/data/in $W/out");
     assert_eq!(
-        rig.sh("cat $W/out; until_true 30 is_unmounted shared"),
+        rig.sh("cat $W/out; until_true 60 is_unmounted shared"),
         "copied\n"
     );
     assert_eq!(
         rig.sh("docker start two >/dev/null; docker exec two cat /data/in"),
         "copied\n"
     );
-    rig.sh("docker rm -f one two >/dev/null; until_true 30 is_unmounted shared; docker volume rm shared");
+    rig.sh("docker rm -f one two >/dev/null; until_true 60 is_unmounted shared; docker volume rm shared");
 }
 
 fn many_at_once() {

@@ -109,7 +109,7 @@ END
     // it has the table. An older one may still be listed.
     rig.sh("list() { ls $(mounted shop_backups) | grep tar; }
         first=$(list | tail -n 1 || true); newer() { [ \"$(list | awk -v first=\"$first\" '$0 > first' | wc -l)\" -ge 2 ]; }; until_true 120 newer");
-    rig.sh(". $W/env.sh; compose stop backup; path=$(docker run -d --network none -v shop_backups:/backup bb:local sleep 60)
+    rig.sh(". $W/env.sh; compose stop backup; path=$(docker run -d --network none -v shop_backups:/backup bb:local sleep 600)
         docker cp $path:/backup $W/backup; docker rm -f $path; file=$(ls $W/backup/*.tar | tail -n 1); docker volume create -d ckptfs -o uid=999 -o mode=0700 again
         docker run --rm --network none -u 999 -v again:/data -v $file:/b.tar:ro bb:local tar -C /data -xf /b.tar
         pg_start again again");
@@ -149,13 +149,13 @@ fn every_file_of_the_debian_package_is_there() {
                     &["-c", &format!("shopt -s globstar failglob; ls -d {from}")],
                 )
                 .current_dir(root),
-                30,
+                60,
             );
         }
     }
     let units = stdout_of(
         tool("grep", &["-rh", "^Exec", "target/deb/units"]).current_dir(root),
-        30,
+        60,
     );
     assert!(
         units.lines().count() > 0 && units.lines().all(|line| line.contains("=/usr/bin/ckptfs ")),

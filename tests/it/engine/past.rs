@@ -91,7 +91,7 @@ fn new_volumes_from_old_states() {
             .contains("77")
     );
     // The copy needs nothing of what it was made from.
-    rig.sh("docker rm -f user >/dev/null; until_true 30 is_unmounted base; docker volume rm base");
+    rig.sh("docker rm -f user >/dev/null; until_true 60 is_unmounted base; docker volume rm base");
     assert_eq!(rig.sh("dr -v copy:/data bb:local cat /data/file"), "mine\n");
 }
 
@@ -121,7 +121,7 @@ fn branches_of_a_volume() {
         rig.sh("ckptfs undo --volume work >/dev/null; dr -v work@branch/outside:/data bb:local cat /data/file; docker volume rm work@branch/outside"),
         "outside\nwork@branch/outside\n"
     );
-    rig.sh("docker rm -f user >/dev/null; until_true 30 is_unmounted work; docker volume rm work");
+    rig.sh("docker rm -f user >/dev/null; until_true 60 is_unmounted work; docker volume rm work");
 }
 
 /// Two containers write, each number into one file and then into another: at any one instant the

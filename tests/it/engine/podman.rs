@@ -38,7 +38,7 @@ fn two_containers_with_one_id() {
         podman exec one sh -c 'echo x >/data/file'; podman exec two cat /data/file; ckptfs checkpoint --volume vol1
         podman exec two sh -c 'echo y >/data/file'; ckptfs restore --volume vol1 1");
     assert_eq!(rig.sh("podman exec one cat /data/file; podman stop -t 5 one >/dev/null; podman exec two cat /data/file"), "x\nx\n");
-    rig.sh("podman stop -t 5 two; until_true 30 is_unmounted vol1");
+    rig.sh("podman stop -t 5 two; until_true 60 is_unmounted vol1");
 }
 
 fn made_outside_copied_and_pruned() {

@@ -62,7 +62,7 @@ pub fn unavailable() -> Option<String> {
             "true",
         ],
     );
-    match try_run_limited(&mut try_it, 30) {
+    match try_run_limited(&mut try_it, 60) {
         Ok(output) if output.status.success() => None,
         Ok(output) => Some(format!(
             "no namespaces can be made here: {}",

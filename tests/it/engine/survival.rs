@@ -95,7 +95,7 @@ fn all_of_it_is_killed() {
         .expect("a number");
     rig.sh("shims=$(pidof containerd-shim-runc-v2); dk_kill; vol_kill; kill -KILL $shims
         # A holder whose worker dies first may have begun another by the time it is killed itself.
-        none_left() { ! pids=$(pidof ckptfs) || { kill -KILL $pids; false; }; }; until_true 30 none_left
+        none_left() { ! pids=$(pidof ckptfs) || { kill -KILL $pids; false; }; }; until_true 60 none_left
         vol_start; dk_start; until_true 60 docker exec writer true");
     let found: u64 = rig
         .sh("docker exec writer sort -n /data/log | tail -n 1")

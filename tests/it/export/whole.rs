@@ -7,8 +7,8 @@ use std::process::Stdio;
 
 use super::support::{assert_is, copies, copy_at, history};
 use crate::common::command::sh;
-use crate::common::mount::wait_until;
 use crate::common::tree::tree;
+use crate::common::wait::wait_until;
 use crate::common::{Io, MountOpts, Rig, Variant, for_each_variant, sample_tree, scratch};
 
 fn start(v: Variant) -> Rig {
@@ -247,7 +247,7 @@ fn what_changes_while_it_is_exported_is_given_again(v: Variant) {
     // What is held for it is let go of with the connection on which it was begun.
     drop(client);
     let mut other = Client::connect(&store).expect("connect");
-    wait_until("the export is not known any more", 30, || {
+    wait_until("the export is not known any more", || {
         let done = Vec::new();
         let next = ExportAsk::Next {
             run: begun.run,

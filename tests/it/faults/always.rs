@@ -10,8 +10,9 @@ use std::process::Output;
 
 use super::full::Full;
 use crate::common::command::{TOOL_SECONDS, run_limited, succeeds, tool};
-use crate::common::mount::{VERB_SECONDS, wait_until};
+use crate::common::mount::VERB_SECONDS;
 use crate::common::tree::{Tree, assert_tree_is, tree_without};
+use crate::common::wait::{seen, wait_until};
 use crate::common::{Fs, Image, Io, Mount, MountOpts, TreeOpts, Variant, skip};
 
 /// Who filled it.
@@ -114,8 +115,9 @@ fn mount_again(full: &mut Full, io: Io) {
         filler
             .set_len(filler.metadata().unwrap().len().saturating_sub(24 << 20))
             .unwrap();
-        wait_until("the verbs work", 20, || {
-            full.mount.run(&["status"]).status.success()
+        wait_until("the verbs work", || {
+            let asked = full.mount.run(&["status"]);
+            seen(asked.status.success(), asked)
         });
     }
     full.mount.adopt();
@@ -162,9 +164,7 @@ fn a_full_disk(fs: Fs, by: By) {
     let mut full = Full::new(image(fs, by), io);
     let views = history(&full);
     let reserve = full.backing.join(".ckptfs/reserve");
-    wait_until("the reserve is made", 60, || {
-        reserve.join("ballast-0").exists()
-    });
+    wait_until("the reserve is made", || reserve.join("ballast-0").exists());
     fill(&full, by);
     // All is used up but what the past never gets.
     for entry in fs::read_dir(&reserve)

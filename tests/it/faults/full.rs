@@ -5,8 +5,8 @@ use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use crate::common::mount::wait_until;
 use crate::common::tree::{Tree, assert_tree_is, tree, tree_without};
+use crate::common::wait::wait_until;
 use crate::common::{Fs, Image, Io, Mount, MountOpts, TreeOpts, Variant, for_each_variant, skip};
 
 for_each_variant! { reflink => what_keeps_the_past_goes_on }
@@ -190,7 +190,7 @@ fn without_the_reserve_it_does_not() {
     let id = full.mount.checkpoint();
     let was = tree_without(&full.backing, &[".ckptfs".to_owned()]);
     let reserve = full.backing.join(".ckptfs/reserve");
-    wait_until("the reserve is filled", 60, || {
+    wait_until("the reserve is filled", || {
         reserve.join("ballast-7").exists()
     });
     full.fill();
@@ -213,7 +213,7 @@ fn what_keeps_the_past_goes_on(v: Variant) {
     let ballast = |number: u32| {
         fs::metadata(reserve.join(format!("ballast-{number}"))).is_ok_and(|meta| meta.len() > 0)
     };
-    wait_until("the reserve is filled", 60, || ballast(7));
+    wait_until("the reserve is filled", || ballast(7));
     full.fill();
     assert!(
         fs::create_dir(full.image.path().join("no")).is_err()
@@ -245,7 +245,7 @@ fn what_keeps_the_past_goes_on(v: Variant) {
     fs::remove_dir(full.path("empty")).unwrap();
     full.kept(id, &was);
     full.free();
-    wait_until("the reserve is filled again", 60, || ballast(7));
+    wait_until("the reserve is filled again", || ballast(7));
     full.mount.restore(id);
     full.kept(id, &was);
     write(&full.path("large-0"), 0, b"there is room again").unwrap();

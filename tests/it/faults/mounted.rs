@@ -10,9 +10,9 @@ use ckptfs::api::Fault;
 use ckptfs::internals::sys::Errno;
 use ckptfs::internals::sys::fault::{Call, Plan};
 
-use crate::common::mount::wait_until;
 use crate::common::random::is_long;
 use crate::common::tree::assert_tree_is;
+use crate::common::wait::{same, seen, wait_longer, wait_until};
 use crate::common::{Image, Mount, MountOpts, TreeOpts, Variant, for_each_variant, tree_of};
 
 for_each_variant! { reflink => calls_of_the_daemon_fail }
@@ -96,8 +96,8 @@ fn a_past_file_is_read_while_it_is_renamed(v: Variant) {
     }));
     std::thread::scope(|scope| {
         let rename = scope.spawn(|| fs::rename(dir.join("from"), dir.join("to")));
-        wait_until("the first step is done", 20, || {
-            fs::read(rig.backing.join("dir/to")).unwrap() == b"as it was"
+        wait_until("the first step is done", || {
+            same(fs::read(rig.backing.join("dir/to")).unwrap(), *b"as it was")
         });
         let read = ["from", "to"]
             .map(|name| fs::read_to_string(view.join(name)).map_err(|error| error.to_string()));
@@ -234,8 +234,9 @@ fn a_failed_sync_ends_the_keeping(v: Variant) {
     fs::write(rig.path("new/born"), "born").unwrap();
     rig.fault(Some(Plan::nth(1, Errno::EIO).only(Call::Sync)));
     // The journal is synced within a second, for something was written to it.
-    wait_until("the journal's sync has failed", 60, || {
-        rig.warnings().contains("cannot be written")
+    wait_until("the journal's sync has failed", || {
+        let said = rig.warnings();
+        seen(said.contains("cannot be written"), said)
     });
     assert_eq!(rig.fault(None).1, 1, "one sync failed, and no more");
     for _ in 0..2 {
@@ -303,8 +304,9 @@ fn an_index_that_fails_refuses_checkpoints(v: Variant) {
         .into_iter()
         .chain(second.map(|id| (id, b"2".as_slice())))
         .collect();
-    wait_until("the index has failed", 120, || {
-        rig.warnings().contains("the index failed")
+    wait_longer("the index has failed", 120, || {
+        let said = rig.warnings();
+        seen(said.contains("the index failed"), said)
     });
     let refused = rig.mount.run(&["checkpoint"]);
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();

@@ -11,9 +11,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::story::{ids, objects, work};
-use crate::common::mount::wait_until;
 use crate::common::space::noise;
 use crate::common::tree::assert_tree_is;
+use crate::common::wait::{same, seen, wait_longer, wait_until};
 use crate::common::{Mount, MountOpts, Rig, TreeOpts, Variant, for_each_variant, tree_of};
 
 for_each_variant! { xfs =>
@@ -96,9 +96,10 @@ fn many(v: Variant) -> (Rig, u64) {
 /// Waits until the store is small enough, and looks at what is left.
 fn assert_small(mut many: Rig, bound: u64) {
     let begun = Instant::now();
-    while total(&sizes(many.path())) > bound && begun.elapsed() < Duration::from_secs(120) {
-        thread::sleep(Duration::from_millis(200));
-    }
+    wait_longer(&format!("the store has {bound} bytes at most"), 120, || {
+        let now = sizes(many.path());
+        seen(total(&now) <= bound, now)
+    });
     many.mount.umount();
     let now = sizes(many.mount.path());
     println!("{now:?} after {:?}", begun.elapsed());
@@ -124,10 +125,11 @@ fn what_an_unmount_cuts_short_the_next_mount_goes_on_with(v: Variant) {
     many.mount.ok(&["gc", "--keep-last", &KEPT.to_string()]);
     many.mount.umount();
     many.mount.remount();
-    wait_until("the rest is forgotten", 60, || {
-        audited(&many.mount) < COUNT as usize / 10
+    wait_until("the rest is forgotten", || {
+        let left = audited(&many.mount);
+        seen(left < COUNT as usize / 10, left)
     });
-    wait_until("nothing is left to do", 60, || {
+    wait_until("nothing is left to do", || {
         !many.mount.path().join(".ckptfs/unpacked").exists()
     });
     assert_small(many, bound);
@@ -158,8 +160,9 @@ fn what_is_left_is_what_it_was(v: Variant) {
         .into_iter()
         .map(|id| (id, tree_of(&rig.view(id))))
         .collect();
-    wait_until("the rest is forgotten", 60, || {
-        audited(&rig.mount) * 2 < before.1
+    wait_until("the rest is forgotten", || {
+        let left = audited(&rig.mount);
+        seen(left * 2 < before.1, left)
     });
     let look = |mount: &Mount| {
         (
@@ -244,8 +247,8 @@ fn what_lay_in_a_new_directory_is_not_kept_for_older_checkpoints(v: Variant) {
     };
     assert_eq!(files(&rig), 2);
     rig.mount.ok(&["delete", "--now", "2"]);
-    wait_until("what only the second showed is gone", 10, || {
-        files(&rig) == 1
+    wait_until("what only the second showed is gone", || {
+        same(files(&rig), 1)
     });
     assert!(
         fs::read(rig.view(1).join("old")).unwrap() == noise(5000, 1),

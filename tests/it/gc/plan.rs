@@ -3,9 +3,9 @@
 use serde_json::{Value, json};
 
 use super::story::{ids, objects, rounds, views};
-use crate::common::mount::wait_until;
 use crate::common::space::free;
 use crate::common::tree::assert_tree_is;
+use crate::common::wait::{seen, wait_until};
 use crate::common::{TreeOpts, Variant, for_each_variant};
 
 for_each_variant! { xfs => each_rule_is_told_and_pins_and_tags_stay, the_history_is_kept_below_its_size }
@@ -50,9 +50,9 @@ fn the_plan_is_what_comes_free(v: Variant) {
     let planned = number(&plan["freed_bytes"]);
     assert!(planned > 6 * UNIT as u64, "{plan}");
     let mut freed = 0;
-    wait_until("what the plan told is free", 60, || {
+    wait_until("what the plan told is free", || {
         freed = free(rig.image.path()).saturating_sub(before);
-        freed.abs_diff(planned) <= GRAIN
+        seen(freed.abs_diff(planned) <= GRAIN, (freed, planned))
     });
     println!("{v:?}: {planned} bytes were planned, {freed} came free");
     assert_eq!(ids(&rig.mount), [3, 5, 9, 10]);
@@ -101,7 +101,6 @@ fn du_tells_what_deleting_one_frees(v: Variant) {
         let mut freed = 0;
         wait_until(
             &format!("what du told of {id} is free: {exclusive}"),
-            60,
             || {
                 freed = free(rig.image.path()).saturating_sub(before);
                 freed.abs_diff(exclusive) <= GRAIN
@@ -180,8 +179,8 @@ fn the_history_is_kept_below_its_size(v: Variant) {
     // XFS lets go of what a removed file had a moment later (inode inactivation): until then what
     // it shared with others seems to be shared still.
     let left = || number(&rig.mount.json(&["du"])["history_bytes"]);
-    wait_until("what was told came free", 60, || {
-        left().abs_diff(expected) <= GRAIN
+    wait_until("what was told came free", || {
+        seen(left().abs_diff(expected) <= GRAIN, (left(), expected))
     });
     let left = left();
     assert!(left <= max, "{left} of {max}: {report}");

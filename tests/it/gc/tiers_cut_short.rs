@@ -10,9 +10,9 @@ use serde_json::json;
 use super::cuts::{at_each_call, cut_short};
 use super::story::{ids, objects, views};
 use super::tiers::{assert_whole_but_dropped, configure, dropped};
-use crate::common::mount::wait_until;
 use crate::common::space::noise;
 use crate::common::tree::Tree;
+use crate::common::wait::{same, wait_longer};
 use crate::common::{Image, Mount, MountOpts, Variant, for_each_variant, tree_of};
 
 for_each_variant! { xfs => a_tier_that_is_cut_short_is_finished_by_the_next }
@@ -65,8 +65,8 @@ fn a_tier_that_is_cut_short_is_finished_by_the_next(v: Variant) {
     let image = Image::in_memory(v.fs, 512 << 20);
     let (whole, kept) = story(v, &image, "whole");
     for _ in 0..2 {
-        wait_until("nobody reads what goes", 120, || {
-            whole.json(&["gc"])["leftovers"] == json!(0)
+        wait_longer("nobody reads what goes", 120, || {
+            same(whole.json(&["gc"])["leftovers"].clone(), 0)
         });
     }
     assert_eq!(check("a whole run", &whole, &kept), VERSIONS);
@@ -127,7 +127,7 @@ fn cut(
     let report = mount.json(&["gc"]);
     assert_eq!(check(shown, &mount, &kept), VERSIONS, "{shown}: {report}");
     // What the sealer is just reading is freed by the run after that.
-    wait_until(
+    wait_longer(
         &format!("{shown}: the next run frees what was left: {report}"),
         120,
         || {

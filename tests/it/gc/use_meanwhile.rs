@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Read;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::story::{ids, rounds};
 use crate::common::space::noise;
 use crate::common::tree::{Tree, assert_tree_is};
+use crate::common::wait::{seen, wait_until};
 use crate::common::{Rig, TreeOpts, Variant, for_each_variant, tree_of};
 
 for_each_variant! { reflink => a_run_while_the_tree_is_in_use }
@@ -39,9 +40,10 @@ fn a_run_while_the_tree_is_in_use(v: Variant) {
         scope.spawn(write);
         scope.spawn(|| read_views(&rig, &stop));
         let _stop = Stop(&stop);
-        while writes.load(Ordering::Relaxed) < 20 {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        wait_until("twenty changes are made", || {
+            let made = writes.load(Ordering::Relaxed);
+            seen(made >= 20, made)
+        });
         let report = rig.mount.json(&["gc", "--keep-last", "3"]);
         assert_eq!(report["gone"].as_array().unwrap().len(), 17, "{report}");
     });

@@ -4,13 +4,14 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::common::command::try_run_limited;
+use crate::common::command::{try_run_closing, try_run_limited};
+use crate::common::wait::WAIT;
 use crate::common::{Fs, Image, run_limited, scratch, skip, stdout_of, succeeds, tool};
 
 fn type_of(path: &Path) -> String {
     stdout_of(
         tool("findmnt", &["-n", "-o", "FSTYPE", "--target"]).arg(path),
-        10,
+        60,
     )
     .trim()
     .to_owned()
@@ -53,7 +54,7 @@ fn comes_and_goes(fs: Fs) {
                 "losetup",
                 &["--list", "--noheadings", "--output", "BACK-FILE"],
             ),
-            10,
+            60,
         );
         assert!(
             !loops.contains(file.to_str().unwrap()),
@@ -120,20 +121,21 @@ fn a_small_tmpfs_gets_full() {
 #[test]
 fn a_command_that_hangs_is_ended() {
     let started = Instant::now();
-    let problem = try_run_limited(&mut tool("sleep", &["60"]), 1).unwrap_err();
+    let problem = try_run_limited(&mut tool("sleep", &["300"]), 1).unwrap_err();
     assert!(problem.contains("did not end within 1 s"), "{problem}");
-    assert!(started.elapsed() < Duration::from_secs(10));
+    assert!(started.elapsed() < WAIT);
 }
 
 #[test]
 fn a_command_that_leaves_its_stdout_open_is_found_out() {
-    let problem = try_run_limited(&mut tool("sh", &["-c", "sleep 20 & exit 0"]), 5).unwrap_err();
+    let mut leaves = tool("sh", &["-c", "sleep 20 & exit 0"]);
+    let problem = try_run_closing(&mut leaves, 60, Duration::from_secs(2)).unwrap_err();
     assert!(problem.contains("keeps its stdout open"), "{problem}");
 }
 
 #[test]
 fn output_larger_than_a_pipe_arrives_whole() {
-    let output = run_limited(&mut tool("head", &["-c", "3000000", "/dev/zero"]), 20);
+    let output = run_limited(&mut tool("head", &["-c", "3000000", "/dev/zero"]), 60);
     assert_eq!(output.stdout.len(), 3_000_000);
 }
 
@@ -153,13 +155,13 @@ fn leftovers_of_a_dead_process_are_removed() {
         .unwrap();
     succeeds(
         tool("mkfs.ext4", &["-q", "-F"]).arg(run.join("disk.img")),
-        30,
+        60,
     );
     succeeds(
         tool("mount", &["-o", "loop"])
             .arg(run.join("disk.img"))
             .arg(run.join("mnt")),
-        30,
+        60,
     );
     let mut daemon = tool("sleep", &["300"]).spawn().unwrap();
     let start = crate::common::process::start_of(daemon.id()).unwrap();
@@ -177,10 +179,6 @@ fn leftovers_of_a_dead_process_are_removed() {
         60,
     );
     assert!(!run.exists());
-    assert!(crate::common::process::wait_dead(
-        daemon.id(),
-        start,
-        Duration::from_secs(5)
-    ));
+    assert!(crate::common::process::wait_dead(daemon.id(), start, WAIT));
     daemon.wait().unwrap();
 }

@@ -5,3 +5,4 @@ mod hung;
 mod images;
 mod scripts;
 mod trees;
+mod waits;

@@ -10,7 +10,7 @@ fn mount_helper(arguments: &[&str]) -> String {
     let helper = Path::new(env!("CARGO_MANIFEST_DIR")).join("mount/mount.ckptfs");
     stdout_of(
         tool("sh", &[helper]).args(arguments).env("CKPTFS", "echo"),
-        10,
+        60,
     )
     .trim()
     .to_owned()
@@ -62,7 +62,7 @@ fn mount_options_that_cannot_be_kept_are_refused() {
                 ],
             )
             .env("CKPTFS", "echo"),
-            10,
+            60,
         );
         assert!(said.contains(option), "{said}");
     }
@@ -81,7 +81,7 @@ fn every_script_is_valid() {
         "benches/tree.sh",
         ".ci/run",
     ] {
-        succeeds(tool("bash", &["-n"]).arg(root.join(name)), 10);
+        succeeds(tool("bash", &["-n"]).arg(root.join(name)), 60);
     }
     let compile = "import sys; compile(open(sys.argv[1]).read(), sys.argv[1], 'exec')";
     succeeds(
@@ -110,11 +110,11 @@ fn a_tree_of_many_files_has_as_many_as_were_asked_for() {
             &[maker.as_os_str(), tree.as_os_str(), "20".as_ref()],
         )
         .env("TREE_SOURCE", &source),
-        30,
+        60,
     );
     let found = stdout_of(
         &mut tool("find", &[tree.to_str().unwrap(), "-type", "f"]),
-        10,
+        60,
     );
     assert_eq!(found.lines().count(), 20);
 }

@@ -14,7 +14,7 @@ use super::support::put;
 use crate::common::{Fs, Image, Io, Mount, MountOpts, run_limited, tool};
 
 /// Seconds that a command may take: what goes in circles never ends.
-const LIMIT_S: u64 = 20;
+const LIMIT_S: u64 = 60;
 /// Memory that the daemon may take, KiB: one that goes in circles takes a gigabyte in eight
 /// seconds.
 const MEMORY_KIB: u64 = 300 << 10;

@@ -13,7 +13,7 @@ use std::os::unix::fs::{FileExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Output, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,7 @@ use ckptfs::internals::sys::fault::{Call, Plan};
 
 use super::stuck::Stuck;
 use super::support::{get, put};
-use crate::common::mount::wait_until;
+use crate::common::wait::{WAIT, WAIT_SECONDS, seen, wait_until};
 use crate::common::{Fs, MountOpts, Rig, Variant, for_each_variant, run_limited, tool};
 
 for_each_variant! { reflink => a_write_from_the_past_of_the_same_file_ends, a_writer_that_waits_stops_nobody }
@@ -31,10 +31,8 @@ for_each_variant! { all => a_large_capture_stops_nobody, a_checkpoint_during_a_c
 for_each_variant! { xfs => a_reader_that_waits_stops_nobody, a_read_into_the_past_of_the_same_file_ends, a_hundred_that_wait_starve_nobody }
 
 const NOBODY: u32 = 65_534;
-/// Others may wait so long, on a machine that is busy with other tests. It was 20 s and more.
-const WAIT_MAX: Duration = Duration::from_secs(3);
-/// For what an attacker does that ends by itself, and for a verb.
-const END_SECONDS: u64 = 20;
+/// Rounds that prove progress.
+const ROUNDS: u32 = 2;
 
 /// A Python program of an ordinary user's. It says "ready", and then does what keeps a lock; what
 /// it has imported and opened is named `m` and `a`.
@@ -79,7 +77,7 @@ impl Attack {
     /// Waits until it ends, which it must.
     pub fn ends(&mut self) {
         let child = &mut self.child;
-        wait_until("the attacker ends", END_SECONDS, || {
+        wait_until("the attacker ends", || {
             child.try_wait().expect("a child").is_some()
         });
         assert!(
@@ -99,16 +97,19 @@ impl Drop for Attack {
 /// Somebody else at work: he makes, writes, renames, lists and removes, for ever.
 pub struct Other {
     stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<(u32, Duration)>>,
+    rounds: Arc<AtomicU32>,
+    thread: Option<JoinHandle<Duration>>,
 }
 
 impl Other {
     pub fn start(dir: &Path) -> Other {
         let stop = Arc::new(AtomicBool::new(false));
-        let (dir, stopped) = (dir.join("others"), Arc::clone(&stop));
+        let rounds = Arc::new(AtomicU32::new(0));
+        let (stopped, counted) = (Arc::clone(&stop), Arc::clone(&rounds));
+        let dir = dir.join("others");
         fs::create_dir(&dir).expect("mkdir");
         let thread = thread::spawn(move || {
-            let (mut rounds, mut longest, mut step) = (0, Duration::ZERO, Instant::now());
+            let (mut longest, mut step) = (Duration::ZERO, Instant::now());
             while !stopped.load(Ordering::SeqCst) {
                 let (from, to) = (dir.join("from"), dir.join("to"));
                 let mut done = || {
@@ -128,23 +129,42 @@ impl Other {
                 done();
                 fs::remove_file(&to).expect("unlink");
                 done();
-                rounds += 1;
+                counted.fetch_add(1, Ordering::SeqCst);
             }
-            (rounds, longest)
+            longest
         });
         Other {
             stop,
+            rounds,
             thread: Some(thread),
         }
+    }
+
+    /// Waits for further rounds: the attack in progress does not stop the other user.
+    #[track_caller]
+    pub fn goes_on(&self) {
+        let rounds = || self.rounds.load(Ordering::SeqCst);
+        let before = rounds();
+        wait_until("somebody else goes on", || {
+            seen(rounds() > before + ROUNDS, rounds() - before)
+        });
+    }
+
+    /// Ends it. No call waited for longer than the limit.
+    #[track_caller]
+    pub fn went_on(self) {
+        let waited = self.longest_wait();
+        eprintln!("somebody else waited {waited:?} for one call at most");
+        assert!(waited < WAIT, "somebody waited {waited:?} for one call");
     }
 
     /// How long he ever waited for one call.
     pub fn longest_wait(mut self) -> Duration {
         self.stop.store(true, Ordering::SeqCst);
         let thread = self.thread.take().expect("once");
-        wait_until("the other one goes on", 60, || thread.is_finished());
-        let (rounds, longest) = thread.join().expect("nothing fails for him");
-        assert!(rounds > 0);
+        wait_until("the other one goes on", || thread.is_finished());
+        let longest = thread.join().expect("nothing fails for him");
+        assert!(self.rounds.load(Ordering::SeqCst) > 0);
         longest
     }
 }
@@ -154,16 +174,11 @@ impl Drop for Other {
         self.stop.store(true, Ordering::SeqCst);
         if let Some(thread) = self.thread.take() {
             let began = Instant::now();
-            while !thread.is_finished() && began.elapsed() < WAIT_MAX {
+            while !thread.is_finished() && began.elapsed() < Duration::from_secs(3) {
                 thread::sleep(Duration::from_millis(5));
             }
         }
     }
-}
-
-#[track_caller]
-fn assert_short(waited: Duration) {
-    assert!(waited < WAIT_MAX, "somebody waited {waited:?} for one call");
 }
 
 /// A file of nobody's with 8 pages of `byte`, in a directory of nobody's.
@@ -181,7 +196,7 @@ pub fn theirs(root: &Path, name: &str, byte: u8) -> PathBuf {
 
 /// `ckptfs checkpoint`, timed: it is made, or says which file is in the way. True: it was made.
 pub fn checkpoint(rig: &Rig, name: &str) -> bool {
-    let output: Output = run_limited(&mut rig.mount.command(&["checkpoint"]), END_SECONDS);
+    let output: Output = run_limited(&mut rig.mount.command(&["checkpoint"]), WAIT_SECONDS);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     let why = said.contains("keeps it locked") && said.contains(name) && said.contains("fuser -v");
     assert!(output.status.success() || why, "{}: {said}", output.status);
@@ -206,7 +221,7 @@ fn a_write_from_the_past_of_the_same_file_ends(v: Variant) {
     checkpoint(&rig, "theirs/F");
     attack.ends();
     assert!(checkpoint(&rig, "theirs/F"));
-    assert_short(other.longest_wait());
+    other.went_on();
     assert_eq!(get(rig.view(id).join("theirs/F")), "1".repeat(32 << 10));
 }
 
@@ -237,11 +252,12 @@ fn a_read_into_the_past_of_the_same_file_ends(v: Variant) {
         "the past can be read meanwhile"
     );
     checkpoint(&rig, "theirs/F");
+    other.goes_on();
     stuck.release();
     attack.hear("read");
     drop(attack.child.stdin.take());
     attack.ends();
-    assert_short(other.longest_wait());
+    other.went_on();
 }
 
 fn a_writer_that_waits_stops_nobody(v: Variant) {
@@ -254,7 +270,9 @@ fn a_writer_that_waits_stops_nobody(v: Variant) {
                   f = os.open(a[2], os.O_RDWR); say('ready'); assert os.write(f, memoryview(m)[:32 << 10]) == 32 << 10";
     let mut attack = Attack::start(script, &[&stuck.file(), &file]);
     attack.hear("ready");
-    wait_until("the writer waits", END_SECONDS, || stuck.waiting() > 0);
+    wait_until("the writer waits", || {
+        seen(stuck.waiting() > 0, stuck.waiting())
+    });
     assert_eq!(
         get(rig.view(id).join("theirs/F")),
         "1".repeat(32 << 10),
@@ -262,9 +280,10 @@ fn a_writer_that_waits_stops_nobody(v: Variant) {
     );
     let made: Vec<bool> = (0..3).map(|_| checkpoint(&rig, "theirs/F")).collect();
     let kept = rig.mount.run(&["restore", &id.to_string(), "theirs"]);
+    other.goes_on();
     stuck.release();
     attack.ends();
-    assert_short(other.longest_wait());
+    other.went_on();
     assert_eq!(
         made[0],
         v.io == crate::common::Io::Daemon,
@@ -303,7 +322,9 @@ fn a_reader_that_waits_stops_nobody(v: Variant) {
         [x.start() for x in w]; say('tried'); [x.join() for x in w + t]; assert all(e in (2, 16) for e in errors), errors; say(len(errors))";
     let mut attack = Attack::start(script, &[&stuck.file(), &file, &twin]);
     attack.hear("ready");
-    wait_until("the readers wait", END_SECONDS, || stuck.waiting() > 1);
+    wait_until("the readers wait", || {
+        seen(stuck.waiting() > 1, stuck.waiting())
+    });
     attack.goes_on();
     attack.hear("tried");
     let made: Vec<bool> = (0..3).map(|_| checkpoint(&rig, "theirs/")).collect();
@@ -312,9 +333,10 @@ fn a_reader_that_waits_stops_nobody(v: Variant) {
         "1".repeat(32 << 10),
         "the past can be read meanwhile"
     );
+    other.goes_on();
     stuck.release();
     attack.ends();
-    assert_short(other.longest_wait());
+    other.went_on();
     assert_eq!(
         made[0],
         v.io == crate::common::Io::Daemon,
@@ -340,23 +362,23 @@ fn a_hundred_that_wait_starve_nobody(v: Variant) {
         [x.start() for x in t[100:]]; say('tried'); [x.join() for x in t]";
     let mut attack = Attack::start(script, &[&stuck.file(), &rig.path().join("theirs")]);
     attack.hear("ready");
-    wait_until("the readers wait", END_SECONDS, || {
-        stuck.waiting() > FILES / 2
+    wait_until("the readers wait", || {
+        seen(stuck.waiting() > FILES / 2, stuck.waiting())
     });
     attack.goes_on();
     attack.hear("tried");
+    // All of them have called open(2) by then.
     thread::sleep(Duration::from_millis(500));
     assert!(
         checkpoint(&rig, "theirs/"),
         "none of them is open for writing yet"
     );
-    let began = Instant::now();
     let file = File::create(rig.path().join("synced")).expect("create");
     file.sync_all().expect("sync");
-    assert_short(began.elapsed());
+    other.goes_on();
     stuck.release();
     attack.ends();
-    assert_short(other.longest_wait());
+    other.went_on();
     assert_eq!(get(rig.view(id).join("theirs/f7")), "1".repeat(32 << 10));
 }
 
@@ -369,9 +391,36 @@ fn arm(rig: &Rig, plan: Option<Plan>) -> u64 {
         .1
 }
 
-/// A file of 3 MiB, whose next capture takes three seconds; what `during` returns, when the first
-/// byte has been written over.
-fn captured_slowly<T>(rig: &Rig, v: Variant, during: impl FnOnce() -> T) -> (u64, T) {
+/// Times for which a capture is held up. A busy machine needs a longer one.
+const HELD_UP: [Duration; 3] = [
+    Duration::from_millis(1_500),
+    Duration::from_secs(6),
+    Duration::from_secs(24),
+];
+
+/// Runs `what` while a capture is held up. It must end in half of that time, so it does not wait for the capture. Returns the mount,
+/// the checkpoint of the capture, and the result.
+fn during_a_capture<T>(v: Variant, what: impl Fn(&Rig) -> T) -> (Rig, u64, T) {
+    let tried = HELD_UP.into_iter().find_map(|pause| {
+        let rig = start(v);
+        let (id, (got, took)) = captured_slowly(&rig, v, pause, || {
+            let began = Instant::now();
+            (what(&rig), began.elapsed())
+        });
+        eprintln!("it took {took:?} while a capture was held up for {pause:?}");
+        (took < pause / 2).then_some((rig, id, got))
+    });
+    tried.expect("it does not wait for the capture")
+}
+
+/// Runs `during` while the capture of a file of 3 MiB is held up for `pause`, and then waits for the write of its first byte. Returns the
+/// checkpoint and the result.
+fn captured_slowly<T>(
+    rig: &Rig,
+    v: Variant,
+    pause: Duration,
+    during: impl FnOnce() -> T,
+) -> (u64, T) {
     let file = rig.path().join("large");
     put(&file, vec![b'1'; 3 << 20]);
     let id = rig.mount.checkpoint();
@@ -384,7 +433,7 @@ fn captured_slowly<T>(rig: &Rig, v: Variant, during: impl FnOnce() -> T) -> (u64
         rig,
         Some(Plan {
             errno: 0,
-            pause_ms: 3_000,
+            pause_ms: pause.as_millis() as u64,
             ..Plan::nth(1, ckptfs::internals::sys::Errno::EIO).only(call)
         }),
     );
@@ -405,29 +454,19 @@ fn captured_slowly<T>(rig: &Rig, v: Variant, during: impl FnOnce() -> T) -> (u64
 
 /// ext4: a file of 1 GB was copied with the names of the whole tree locked: 3.5 s.
 fn a_large_capture_stops_nobody(v: Variant) {
-    let rig = start(v);
-    let other = Other::start(rig.path());
-    let (id, ()) = captured_slowly(&rig, v, || thread::sleep(Duration::from_secs(1)));
-    let longest = other.longest_wait();
-    assert!(
-        longest < Duration::from_millis(1_500),
-        "somebody waited {longest:?}"
-    );
+    let (rig, id, other) = during_a_capture(v, |rig| {
+        let other = Other::start(rig.path());
+        other.goes_on();
+        other
+    });
+    other.went_on();
     assert_eq!(get(rig.view(id).join("large")), "1".repeat(3 << 20));
 }
 
 /// The file is not changed before it is captured, so it is in both checkpoints as it was; the
 /// capture is of the later one.
 fn a_checkpoint_during_a_capture_is_exact(v: Variant) {
-    let mut rig = start(v);
-    let began = Instant::now();
-    let (first, (second, meanwhile)) = captured_slowly(&rig, v, || {
-        (
-            rig.mount.checkpoint(),
-            began.elapsed() < Duration::from_secs(3),
-        )
-    });
-    assert!(meanwhile, "it waited for the capture");
+    let (mut rig, first, second) = during_a_capture(v, |rig| rig.mount.checkpoint());
     let third = rig.mount.checkpoint();
     for pass in 0..2 {
         for (id, byte) in [(first, "1"), (second, "1"), (third, "2")] {

@@ -61,7 +61,7 @@ fn set_id_bits_owners_and_devices_are_not_taken_over_from_strangers() {
     if let Some(reason) = Fs::Xfs.unavailable() {
         return skip(&reason);
     }
-    if run_limited(&mut tool("sh", &["-c", "command -v fusermount3 && command -v setpriv && command -v unshare && command -v setcap"]), 10)
+    if run_limited(&mut tool("sh", &["-c", "command -v fusermount3 && command -v setpriv && command -v unshare && command -v setcap"]), 60)
         .stdout
         .is_empty()
     {

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::freeze::Other;
-use crate::common::{Fs, Image, Io, Rig, Variant, for_each_variant, skip};
+use crate::common::{Fs, Image, Io, Rig, Variant, exclusive, for_each_variant, skip};
 
 /// Limits of the block layer, of everything (cgroup version 1).
 const LIMITS: &str = "/sys/fs/cgroup/blkio/blkio.throttle";
@@ -107,6 +107,10 @@ fn nobody_waits_for_a_slow_disk(v: Variant) {
     if let Some(reason) = Slow::unavailable() {
         return skip(&reason);
     }
+    exclusive::retried(|| slow_disk(v));
+}
+
+fn slow_disk(v: Variant) {
     let rig = v.start();
     let file = rig.path().join("data");
     drop(make_dirty(&file));

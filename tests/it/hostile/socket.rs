@@ -91,7 +91,7 @@ fn with_mount(test: impl FnOnce(&Rig, &Socket)) {
         test(&rig, &Socket::of(rig.path()));
         rig.mount.ok(&["log"]);
         let before = writes.load(Ordering::Relaxed);
-        crate::common::mount::wait_until("work in the mount goes on", 30, || {
+        crate::common::wait_until("work in the mount goes on", || {
             writes.load(Ordering::Relaxed) > before + 2
         });
     });
@@ -194,7 +194,7 @@ fn half_a_message_and_silence_keep_nobody_out() {
                 stream
             })
             .collect();
-        crate::common::mount::wait_until("somebody else is served", 60, || {
+        crate::common::wait_until("somebody else is served", || {
             rig.mount.run(&["log"]).status.success()
         });
         let mut answer = String::new();
@@ -214,7 +214,7 @@ fn silent_connections_give_way() {
         while rig.mount.run(&["log"]).status.success() {
             silent.push(socket.connect());
         }
-        crate::common::mount::wait_until("somebody else is served", 60, || {
+        crate::common::wait_until("somebody else is served", || {
             rig.mount.run(&["log"]).status.success()
         });
         for _ in 0..CONNECTIONS_MAX {
@@ -268,7 +268,7 @@ fn ten_thousand_messages_and_ten_thousand_connections() {
         eprintln!("10,000 connections in {:?}", began.elapsed());
         // Some of them may end only after a first answer.
         let mut stats = None;
-        crate::common::mount::wait_until("the CLI is served", 60, || {
+        crate::common::wait_until("the CLI is served", || {
             let output = rig.mount.run(&["stats", "--json"]);
             stats = output.status.success().then_some(output.stdout);
             stats.is_some()

@@ -18,7 +18,7 @@ use crate::common::{Fs, Image, Io, Mount, MountOpts, Variant, run_limited, skip,
 
 pub(super) const NOBODY: u32 = 65_534;
 /// Seconds that nothing here takes unless it waits for somebody.
-const SECONDS: u64 = 30;
+const SECONDS: u64 = 60;
 
 /// A server of another user's, which answers everything with nonsense; how often it was asked.
 struct Forged(Arc<AtomicUsize>);

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use super::support::{Place, Rng};
 use crate::common::command::sh;
-use crate::common::mount::wait_until;
 use crate::common::tree::{assert_same, tree};
+use crate::common::wait::wait_until;
 use crate::common::{Mount, MountOpts, Variant, for_each_variant};
 
 /// Enough files for a kill to come in between.
@@ -120,7 +120,7 @@ fn a_tree_that_is_there_is_finished_by_running_it_again(v: Variant) {
         let child = start(&place);
         if round == 0 {
             // What somebody else has done is a checkpoint before anything is touched.
-            wait_until("the guard", 60, || {
+            wait_until("the guard", || {
                 mount.log_json().as_array().map_or(0, Vec::len) > before
             });
         }

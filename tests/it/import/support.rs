@@ -81,7 +81,7 @@ impl Place {
     pub fn adopted(&self) -> Mount {
         // A daemon that was being started when its import was killed may come still, or hold the
         // store until it has ended.
-        crate::common::mount::wait_until("the store is free", 60, || {
+        crate::common::wait_until("the store is free", || {
             let _ = run_limited(tool(CKPTFS, &["umount"]).arg(self.tree()), SECONDS);
             run_limited(tool(CKPTFS, &["mount"]).arg(self.tree()), SECONDS)
                 .status

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::fs::inotify::WatchFlags;
 
 use super::support::{CHANGES, Watcher, names, sh};
-use crate::common::mount::wait_until;
+use crate::common::wait::wait_until;
 use crate::common::{MountOpts, Rig, TreeOpts, Variant, assert_same_tree, for_each_variant};
 
 const TREE: &str = "
@@ -159,7 +159,7 @@ fn a_restore_that_nobody_watches_makes_no_request(v: Variant) {
     elsewhere.add("", CHANGES);
     let before = changing_requests(&rig);
     rig.mount.restore(id);
-    wait_until("the announcer has ended", 30, || {
+    wait_until("the announcer has ended", || {
         stats(&rig)["announcing"] == false
     });
     assert_eq!(changing_requests(&rig), before);

@@ -15,7 +15,7 @@ use crate::common::tree::NodeKind;
 pub use crate::common::tree::{names, tree};
 
 /// How long an event may take that must come.
-pub const EVENT_SECONDS: u64 = 30;
+pub const EVENT_SECONDS: u64 = crate::common::wait::WAIT_SECONDS;
 
 /// What changes: no opens and reads.
 pub const CHANGES: WatchFlags = WatchFlags::CREATE

@@ -8,6 +8,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use crate::common::command::{check, sh};
+use crate::common::wait::wait_longer;
 use crate::common::{
     Fs, MountOpts, Rig, TreeOpts, Variant, assert_same_tree, copy_tree, for_each_variant, tree_of,
 };
@@ -345,17 +346,7 @@ pub(super) fn assert_names(rig: &Rig, copies: &Copies) {
 }
 
 pub(super) fn wait<T>(found: impl Fn() -> Option<T>) -> T {
-    let began = std::time::Instant::now();
-    loop {
-        if let Some(found) = found() {
-            return found;
-        }
-        assert!(
-            began.elapsed().as_secs() < 180,
-            "nothing is written down in idle time"
-        );
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
+    wait_longer("something is written down in idle time", 180, found)
 }
 
 fn what_is_kept_goes_with_its_checkpoints(v: Variant) {

@@ -23,12 +23,12 @@ fn what_was_asked_for_is_told_with_who_asked(v: Variant) {
         .checkpoint_json(&["-m", "a note", "--tag", "v1", "--tag", "v2"]);
     // Another user, without the program.
     let mut mkdir = tool("mkdir", &[root.join(".snapshots/theirs")]);
-    assert!(run_limited(mkdir.uid(USER).gid(USER), 30).status.success());
+    assert!(run_limited(mkdir.uid(USER).gid(USER), 60).status.success());
     fs::remove_file(root.join(".snapshots/v2")).unwrap();
     fs::write(root.join("f"), "two").unwrap();
     rig.mount.ok(&["restore", "1", "--", "f"]);
     assert!(
-        run_limited(&mut tool("rmdir", &[root.join(".snapshots/theirs")]), 30)
+        run_limited(&mut tool("rmdir", &[root.join(".snapshots/theirs")]), 60)
             .status
             .success()
     );
@@ -136,7 +136,7 @@ fn a_forged_name_is_found(rig: &Rig) {
         .expect("the name of the process");
     bytes[at..at + 5].copy_from_slice(b"touch");
     fs::write(&segment, bytes).unwrap();
-    let output = run_limited(&mut rig.mount.command(&["audit"]), 30);
+    let output = run_limited(&mut rig.mount.command(&["audit"]), 60);
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     assert_eq!(check(root, &["verify"]).0, 4);
 }

@@ -9,8 +9,8 @@ use ckptfs::api::{Damage, StateName};
 use ckptfs::internals::engine::check::{CheckOptions, StoreCheck};
 use serde_json::Value;
 
-use crate::common::mount::wait_until;
 use crate::common::random::seed;
+use crate::common::wait::{seen, wait_longer};
 use crate::common::{Mount, Rig, Variant, copy_tree};
 
 /// Changes before each checkpoint.
@@ -128,8 +128,9 @@ impl Story {
 
 /// Waits until the sealer says that nothing is left to do.
 pub fn caught_up(mount: &Mount) {
-    wait_until("the sealer has caught up", 120, || {
-        mount.json(&["stats"])["sealer"]["caught_up"] == true
+    wait_longer("the sealer has caught up", 120, || {
+        let sealer = mount.json(&["stats"])["sealer"].clone();
+        seen(sealer["caught_up"] == true, sealer)
     });
 }
 

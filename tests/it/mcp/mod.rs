@@ -2,19 +2,23 @@
 //! keeps to no protocol.
 
 use std::fs;
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use crate::common::command::wait_limited;
+use crate::common::wait::{WAIT_SECONDS, seen, wait_until};
 use crate::common::{Variant, for_each_variant, run_limited, skip};
 
 /// Seconds for all that the agent does.
 const AGENT_SECONDS: u64 = 120;
-const EXIT_LIMIT: Duration = Duration::from_secs(20);
+/// For the answers, and for the end.
+const EXIT_LIMIT: Duration = Duration::from_secs(2 * WAIT_SECONDS);
 
 fn python() -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tools/python/bin/python3")
@@ -48,8 +52,8 @@ fn an_agent_uses_every_tool(v: Variant) {
     }
 }
 
-/// Sends lines, ends stdin, and gives what came on stdout, line by line.
-fn talk(dir: &Path, sent: &[u8]) -> (i32, Vec<Value>) {
+/// Sends lines, ends stdin after the answers to `ids`, and returns the lines of stdout.
+fn talk(dir: &Path, sent: &[u8], ids: &[u64]) -> (i32, Vec<Value>) {
     let mut server = Command::new(env!("CARGO_BIN_EXE_ckptfs"))
         .args(["mcp"])
         .env("CKPTFS_LOG", "trace")
@@ -61,23 +65,35 @@ fn talk(dir: &Path, sent: &[u8]) -> (i32, Vec<Value>) {
         .expect("it starts");
     let mut stdin = server.stdin.take().expect("piped");
     let stdout = server.stdout.take().expect("piped");
-    let sent = sent.to_vec();
-    let sender = std::thread::spawn(move || {
-        // It may have given up on us.
-        let _ = stdin.write_all(&sent);
-        std::thread::sleep(Duration::from_millis(500));
+    let (lines, over) = (Mutex::new(Vec::<Value>::new()), AtomicBool::new(false));
+    let (heard, ended) = (&lines, &over);
+    let status = std::thread::scope(|scope| {
+        scope.spawn(move || {
+            for line in BufReader::new(stdout).lines() {
+                let line = line.expect("UTF-8");
+                let value = serde_json::from_str(&line);
+                let value = value.unwrap_or_else(|error| panic!("stdout has {line:?}: {error}"));
+                heard.lock().expect("lines").push(value);
+            }
+            ended.store(true, Ordering::SeqCst);
+        });
+        scope.spawn(move || {
+            // It may have given up on us.
+            let _ = stdin.write_all(sent);
+            wait_until("it answers or ends", || {
+                let known = heard.lock().expect("lines");
+                let answered = |id: &u64| known.iter().any(|line| line["id"] == *id);
+                let all = ids.iter().all(answered) || ended.load(Ordering::SeqCst);
+                seen(all, known.clone())
+            });
+        });
+        wait_limited(&mut server, EXIT_LIMIT).unwrap_or_else(|| {
+            let _ = server.kill();
+            panic!("it does not end when stdin does");
+        })
     });
-    let reader = std::thread::spawn(move || std::io::read_to_string(stdout).expect("UTF-8"));
-    let Some(status) = wait_limited(&mut server, EXIT_LIMIT) else {
-        let _ = server.kill();
-        panic!("it does not end when stdin does");
-    };
-    sender.join().expect("sent");
-    let said = reader.join().expect("read");
-    let lines = said.lines().map(|line| {
-        serde_json::from_str(line).unwrap_or_else(|error| panic!("stdout has {line:?}: {error}"))
-    });
-    (status.code().expect("it ended by itself"), lines.collect())
+    let lines = lines.into_inner().expect("lines");
+    (status.code().expect("it ended by itself"), lines)
 }
 
 fn line(value: &Value) -> Vec<u8> {
@@ -108,7 +124,7 @@ fn stdout_has_the_protocol_and_nothing_else(v: Variant) {
         call(8, "log", json!({"limit": 1})),
     ]
     .concat();
-    let (status, lines) = talk(rig.path(), &sent);
+    let (status, lines) = talk(rig.path(), &sent, &[1, 2, 3, 4, 5, 6, 8]);
     assert_eq!(status, 0);
     assert!(
         lines.iter().all(|line| line["jsonrpc"] == "2.0"),
@@ -131,10 +147,10 @@ fn stdout_has_the_protocol_and_nothing_else(v: Variant) {
 
     // A message that never ends is given up, and so is whoever sends it.
     let endless = [line(&hello), line(&ready), vec![b' '; 6 << 20]].concat();
-    let (_, lines) = talk(rig.path(), &endless);
+    let (_, lines) = talk(rig.path(), &endless, &[1]);
     assert_eq!(lines.len(), 1, "{lines:?}");
     // Nothing at all is no failure.
-    assert_eq!(talk(rig.path(), b""), (0, Vec::new()));
+    assert_eq!(talk(rig.path(), b"", &[]), (0, Vec::new()));
 }
 
 for_each_variant! {

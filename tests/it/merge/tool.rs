@@ -8,8 +8,9 @@ use serde_json::Value;
 
 use super::support::{conflicts, run, same};
 use crate::common::command::sh;
-use crate::common::mount::{VERB_SECONDS, wait_until};
+use crate::common::mount::VERB_SECONDS;
 use crate::common::tree::tree;
+use crate::common::wait::wait_until;
 use crate::common::{MountOpts, Rig, Variant, for_each_variant, run_limited};
 
 for_each_variant! { xfs =>
@@ -147,13 +148,13 @@ fn a_tool_that_does_not_do_it_changes_nothing(v: Variant) {
     );
     // A signal ends it, and the tool.
     let started = rig.image.path().join("started");
-    let tool = format!("touch {}; : %A; exec sleep 60", started.display());
+    let tool = format!("touch {}; : %A; exec sleep 600", started.display());
     let mut child = command(&rig, &tool, &[]).spawn().expect("it starts");
-    wait_until("the tool runs", 30, || started.exists());
+    wait_until("the tool runs", || started.exists());
     let pid = rustix::process::Pid::from_child(&child);
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it lives");
     let mut ended = None;
-    wait_until("it ends", 30, || {
+    wait_until("it ends", || {
         ended = child.try_wait().expect("a child");
         ended.is_some()
     });

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, ChildStdout, Stdio};
 
-use crate::common::mount::wait_until;
+use crate::common::wait::{same, seen, wait_until};
 use crate::common::{
     Fs, Image, Io, Mount, MountOpts, Rig, Variant, for_each_variant, run_limited, skip, tool,
 };
@@ -104,10 +104,10 @@ fn who_has_something_below_the_mount_is_named(v: Variant) {
     );
     rig.mount.umount();
     let dir = rig.path().to_owned();
-    let shell = Before::start("sleep", &["60"], &dir.join("sub"));
-    let reader = Before::start("sh", &["-c", "exec 7<read; exec sleep 60"], &dir);
+    let shell = Before::start("sleep", &["600"], &dir.join("sub"));
+    let reader = Before::start("sh", &["-c", "exec 7<read; exec sleep 600"], &dir);
     // A namespace of its own has copies of the mounts of other tests, which would keep them.
-    let script = "umount -l -a -t fuse.ckptfs; mkdir -p $0/m; mount --bind $1/sub $0/m; cd /; exec 7<>$0/m/log; exec sleep 60";
+    let script = "umount -l -a -t fuse.ckptfs; mkdir -p $0/m; mount --bind $1/sub $0/m; cd /; exec 7<>$0/m/log; exec sleep 600";
     let place = crate::common::scratch();
     let container = Before::start(
         "unshare",
@@ -125,7 +125,7 @@ fn who_has_something_below_the_mount_is_named(v: Variant) {
         fs::read_link(format!("/proc/{pid}/fd/{fd}"))
             .is_ok_and(|path| path.is_absolute() && path.exists() || path.ends_with("log"))
     };
-    wait_until("the programs are there", 20, || {
+    wait_until("the programs are there", || {
         is_in(reader.pid(), "7") && is_in(container.pid(), "7")
     });
 
@@ -145,14 +145,18 @@ fn who_has_something_below_the_mount_is_named(v: Variant) {
     what_is_written_below_is_kept(&rig, container.pid());
     let mut all = vec![shell.pid(), reader.pid(), container.pid()];
     all.sort_unstable();
-    assert_eq!(below(&rig), all);
-    let text = rig.mount.run(&["status"]);
-    assert!(
-        String::from_utf8_lossy(&text.stderr).contains("has its working directory there"),
-        "{text:?}"
-    );
+    // A process that another thread starts has copies of our descriptors until its exec.
+    wait_until("those are named, and no others", || {
+        same(below(&rig), all.clone())
+    });
+    // `status` searches for a short time only.
+    wait_until("status says it", || {
+        let text = rig.mount.run(&["status"]);
+        let said = String::from_utf8_lossy(&text.stderr).into_owned();
+        seen(said.contains("has its working directory there"), text)
+    });
     drop((shell, reader, container));
-    assert_eq!(below(&rig), [] as [u64; 0]);
+    wait_until("nobody is named", || same(below(&rig), Vec::<u64>::new()));
 }
 
 /// What it writes is seen by nobody, and is in each checkpoint.
@@ -241,7 +245,7 @@ impl Drop for Hidden {
 
 /// `/proc/PID/fd` and `/proc/PID/maps` are those of the first thread.
 fn who_hides_below_the_mount_is_found(v: Variant) {
-    if run_limited(&mut tool("sh", &["-c", "command -v python3"]), 20)
+    if run_limited(&mut tool("sh", &["-c", "command -v python3"]), 60)
         .status
         .code()
         != Some(0)
@@ -298,11 +302,11 @@ fn mounts_inside_are_refused_or_named() {
     assert!(!Path::new("/.ckptfs").exists());
 
     let place = outer.join("tmpfs");
-    crate::common::succeeds(tool("mount", &["-t", "tmpfs", "none"]).arg(&place), 20);
+    crate::common::succeeds(tool("mount", &["-t", "tmpfs", "none"]).arg(&place), 60);
     let output = Mount::try_start(&outer, &opts);
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
     let gone = tool("umount", &["-l"]).arg(&outer).status();
-    crate::common::succeeds(tool("umount", &["-l"]).arg(&place), 20);
+    crate::common::succeeds(tool("umount", &["-l"]).arg(&place), 60);
     assert!(
         output.status.success() && gone.is_ok_and(|status| status.success()),
         "{told}"

@@ -344,7 +344,7 @@ fn a_kill_in_the_middle_of_a_restore_is_finished_at_the_next_mount(v: Variant) {
 }
 
 fn have_strace() -> bool {
-    let found = crate::common::command::try_run_limited(&mut tool("strace", &["-V"]), 10)
+    let found = crate::common::command::try_run_limited(&mut tool("strace", &["-V"]), 60)
         .is_ok_and(|output| output.status.success());
     if !found {
         crate::common::skip("strace is not installed");

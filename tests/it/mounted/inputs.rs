@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Output;
 
 use super::support::{errno, get, names, noise, put, sh, tree};
-use crate::common::mount::wait_until;
+use crate::common::wait::wait_until;
 use crate::common::{
     Fs, Image, Io, Mount, MountOpts, Variant, fails, for_each_variant, run_limited, skip, succeeds,
     tool,
@@ -142,9 +142,9 @@ fn a_store_on_another_filesystem_is_refused() {
         let dir = image.dir("d");
         fs::create_dir(dir.join(".ckptfs")).unwrap();
         let mut mount = tool("mount", &["-t", "tmpfs", "-o", "size=1m", "ckptfs-test"]);
-        succeeds(mount.arg(dir.join(".ckptfs")), 20);
+        succeeds(mount.arg(dir.join(".ckptfs")), 60);
         let output = Mount::try_start(&dir, &opts());
-        succeeds(tool("umount", &[dir.join(".ckptfs")]).arg("-l"), 20);
+        succeeds(tool("umount", &[dir.join(".ckptfs")]).arg("-l"), 60);
         refused(&output, 1, "filesystem", "");
     });
 }
@@ -204,7 +204,7 @@ fn a_directory_in_a_mount_is_refused_by_whatever_name() {
             image.dir("bound"),
         );
         fs::create_dir(&inner).unwrap();
-        succeeds(tool("mount", &["--bind"]).args([&inner, &bound]), 20);
+        succeeds(tool("mount", &["--bind"]).args([&inner, &bound]), 60);
         let at = |dir: &Path, mountpoint: Option<&Path>| {
             Mount::try_start(
                 dir,
@@ -220,7 +220,7 @@ fn a_directory_in_a_mount_is_refused_by_whatever_name() {
             at(&bound, None),
             at(&other, Some(&inner)),
         ];
-        succeeds(&mut tool("umount", &[&bound]), 20);
+        succeeds(&mut tool("umount", &[&bound]), 60);
         outputs
             .iter()
             .for_each(|output| refused(output, 1, "is inside the mount", "ckptfs umount"));
@@ -239,7 +239,7 @@ fn an_overlay_of_several_filesystems_is_refused() {
         let dirs = ["lower", "above", "merged"].map(|name| image.dir(name));
         let [lower, above, merged] = &dirs;
         fs::create_dir(lower.join("d")).unwrap();
-        succeeds(tool("mount", &["-t", "tmpfs", "none"]).arg(above), 20);
+        succeeds(tool("mount", &["-t", "tmpfs", "none"]).arg(above), 60);
         ["upper", "work"]
             .iter()
             .for_each(|name| fs::create_dir(above.join(name)).unwrap());
@@ -250,13 +250,13 @@ fn an_overlay_of_several_filesystems_is_refused() {
         );
         succeeds(
             tool("mount", &["-t", "overlay", "none", "-o", &layers]).arg(merged),
-            20,
+            60,
         );
         let output = Mount::try_start(&merged.join("d"), &opts());
         // The daemon that said so may not have ended yet, and its directory is in there.
         for dir in [merged, above] {
-            wait_until("it is unmounted", 20, || {
-                run_limited(&mut tool("umount", &[dir]), 20)
+            wait_until("it is unmounted", || {
+                run_limited(&mut tool("umount", &[dir]), 60)
                     .status
                     .success()
             });

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::support::{errno, get, names, put, sh};
+use crate::common::wait::{seen, wait_until};
 use crate::common::{MountOpts, Rig, Variant, for_each_variant};
 
 for_each_variant! { xfs =>
@@ -51,15 +52,14 @@ fn next_second() {
     std::thread::sleep(Duration::from_millis(1010));
 }
 
-/// Makes checkpoints until two in a row are of one second; the older and the newer.
+/// Makes checkpoints until two, and no others, are of one second; the older and the newer.
 fn two_in_a_second(rig: &Rig) -> (u64, u64) {
-    for _ in 0..20 {
+    wait_until("two in a second", || {
+        next_second();
         let pair = (rig.mount.checkpoint(), rig.mount.checkpoint());
-        if time(rig, pair.0) == time(rig, pair.1) {
-            return pair;
-        }
-    }
-    panic!("never two in a second");
+        let times = (time(rig, pair.0), time(rig, pair.1));
+        seen(times.0 == times.1, times).map(|()| pair)
+    })
 }
 
 fn each_checkpoint_has_its_time_for_a_name(v: Variant) {

@@ -173,11 +173,11 @@ fn the_upper_layer_of_an_overlay(v: Variant) {
     );
     succeeds(
         tool("mount", &["-t", "overlay", "overlay", "-o", &layers]).arg(merged),
-        20,
+        60,
     );
     let umount = || {
         assert!(
-            run_limited(&mut tool("umount", &[merged]), 20)
+            run_limited(&mut tool("umount", &[merged]), 60)
                 .status
                 .success(),
             "umount"
@@ -211,7 +211,7 @@ fn the_upper_layer_of_an_overlay(v: Variant) {
     rig.mount.restore(second);
     succeeds(
         tool("mount", &["-t", "overlay", "overlay", "-o", &layers]).arg(merged),
-        20,
+        60,
     );
     assert_tree_is(merged, &seen, &TreeOpts::default());
     umount();

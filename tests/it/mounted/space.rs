@@ -12,6 +12,7 @@ use ckptfs::internals::sys::fault::{Call, Plan};
 
 use super::support::{Mapping, noise, put, said, sh};
 use crate::common::space::free;
+use crate::common::wait::{same, seen};
 use crate::common::{Io, MountOpts, Rig, Variant, for_each_variant};
 
 for_each_variant! { reflink => a_captured_file_shares_its_extents_and_its_deletion_frees_them }
@@ -52,8 +53,8 @@ fn unchanged_files_take_no_blocks_in_the_store(v: Variant) {
         fs::remove_file(root.join("new")).unwrap();
         // A file that was opened for writing is let go of when the kernel releases it, which may be
         // after close(2) has returned.
-        crate::common::mount::wait_until(&format!("round {round}: nothing is kept"), 30, || {
-            objects(root).is_empty()
+        crate::common::wait_until(&format!("round {round}: nothing is kept"), || {
+            same(objects(root), Vec::<PathBuf>::new())
         });
     }
     OpenOptions::new()
@@ -79,7 +80,7 @@ fn what_is_freed_leaves_no_empty_layer(v: Variant) {
     }
     // The layer of the open epoch is made ahead, and those of earlier ones that were never used go
     // within a second.
-    crate::common::mount::wait_until("no closed layer is empty", 60, || {
+    crate::common::wait_until("no closed layer is empty", || {
         sh(root, "cd .ckptfs/layers; for layer in *; do test $layer -ge 5 || test -n \"$(ls $layer/objects)\" || echo $layer; done").is_empty()
     });
     assert_eq!(objects(root).len(), 1, "checkpoint 4 needs one");
@@ -143,9 +144,10 @@ fn a_file_that_is_open_and_idle_is_captured_once(v: Variant) {
     [5, 6, 8, 9].into_iter().for_each(check);
     rig.mount.ok(&["gc", "--keep-last=2"]);
     [8, 9].into_iter().for_each(check);
-    crate::common::mount::wait_until("what nobody needs is gone", 30, || {
+    crate::common::wait_until("what nobody needs is gone", || {
         rig.mount.ok(&["gc", "--keep-last=2"]);
-        !objects(root).iter().any(|object| is_of(&object))
+        let left = objects(root);
+        seen(!left.iter().any(|object| is_of(&object)), left)
     });
     rig.mount.ok(&["verify"]);
 }
@@ -246,9 +248,10 @@ fn a_captured_file_shares_its_extents_and_its_deletion_frees_them(v: Variant) {
     rig.mount.checkpoint();
     // The kernel may tell of the close later than the checkpoint, which then keeps the file ahead;
     // it is let go of once that is known.
-    crate::common::mount::wait_until("one object is kept", 30, || {
+    crate::common::wait_until("one object is kept", || {
         rig.mount.ok(&["status"]);
-        objects(root).len() == 1
+        let left = objects(root);
+        seen(left.len() == 1, left)
     });
     let [object] = &objects(root)[..] else {
         panic!("one object: {:?}", objects(root))
@@ -277,7 +280,8 @@ fn a_captured_file_shares_its_extents_and_its_deletion_frees_them(v: Variant) {
     }
     assert_eq!(objects(root), Vec::<PathBuf>::new());
     // XFS and btrfs free extents in the background.
-    crate::common::mount::wait_until("the space is free again", 60, || {
-        free(rig.image.path()).saturating_sub(full) > SIZE as u64 / 2
+    crate::common::wait_until("the space is free again", || {
+        let came = free(rig.image.path()).saturating_sub(full);
+        seen(came > SIZE as u64 / 2, came)
     });
 }

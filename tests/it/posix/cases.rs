@@ -19,7 +19,7 @@ impl Running {
     fn start(program: &Path) -> Running {
         Running(
             Command::new(program)
-                .arg("60")
+                .arg("600")
                 .stdin(Stdio::null())
                 .spawn()
                 .unwrap_or_else(|error| panic!("{}: {error}", program.display())),

@@ -16,8 +16,8 @@ use ckptfs::Client;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::support::{Slot, checkpoint, connect, suite};
-use crate::common::mount::wait_until;
 use crate::common::random::{is_long, told_seed};
+use crate::common::wait::wait_longer;
 use crate::common::{Image, Mount, MountOpts, Rig, Variant, for_each_variant};
 
 /// Operations of one run: now, and in the long form.
@@ -115,7 +115,7 @@ impl Fsx {
     fn stop(&mut self) -> bool {
         kill_process(self.pid, Signal::STOP)
             .expect("it is not waited for yet, so its id is its own");
-        wait_until("fsx stands still", 120, || {
+        wait_longer("fsx stands still", 120, || {
             self.ended().is_some() || self.stands_still()
         });
         self.ended().is_none()
@@ -392,7 +392,7 @@ fn the_plain_filesystem_passes(v: Variant) {
             operations: OPERATIONS_PLAIN,
         };
         let mut fsx = Fsx::start(plan, &image.path().join("f"), artifacts.path());
-        wait_until("fsx is at its end", plan.limit().as_secs(), || {
+        wait_longer("fsx is at its end", plan.limit().as_secs(), || {
             fsx.ended().is_some()
         });
         fsx.assert_right();

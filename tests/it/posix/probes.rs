@@ -223,7 +223,7 @@ fn extent_map(dir: &Path) -> Found {
     create(&dir.join("f"), &[7; 10_000])?.sync_all()?;
     let output = run_limited(
         tool("xfs_io", &["-r", "-c", "fiemap"]).arg(dir.join("f")),
-        20,
+        60,
     );
     let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
     if text.contains("not supported") {

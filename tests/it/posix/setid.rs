@@ -13,8 +13,6 @@ use std::os::unix::fs::{
 };
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;
-use std::thread;
-use std::time::Duration;
 
 use rustix::fs::{FallocateFlags, XattrFlags};
 
@@ -186,6 +184,8 @@ struct Place<'a> {
     root: &'a Path,
     /// Where the same tree is without us.
     below: PathBuf,
+    /// The mount, if it is one.
+    mount: Option<&'a Mount>,
 }
 
 impl Place<'_> {
@@ -379,7 +379,9 @@ fn not_open(place: &Place<'_>) -> Rows {
         fs::set_permissions(&path, Permissions::from_mode(0o6777)).expect("chmod");
     }
     // A mount hears of the last close when close(2) has returned.
-    thread::sleep(Duration::from_millis(300));
+    if let Some(mount) = place.mount {
+        mount.all_is_closed();
+    }
     let row = |caller: Caller| {
         let name = name(caller);
         let path = place.root.join(&name);
@@ -400,6 +402,7 @@ fn compare(v: Variant, rows: fn(&Place<'_>) -> Rows) -> Rows {
     let expected = rows(&Place {
         root: &plain,
         below: plain.clone(),
+        mount: None,
     });
     let mount = Mount::start(
         &project,
@@ -411,6 +414,7 @@ fn compare(v: Variant, rows: fn(&Place<'_>) -> Rows) -> Rows {
     let below = image.below();
     let place = mount.path().strip_prefix(image.path());
     let found = rows(&Place {
+        mount: Some(&mount),
         root: mount.path(),
         below: match mount.is_branch() {
             true => (below.path())

@@ -213,7 +213,7 @@ pub fn user_can_have_a_namespace() -> bool {
             "true",
         ],
     );
-    if !run_limited(&mut { permitted }, 10).status.success() {
+    if !run_limited(&mut { permitted }, 60).status.success() {
         skip("user namespaces are not permitted here");
         return false;
     }

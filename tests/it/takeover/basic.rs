@@ -5,7 +5,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 
-use crate::common::mount::wait_until;
+use crate::common::wait::{same, wait_until};
 use crate::common::{MountOpts, Variant, for_each_variant, process};
 
 for_each_variant! { reflink =>
@@ -160,8 +160,8 @@ fn a_file_opened_after_its_name_went_goes_on(v: Variant) {
         .open(&other)
         .unwrap();
     drop((past, young));
-    wait_until("the files are closed", 60, || {
-        rig.mount.json(&["stats"])["open_files"] == 1
+    wait_until("the files are closed", || {
+        same(rig.mount.json(&["stats"])["open_files"].clone(), 1)
     });
     held.write_all_at(b"O", 0).unwrap();
     assert_eq!(fs::read(&other).unwrap(), b"Other");
@@ -242,7 +242,7 @@ fn the_holder_may_die(v: Variant) {
     fs::write(rig.path().join("f"), "x").unwrap();
     rig.mount.kill_holder();
     assert_eq!(fs::read(rig.path().join("f")).unwrap(), b"x");
-    wait_until("status says that nobody would take over", 20, || {
+    wait_until("status says that nobody would take over", || {
         let status = rig.mount.status_json();
         status["daemon"]["holder"].is_null()
             && status["warnings"]
@@ -267,7 +267,7 @@ fn five_brief_workers_are_the_last(v: Variant) {
         std::collections::BTreeSet::new(),
         format!("/proc/{holder}/task/{holder}/children"),
     );
-    wait_until("the holder has given up", 60, || {
+    wait_until("the holder has given up", || {
         let found = fs::read_to_string(&children).unwrap_or_default();
         let workers: Vec<u32> = found
             .split_whitespace()

@@ -11,8 +11,8 @@ use std::thread;
 use std::time::Duration;
 
 use crate::branch::support::{create, inside, is_mounted, listed};
-use crate::common::mount::wait_until;
 use crate::common::random::is_long;
+use crate::common::wait::{same, wait_until};
 use crate::common::{MountOpts, Rig, Variant, for_each_variant, process};
 use crate::takeover::map::Map;
 
@@ -95,7 +95,7 @@ fn a_shell_in_a_branch_goes_on(v: Variant) {
                 assert_eq!(ask("echo new > own; mkdir d; mv own d/; cat d/own"), "new");
             }
             assert_eq!(ask("ls | tr '\\n' ' '; echo"), "c d small ");
-            wait_until("the watcher goes on", 20, || {
+            wait_until("the watcher goes on", || {
                 watcher.is_finished() || asked.load(Ordering::Relaxed) > before + 3
             });
         }
@@ -334,7 +334,7 @@ fn what_ended_is_let_go_of(v: Variant) {
     for number in 0..4 {
         rig.mount.ok(&["branch", "drop", &format!("b{number}")]);
     }
-    wait_until("all is let go of", 20, || descriptors(holder) == before);
+    wait_until("all is let go of", || same(descriptors(holder), before));
     // It was asked for while nobody served, and is done by the next.
     thread::sleep(Duration::from_millis(300));
     process::kill(rig.mount.pid());
@@ -365,7 +365,7 @@ fn a_branch_that_lost_its_connection_is_mounted_anew(v: Variant) {
     crate::common::mount::abort(&one);
     signal(rustix::process::Signal::CONT);
     rig.mount.adopt();
-    wait_until("it is mounted anew", 20, || one.join("a/b/small").exists());
+    wait_until("it is mounted anew", || one.join("a/b/small").exists());
     assert_eq!(fs::read(one.join("own")).unwrap(), b"1");
     assert_eq!(fs::read(one.join("a/b/small")).unwrap(), b"inherited");
     assert!(open.metadata().is_err(), "that was the old connection");
@@ -387,7 +387,7 @@ fn many_kills_in_a_row(v: Variant) {
         for _ in 0..kills {
             let before: Vec<u64> = rounds.iter().map(|at| at.load(Ordering::Relaxed)).collect();
             rig.mount.replace_worker();
-            wait_until("everybody goes on", 60, || {
+            wait_until("everybody goes on", || {
                 let all = rounds.iter().zip(&before);
                 workers.iter().any(thread::ScopedJoinHandle::is_finished)
                     || all

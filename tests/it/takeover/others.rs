@@ -10,7 +10,7 @@ use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 use rustix::fs::{FlockOperation, fcntl_lock, flock};
 
 use crate::common::command::sh;
-use crate::common::mount::wait_until;
+use crate::common::wait::wait_until;
 use crate::common::{Variant, for_each_variant, process};
 
 for_each_variant! { reflink => watches_and_locks_stay, git_and_sqlite_go_on }
@@ -63,7 +63,7 @@ fn watches_and_locks_stay(v: Variant) {
     drop(held);
     // A program that another test is starting has a copy of the descriptor, and so the lock, until
     // it is run.
-    wait_until("the lock is free", 30, || {
+    wait_until("the lock is free", || {
         flock(&other, FlockOperation::NonBlockingLockExclusive).is_ok()
     });
 }
@@ -118,7 +118,7 @@ fn git_and_sqlite_go_on(v: Variant) {
         python("delete"),
     ];
     for name in ["git", "wal", "delete"] {
-        wait_until("every program is at work", 60, || {
+        wait_until("every program is at work", || {
             root.join(name).join("going").exists()
         });
     }

@@ -9,8 +9,9 @@ use std::thread;
 use std::time::Duration;
 
 use crate::common::command::{sh, try_run_limited};
-use crate::common::mount::{VERB_SECONDS, wait_until};
+use crate::common::mount::VERB_SECONDS;
 use crate::common::random::is_long;
+use crate::common::wait::wait_until;
 use crate::common::{Mount, Rig, Variant, for_each_variant};
 
 for_each_variant! { reflink => verbs_and_workers_that_die }
@@ -87,7 +88,7 @@ fn verbs_and_workers_that_die(v: Variant) {
                     continue;
                 }
                 finish_by_hand(&root);
-                wait_until("the file that was removed is back", 20, || {
+                wait_until("the file that was removed is back", || {
                     f2().is_ok_and(|text| text == "2")
                 });
             }

@@ -3,9 +3,9 @@
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-use crate::common::mount::wait_until;
 use crate::common::prometheus::samples;
-use crate::volumes::support::{Rig, SECONDS, unavailable};
+use crate::common::wait::wait_until;
+use crate::volumes::support::{Rig, unavailable};
 
 fn get(rig: &Rig) -> Option<Vec<Value>> {
     let said = rig.exchange(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
@@ -109,10 +109,11 @@ fn a_daemon_that_hangs_is_told_as_down_and_holds_up_no_other() {
     for told in seen.into_iter().flatten() {
         assert_eq!(told, (Some(0.0), Some(1.0), None, Some(0.0)));
     }
-    wait_until("nobody waits for it any more", SECONDS, || {
-        threads() < during
+    wait_until("nobody waits for it any more", || {
+        let now = threads();
+        crate::common::seen(now < during, now)
     });
-    wait_until("it is up again", SECONDS, || {
+    wait_until("it is up again", || {
         get(&rig).is_none_or(|all| value(&all, "ckptfs_volume_up", Some("a")) == Some(1.0))
     });
 }

@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::common::mount::wait_until;
 use crate::common::pool::Pool;
 pub use crate::common::pool::{SECONDS, unavailable};
+use crate::common::wait::wait_until;
 use crate::common::{Fs, process, run_limited, tool};
 
 /// A pool, and the driver that serves it.
@@ -255,7 +255,7 @@ impl Container {
     #[track_caller]
     pub fn writes_on(&self) {
         let before = self.lines();
-        wait_until("the container writes", SECONDS, || self.lines() > before);
+        wait_until("the container writes", || self.lines() > before);
     }
 
     /// Ends it.
@@ -316,7 +316,7 @@ impl Held {
         let below = point.strip_prefix("/").expect("absolute");
         let process = format!("/proc/{}", self.process.id());
         let ours = fs::read_link("/proc/self/ns/mnt").expect("/proc is mounted");
-        wait_until("the process has a copy of the mounts", SECONDS, || {
+        wait_until("the process has a copy of the mounts", || {
             let other =
                 fs::read_link(format!("{process}/ns/mnt")).is_ok_and(|namespace| namespace != ours);
             let table = fs::read_to_string(format!("{process}/mountinfo")).unwrap_or_default();
@@ -338,7 +338,7 @@ impl Held {
                 .map(|found| (found.dev(), found.ino()))
                 .ok()
         };
-        wait_until("the process has a root of its own", SECONDS, || {
+        wait_until("the process has a root of its own", || {
             let theirs = root(&format!("/proc/{}/root/", self.process.id()));
             theirs.is_some() && theirs != root("/")
         });

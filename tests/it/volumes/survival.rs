@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::common::mount::wait_until;
 use crate::common::random::seed;
+use crate::common::wait::{seen, wait_until};
 use crate::common::{process, tool};
 use crate::volumes::support::{Container, Rig, SECONDS, unavailable};
 
@@ -47,9 +47,7 @@ fn a_killed_driver_is_followed_by_another_and_containers_go_on() {
     age_uses(&rig, "left");
     rig.serve(&[]);
     // What nobody has any more is unmounted, what a container has is not.
-    wait_until("the left use is dropped", SECONDS, || {
-        !rig.is_mounted("left")
-    });
+    wait_until("the left use is dropped", || !rig.is_mounted("left"));
     assert_eq!(rig.record("left")["mounts"], json!([]));
     assert_eq!(
         rig.record("used")["mounts"].as_array().map(Vec::len),
@@ -80,9 +78,7 @@ fn a_use_that_is_young_is_not_taken_for_a_dead_one() {
     age_uses(&rig, "w");
     rig.serve(&[]);
     // The engine is just about to start the container: what it was told must hold.
-    wait_until("the pool was put in order", SECONDS, || {
-        !rig.is_mounted("w")
-    });
+    wait_until("the pool was put in order", || !rig.is_mounted("w"));
     assert!(rig.is_mounted("v"));
     Container::start(&point).end();
     rig.unmount("v", "a");
@@ -250,10 +246,10 @@ fn what_was_cut_short_is_finished_or_taken_back() {
     }
     fs::write(rig.record_path("damaged"), "{").unwrap();
     rig.serve(&[]);
-    wait_until("the removal is finished", SECONDS, || {
+    wait_until("the removal is finished", || {
         !rig.record_path("v").exists() && !rig.root.join("gone/z").exists()
     });
-    wait_until("the rest too", SECONDS, || {
+    wait_until("the rest too", || {
         !rig.root.join("staging/y").exists() && !rig.root.join("volumes/v").exists()
     });
     assert!(
@@ -303,7 +299,7 @@ fn a_mount_that_takes_long_is_answered_in_time_and_goes_on() {
     );
     assert!(!rig.is_mounted("v"));
     drop(lock);
-    wait_until("it is mounted in the end", SECONDS, || rig.is_mounted("v"));
+    wait_until("it is mounted in the end", || rig.is_mounted("v"));
     rig.mount("v", "a");
     rig.unmount("v", "a");
     assert!(!rig.is_mounted("v"));
@@ -390,8 +386,10 @@ fn what_was_acknowledged_survives_kills_at_any_moment_and_nothing_is_left_over()
     rig.kill();
     rig.serve(&[]);
     for dir in ["volumes", "meta", "mnt", "images", "gone", "staging"] {
-        wait_until(&format!("{dir} is empty"), SECONDS, || {
-            fs::read_dir(rig.root.join(dir)).unwrap().next().is_none()
+        wait_until(&format!("{dir} is empty"), || {
+            let left = fs::read_dir(rig.root.join(dir)).unwrap();
+            let left: Vec<_> = left.flatten().map(|entry| entry.file_name()).collect();
+            seen(left.is_empty(), left)
         });
     }
 }

@@ -122,7 +122,7 @@ fn what_was_taken_back_is_undone_and_done_again(v: Variant) {
 
 /// The daemon is killed at one system call of the restore after another.
 fn one_that_is_cut_short_is_finished_with_the_same_paths(v: Variant) {
-    if run_limited(&mut tool("strace", &["-V"]), 30).status.code() != Some(0) {
+    if run_limited(&mut tool("strace", &["-V"]), 60).status.code() != Some(0) {
         return skip("there is no strace");
     }
     let mut kills = 0;

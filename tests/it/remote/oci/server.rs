@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use serde_json::Value;
 
 use crate::common::command::{TOOL_SECONDS, succeeds};
-use crate::common::mount::wait_until;
+use crate::common::wait::wait_until;
 use crate::common::{has, skip, tool};
 
 /// A registry that answers. Dropping it ends it.
@@ -103,8 +103,8 @@ impl Server {
             .stderr(log)
             .spawn();
         self.child = Some(child.expect("docker-registry starts"));
-        wait_until("the registry answers", 20, || {
-            TcpStream::connect(("127.0.0.1", self.port)).is_ok()
+        wait_until("the registry answers", || {
+            TcpStream::connect(("127.0.0.1", self.port))
         });
     }
 

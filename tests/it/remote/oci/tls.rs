@@ -15,7 +15,7 @@ use crate::export::support::copy_at;
 for_each_variant! { xfs => a_certificate_that_is_known_and_one_that_is_not }
 
 fn a_certificate_that_is_known_and_one_that_is_not(v: Variant) {
-    let name = stdout_of(&mut tool("uname", &["-n"]), 10);
+    let name = stdout_of(&mut tool("uname", &["-n"]), 60);
     let name = name.trim();
     let is_here = (name, 0)
         .to_socket_addrs()

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{BUCKET_USER, PASSWORD, User};
 use crate::common::command::wait_limited;
-use crate::common::mount::wait_until;
+use crate::common::wait::{WAIT, same, seen, wait_until};
 use crate::common::{MountOpts, Variant, for_each_variant, sample_tree};
 
 for_each_variant! { xfs => each_is_pushed_until_the_end }
@@ -20,12 +20,12 @@ fn each_is_pushed_until_the_end(v: Variant) {
         .stdout(Stdio::null())
         .spawn()
         .expect("runs");
-    wait_until("the first is there", 30, || user.log(&rig) == [1]);
+    wait_until("the first is there", || same(user.log(&rig), [1]));
     rig.mount.ok(&["checkpoint", "-m", "two"]);
     rig.mount.ok(&["checkpoint", "-m", "three"]);
-    wait_until("all are there", 30, || user.log(&rig) == [3, 2, 1]);
+    wait_until("all are there", || same(user.log(&rig), [3, 2, 1]));
     rig.mount.umount();
-    let ended = wait_limited(&mut follows, Duration::from_secs(30));
+    let ended = wait_limited(&mut follows, WAIT);
     assert!(ended.is_some_and(|status| status.success()), "{ended:?}");
 
     let config = user.dir.path().join("config").display().to_string();
@@ -42,13 +42,15 @@ fn each_is_pushed_until_the_end(v: Variant) {
     );
     let mut mount = crate::common::Mount::start(rig.path(), &opts);
     mount.ok(&["checkpoint", "-m", "four"]);
-    wait_until("the daemon pushes", 30, || {
-        user.log(&rig).first() == Some(&4)
+    wait_until("the daemon pushes", || {
+        let log = user.log(&rig);
+        seen(log.first() == Some(&4), log)
     });
     mount.replace_worker();
     mount.ok(&["checkpoint", "-m", "five"]);
-    wait_until("the next daemon pushes", 30, || {
-        user.log(&rig).first() == Some(&5)
+    wait_until("the next daemon pushes", || {
+        let log = user.log(&rig);
+        seen(log.first() == Some(&5), log)
     });
     crate::common::command::sh(mount.path(), "head -c 30000000 /dev/urandom > large");
     mount.checkpoint();

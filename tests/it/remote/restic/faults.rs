@@ -353,20 +353,20 @@ impl Small {
         let size = format!("size={size}");
         succeeds(
             tool("mount", &["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(at),
-            20,
+            60,
         );
         Small(at.to_owned())
     }
 
     fn resize(&self, size: &str) {
         let size = format!("remount,size={size}");
-        succeeds(tool("mount", &["-o", &size]).arg(&self.0), 20);
+        succeeds(tool("mount", &["-o", &size]).arg(&self.0), 60);
     }
 }
 
 impl Drop for Small {
     fn drop(&mut self) {
-        run_limited(tool("umount", &["-l"]).arg(&self.0), 20);
+        run_limited(tool("umount", &["-l"]).arg(&self.0), 60);
     }
 }
 

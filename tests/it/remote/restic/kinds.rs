@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use super::{BUCKET_USER, bucket};
 use crate::common::command::{stdout_of, succeeds};
-use crate::common::mount::wait_until;
+use crate::common::wait::wait_until;
 use crate::common::{scratch, skip, tool};
 
 /// Who may use the servers that want to know.
@@ -117,7 +117,7 @@ impl Server {
             dir,
             is_tls: tls.is_some(),
         };
-        wait_until("the server answers", 60, || {
+        wait_until("the server answers", || {
             TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok()
         });
         if kind == Kind::Moto {

@@ -171,6 +171,6 @@ fn pulled(dest: &Path) -> Tree {
 /// What it holds now: `begun` or `whole`.
 fn mark(dest: &Path) -> String {
     let mut get = tool("getfattr", &["--only-values", "-n", "user.ckptfs.export"]);
-    let mark = stdout_of(get.arg(dest), 10);
+    let mark = stdout_of(get.arg(dest), 60);
     mark.split(' ').next_back().unwrap_or_default().to_owned()
 }

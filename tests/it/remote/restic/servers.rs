@@ -209,7 +209,7 @@ fn nobody_sees_who_asks(v: Variant) {
             .expect("runs");
         let mut seen = Vec::new();
         while push.try_wait().expect("its state").is_none() {
-            let ours = stdout_of(&mut tool("ps", &["-ww", "-eo", "ppid,pid,args"]), 10);
+            let ours = stdout_of(&mut tool("ps", &["-ww", "-eo", "ppid,pid,args"]), 60);
             let id = push.id().to_string();
             let of_push = |line: &&str| line.split_whitespace().take(2).any(|word| word == id);
             seen.extend(ours.lines().filter(of_push).map(str::to_owned));
@@ -226,7 +226,7 @@ fn nobody_sees_who_asks(v: Variant) {
             "{log}"
         );
         // rclone has ended with the push.
-        let left = stdout_of(&mut tool("ps", &["-ww", "-eo", "ppid,pid,args"]), 10);
+        let left = stdout_of(&mut tool("ps", &["-ww", "-eo", "ppid,pid,args"]), 60);
         let of_push = |line: &&String| {
             let pid = line.split_whitespace().nth(1).unwrap_or_default();
             line.contains("rclone serve restic") && left.contains(&format!(" {pid} rclone"))

@@ -9,13 +9,14 @@ use super::kinds::{Kind, Server};
 use super::{SECONDS, User, mark, pulled};
 use crate::common::command::{fails, sh, succeeds};
 use crate::common::tree::{assert_same, tree};
+use crate::common::wait::WAIT;
 use crate::common::{MountOpts, Rig, Variant, for_each_variant, tool};
 use crate::remote::proxy::{Passed, Proxy};
 
 /// How long nothing may move here, in seconds.
 const IDLE: &str = "3";
 /// So soon it must be told, with one more try and what leads up to it.
-const TOLD: Duration = Duration::from_secs(25);
+const TOLD: Duration = WAIT;
 const SIZE: u64 = 24_000_000;
 
 fn large(v: Variant) -> Rig {
@@ -28,7 +29,7 @@ fn large(v: Variant) -> Rig {
 }
 
 fn signal(pid: u32, name: &str) {
-    succeeds(&mut tool("kill", &[name, &pid.to_string()]), 10);
+    succeeds(&mut tool("kill", &[name, &pid.to_string()]), 60);
 }
 
 /// Goes to the server behind a proxy.

@@ -158,7 +158,7 @@ fn what_has_no_room_keeps_nothing_else_from_coming(v: Variant) {
     let user = User::new();
     user.push(&rig, &[]);
     let lazy = Lazy::mount(v, &user, &rig, &["--cache", "100K"]);
-    crate::common::mount::wait_until("what has room is here", 20, || lazy.files_here() == 3);
+    crate::common::wait_until("what has room is here", || lazy.files_here() == 3);
 }
 
 for_each_variant! { xfs => another_repository_and_a_limit }
@@ -190,7 +190,7 @@ fn another_repository_and_a_limit(v: Variant) {
     // It is mended without a remount.
     fs::rename(user.repository(), user.dir.path().join("second")).expect("moved");
     fs::rename(user.dir.path().join("first"), user.repository()).expect("moved");
-    crate::common::mount::wait_until("it is found again", 60, || (1..=40).all(read));
+    crate::common::wait_until("it is found again", || (1..=40).all(read));
     assert_same(&tree(&path), &expected);
     lazy.mount.umount();
     // Whoever has no remote of that name sees names.

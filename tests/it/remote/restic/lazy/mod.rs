@@ -66,7 +66,7 @@ impl Lazy {
 
     /// All is here.
     fn wait_all(&self) {
-        crate::common::mount::wait_until("everything is here", 60, || {
+        crate::common::wait_until("everything is here", || {
             let origin = self.origin();
             origin["files_here"] == origin["files"]
         });

@@ -99,7 +99,7 @@ fn the_rest_comes_by_itself(v: Variant) {
     assert_same(&tree(lazy.mount.path()), &expected);
     // Unmounted, the directory has what was opened and is large, and no more.
     lazy.mount.umount();
-    let found = stdout_of(tool("find", &["."]).current_dir(lazy.mount.path()), 20);
+    let found = stdout_of(tool("find", &["."]).current_dir(lazy.mount.path()), 60);
     assert!(!found.contains("plain.txt"), "{found}");
     lazy.mount.remount();
     assert_same(&tree(lazy.mount.path()), &expected);

@@ -1,0 +1,79 @@
+//! Tests poll for a condition, with one limit. A failure prints the condition and the last state that was seen.
+
+use std::fmt::Debug;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Seconds for a condition that an idle machine meets at once. The limit ends a test that hangs. It does not measure speed.
+pub const WAIT_SECONDS: u64 = 60;
+/// The same as a duration.
+pub const WAIT: Duration = Duration::from_secs(WAIT_SECONDS);
+
+/// Time between two looks.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// The result of one look: a value if the condition is met, otherwise the state that was seen.
+pub trait Look {
+    type Found;
+
+    /// # Errors
+    /// The state, as text.
+    fn found(self) -> Result<Self::Found, String>;
+}
+
+impl Look for bool {
+    type Found = ();
+
+    fn found(self) -> Result<(), String> {
+        self.then_some(()).ok_or_else(|| "false".to_owned())
+    }
+}
+
+impl<T> Look for Option<T> {
+    type Found = T;
+
+    fn found(self) -> Result<T, String> {
+        self.ok_or_else(|| "nothing".to_owned())
+    }
+}
+
+impl<T, S: Debug> Look for Result<T, S> {
+    type Found = T;
+
+    fn found(self) -> Result<T, String> {
+        self.map_err(|seen| format!("{seen:#?}"))
+    }
+}
+
+/// `Ok` if the condition is met, otherwise the state that explains why it is not.
+pub fn seen<S: Debug>(met: bool, state: S) -> Result<(), S> {
+    if met { Ok(()) } else { Err(state) }
+}
+
+/// `Ok` if the value is the expected one, otherwise the value.
+pub fn same<S: Debug + PartialEq<T>, T>(found: S, expected: T) -> Result<(), S> {
+    seen(found == expected, found)
+}
+
+/// Repeats `look` until the condition is met and returns its value. Panics after [`WAIT`] with the condition and the last state.
+#[track_caller]
+pub fn wait_until<L: Look>(what: &str, look: impl FnMut() -> L) -> L::Found {
+    wait_longer(what, WAIT_SECONDS, look)
+}
+
+/// As [`wait_until`], with another limit, for work that takes longer on a busy machine.
+#[track_caller]
+pub fn wait_longer<L: Look>(what: &str, seconds: u64, mut look: impl FnMut() -> L) -> L::Found {
+    let (began, mut looks) = (Instant::now(), 0);
+    loop {
+        looks += 1;
+        match look().found() {
+            Ok(found) => return found,
+            Err(state) => assert!(
+                began.elapsed() < Duration::from_secs(seconds),
+                "after {seconds} s and {looks} looks still not: {what}; seen: {state}"
+            ),
+        }
+        thread::sleep(PAUSE);
+    }
+}
