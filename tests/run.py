@@ -167,6 +167,8 @@ def limited(name, command, seconds, run_dir=None, on_line=None):
         text=True,
         errors="replace",
         start_new_session=True,
+        # Tests send SIGHUP, which is ignored below nohup(1).
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     )
     if on_line:
         def read():
@@ -217,7 +219,8 @@ def build(run):
     def on_line(line, log):
         if line.startswith("{"):
             message = json.loads(line)
-            if message.get("executable") and message["profile"]["test"]:
+            kinds = message.get("target", {}).get("kind", [])
+            if message.get("executable") and message["profile"]["test"] and "bin" not in kinds:
                 programs[message["target"]["name"]] = message["executable"]
         else:
             log.write(line)
