@@ -152,6 +152,12 @@ def start_of(pid):
         return stat.read().rsplit(") ", 1)[1].split()[19]
 
 
+def heed_signals():
+    """Tests send these signals, which a background job or nohup(1) has ignored."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def limited(name, command, seconds, run_dir=None, on_line=None):
     """Runs a command with its output in the log of step `name`; returns its status, or None if it
     had to be killed after `seconds`. A process that is stuck in a FUSE request ignores even SIGKILL
@@ -167,8 +173,7 @@ def limited(name, command, seconds, run_dir=None, on_line=None):
         text=True,
         errors="replace",
         start_new_session=True,
-        # Tests send SIGHUP, which is ignored below nohup(1).
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+        preexec_fn=heed_signals,
     )
     if on_line:
         def read():

@@ -257,7 +257,7 @@ mod tests {
             ("kep", "keep"),
             ("source", "class"),
             ("ephemeral", "class"),
-            ("size", "size is"),
+            ("size", "size takes"),
         ] {
             let refused = parameters(&given(&[(name, "x")])).unwrap_err();
             assert!(
