@@ -87,7 +87,11 @@ impl Place {
                 .status
                 .success()
         });
-        let _ = run_limited(tool(CKPTFS, &["umount"]).arg(self.tree()), SECONDS);
+        crate::common::wait_until("the tree is unmounted", || {
+            run_limited(tool(CKPTFS, &["umount"]).arg(self.tree()), SECONDS)
+                .status
+                .success()
+        });
         self.mount()
     }
 

@@ -87,7 +87,7 @@ fn what_a_remote_has_not_leaves_nothing() {
         ),
         (
             json!({"remote": "/tmp/x", "from": "data"}),
-            "remote is the name of a remote",
+            "remote takes the name of a remote",
         ),
         (json!({"remote": "home"}), "from=VOLUME"),
         (
