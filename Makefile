@@ -56,7 +56,7 @@ soak: ## Model, concurrency and endurance for SOAK_SECONDS each, decoders and li
 # Built for the time of the build: only what the demo needs, and little optimized.
 QUICK := target/quick/ckptfs
 quick:
-	@echo "Building ckptfs without remotes, CSI, MCP and browse: about 3 minutes from nothing on 2 cores."
+	@echo "Building ckptfs without remotes, CSI, MCP and browse: about 5 minutes from nothing on 2 cores."
 	cargo build --profile quick --no-default-features --features fuse,cli
 
 demo: ## The main job on real input: make demo [DIR=~/project]
@@ -76,7 +76,7 @@ demo-remote: deps build ## Checkpoints in a bucket and a registry on the loopbac
 	@benches/demo.sh remote $(if $(DIR),"$(DIR)")
 
 demo-clean: ## Unmount and remove what the demos left
-	@benches/demo.sh clean
+	@CKPTFS=$(firstword $(wildcard $(CURDIR)/$(QUICK) $(CURDIR)/target/release/ckptfs) ckptfs) benches/demo.sh clean
 
 bench: bench-latency bench-native ## Both benchmarks on real mounts, as root: make bench [ARGS="--quick --fs xfs --write-docs"]
 
