@@ -87,11 +87,15 @@ impl Plan {
     /// differences by path.
     ///
     /// All planned names of such a file lead to one live inode, and no other file is to be that
-    /// inode.
+    /// inode. Returns these live inodes: the plan holds as long as they do not change.
     ///
     /// # Errors
     /// Those of reading the live tree.
-    pub(super) fn leave_equal(&mut self, changes: &[Change], now: &View<'_>) -> SysResult<()> {
+    pub(super) fn leave_equal(
+        &mut self,
+        changes: &[Change],
+        now: &View<'_>,
+    ) -> SysResult<Vec<Slot>> {
         let changed: HashSet<&[u8]> = changes
             .iter()
             .flat_map(|change| [Some(&change.path), change.from.as_ref()])
@@ -123,13 +127,11 @@ impl Plan {
                 *one = one.filter(|slot| *slot == want.slot);
             }
         }
-        let left: HashSet<Slot> = stands_in
+        let (left, live): (HashSet<Slot>, Vec<Slot>) = stands_in
             .into_iter()
-            .filter(|(want, have)| {
-                have.is_some_and(|have| stands_for.get(&have) == Some(&Some(*want)))
-            })
-            .map(|(want, _)| want)
-            .collect();
+            .filter_map(|(want, have)| Some((want, have?)))
+            .filter(|(want, have)| stands_for.get(have) == Some(&Some(*want)))
+            .unzip();
         for dir in &mut self.tree.dirs {
             dir.names.retain(|name| {
                 let want = name.want.as_ref();
@@ -138,7 +140,7 @@ impl Plan {
         }
         self.tree.contents.retain(|slot, _| !left.contains(slot));
         self.tree.several.retain(|slot| !left.contains(slot));
-        Ok(())
+        Ok(live)
     }
 
     /// Paths that come back as files of their own, though at the checkpoint they were one with

@@ -64,7 +64,7 @@ pub(super) struct Prepared<'a> {
     pub(super) spared: Spared,
     /// What was chosen, of [`Choice::By`] and [`Choice::Names`].
     pub(super) chosen: Selection,
-    /// Files whose content was recorded.
+    /// Files whose content was recorded, or compared and left alone.
     touched: HashSet<Slot>,
 }
 
@@ -283,9 +283,10 @@ impl<'a> Restorer<'a> {
             threads::both("compare", compare, plan)
         };
         let (mut changes, mut plan) = found.map_err(failed)?;
+        let mut left = Vec::new();
         if let Choice::Below(_) = choice {
             let now = View::new(self.engine.timeline(), &glance, State::Live);
-            plan.leave_equal(&changes, &now).map_err(failed)?;
+            left = plan.leave_equal(&changes, &now).map_err(failed)?;
         }
         changes.append(&mut chosen.changes);
         Ok(Prepared {
@@ -294,7 +295,7 @@ impl<'a> Restorer<'a> {
             changes: spared.filter(changes),
             spared,
             chosen,
-            touched: touched.data,
+            touched: touched.data.into_iter().chain(left).collect(),
         })
     }
 
