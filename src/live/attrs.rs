@@ -8,7 +8,7 @@ use super::change::Change;
 use super::copy_up::CopyUp;
 use super::handles::SET_ID;
 use super::inodes::{At, target_of_fd};
-use super::past::{Busy, Captures, Inodes, Past};
+use super::past::{Busy, Captures, Durability, Inodes, Past};
 use super::tables::{Calls, Dirs, Handles, HotFiles, Locks, NodeTable, Passthrough, Tables};
 use crate::history::timeline::Timeline;
 use crate::store::ids::Slot;
@@ -113,6 +113,7 @@ pub struct Attrs {
     calls: Arc<Calls>,
     passthrough: Arc<Passthrough>,
     inodes: Arc<Inodes>,
+    durability: Arc<Durability>,
     captures: Arc<Captures>,
     busy: Arc<Busy>,
     copies: Arc<CopyUp>,
@@ -131,6 +132,7 @@ impl Attrs {
             calls: Arc::clone(&tables.calls),
             passthrough: Arc::clone(&tables.passthrough),
             inodes: Arc::clone(&past.inodes),
+            durability: Arc::clone(&past.durability),
             captures: Arc::clone(&past.captures),
             busy: Arc::clone(&past.busy),
             copies: Arc::clone(copies),
@@ -293,7 +295,7 @@ impl Attrs {
         if attr_is_new && at.slot != Slot::ROOT {
             self.timeline.epochs.count(1);
         }
-        Ok(())
+        self.durability.order_change(&[at.slot])
     }
 
     #[allow(clippy::too_many_arguments)]
@@ -406,7 +408,8 @@ impl Attrs {
         self.captures.keep_xattrs(slot, fd, &mut undo)?;
         self.timeline
             .epochs
-            .record(&change.author, undo, Vec::new())
+            .record(&change.author, undo, Vec::new())?;
+        self.durability.order_change(&[slot])
     }
 
     /// Value of an extended attribute.

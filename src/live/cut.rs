@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use super::calls::{Pace, WAIT_MAX};
 use super::handles::SET_ID;
-use super::hot::{Hot, OPEN_TOLD_MAX};
+use super::hot::{Hot, OPEN_TOLD_MAX, SETTLED, is_before};
 use super::nodes::is_same;
 use super::past::{Captures, Past, Writers};
 use super::tables::{Calls, HotFiles, Tables};
@@ -40,9 +40,6 @@ const PASSES_MAX: u32 = 64;
 const CUT_MAX: Duration = Duration::from_millis(50);
 /// What a write takes away.
 const CAPABILITY: &[u8] = b"security.capability";
-/// A store whose ctime moved this long ago has been made, too: it waits for a page and a lock at
-/// most.
-const SETTLED: Duration = Duration::from_secs(2);
 
 /// What the cut found.
 #[derive(Debug)]
@@ -310,6 +307,7 @@ impl Cuts {
         let mut hot = self.hot.lock();
         for (slot, stat, settled) in stats {
             if let Some(hot) = hot.get_mut(slot) {
+                hot.syncs |= hot.mappable;
                 hot.settled = *settled;
                 hot.openers
                     .iter_mut()
@@ -496,10 +494,4 @@ impl Cuts {
         }
         self.captures.keep_homes_ahead(slot, known, ahead);
     }
-}
-
-/// At least so long before.
-fn is_before(time: Time, now: Time, by: Duration) -> bool {
-    let nanoseconds = |time: Time| i128::from(time.sec) * 1_000_000_000 + i128::from(time.nsec);
-    nanoseconds(now) - nanoseconds(time) >= i128::try_from(by.as_nanos()).unwrap_or(i128::MAX)
 }

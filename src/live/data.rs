@@ -175,13 +175,13 @@ impl Files {
         let found =
             (touches && self.timeline.processes.touch_data(&change.author, slot)).then_some(stat);
         self.prepare_write(change, slot, (&file, readable), flags, io)?;
-        if self.is_synced_unseen(flags, io) {
-            self.durability.note_synced();
-            if flags.truncate {
-                self.durability.make_captures_durable(slot)?;
-            }
+        if flags.truncate && self.is_synced_unseen(flags, io) {
+            self.durability.make_captures_durable(slot)?;
         }
         let (id, handle) = self.opened(change, slot, file, flags, io, (stat.mode, found))?;
+        if self.is_synced_unseen(flags, io) {
+            self.hot.note_syncs(slot);
+        }
         if flags.truncate {
             // Of an empty file too: that sets its times, and `: > stamp` is how many a build says
             // that it is done.
@@ -269,7 +269,7 @@ impl Files {
     fn is_synced_unseen(&self, flags: OpenFlags, io: IoMode) -> bool {
         self.durability.syncs_overtake()
             && io == IoMode::Passthrough
-            && (flags.sync || flags.dsync || flags.read)
+            && (flags.is_synced() || flags.read)
     }
 
     fn prepare_write(
@@ -331,8 +331,22 @@ impl Files {
             1,
         )?;
         let file = made.file.take().ok_or(Errno::EIO)?;
-        match self.opened(change, made.slot, file, flags, io, (make.mode, None)) {
-            Ok((id, handle)) => Ok((made, id, handle)),
+        // A file that may be mapped is new to every checkpoint: nothing is waited for (see
+        // `durable`).
+        let synced = flags.is_synced() && self.is_synced_unseen(flags, io);
+        let ordered = match synced {
+            true => self.durability.make_captures_durable(made.slot),
+            false => Ok(()),
+        };
+        match ordered
+            .and_then(|()| self.opened(change, made.slot, file, flags, io, (make.mode, None)))
+        {
+            Ok((id, handle)) => {
+                if synced {
+                    self.hot.note_syncs(made.slot);
+                }
+                Ok((made, id, handle))
+            }
             Err(errno) => {
                 self.nodes.forget(made.slot, 1);
                 let removed = self.removal.remove_in(change, parent.into(), name, false);
@@ -487,10 +501,13 @@ impl Files {
             .busy
             .patiently(change, || self.keep_content_of(change, handle))?;
         self.timeline.processes.tell_touches(&change.author)?;
-        if handle.flags.sync || handle.flags.dsync {
-            self.durability.note_synced();
+        let _sync = if handle.flags.is_synced() {
+            let sync = self.durability.begin_sync();
             self.durability.make_captures_durable(handle.slot)?;
-        }
+            Some(sync)
+        } else {
+            None
+        };
         if handle.may_be_set_id() {
             sys::act_for(asker, || act(&handle.file))
         } else {
@@ -565,15 +582,13 @@ impl Files {
     /// EIO, ENOSPC.
     pub fn fsync(&self, id: HandleId, data_only: bool) -> SysResult<()> {
         let handle = self.handles.get(id)?;
-        self.durability.note_synced();
+        let _sync = self.durability.begin_sync();
         self.durability.make_captures_durable(handle.slot)?;
-        let synced = if data_only {
+        if data_only {
             sys::fdatasync(&*handle.file)
         } else {
             sys::fsync(&*handle.file)
-        };
-        self.durability.note_synced();
-        synced
+        }
     }
 
     /// fsync(2) of a directory.
@@ -581,14 +596,12 @@ impl Files {
     /// # Errors
     /// EIO.
     pub fn fsync_dir(&self, slot: Slot) -> SysResult<()> {
-        self.durability.note_synced();
+        let _sync = self.durability.begin_sync();
         self.durability.make_past_durable()?;
         if self.inodes.base().is_inherited(slot) {
             return Ok(());
         }
         let dir = self.inodes.dir(slot)?;
-        let synced = sys::fsync(sys::reopen(&dir, Open::READ)?);
-        self.durability.note_synced();
-        synced
+        sys::fsync(sys::reopen(&dir, Open::READ)?)
     }
 }

@@ -6,14 +6,16 @@
 //! - **btrfs** brings a file that an application syncs to the disk by itself, ahead of everything
 //!   that was done before (its tree log), and with it the changes of directories that the file had a
 //!   name in. So before an fsync of a live file all captures are synced, and the journal. A mapping
-//!   that the kernel serves by itself is
-//!   synced without a request, and so is what is written to a file opened with O_SYNC: there the
-//!   capture is synced when the file is opened. What is in that log goes on being written there: a
+//!   that the kernel serves by itself is synced without a request, and so is what is written to a
+//!   file opened with O_SYNC: there the capture is synced when the file is opened, the record of
+//!   each later change of its names and attributes before the change, and the file counts as synced
+//!   whenever its ctime is not the one of the last commit. What is in that log goes on being written
+//!   there: a
 //!   rename, a link, an unlink of an inode that was synced since the last commit (or was logged
 //!   with one that was) changes the log at once (`btrfs_log_new_name`,
 //!   `btrfs_del_inode_ref_in_log`, fs/btrfs/tree-log.c), and is on the disk with anybody's next
-//!   fsync. So while there may be such an inode, the record of a change of names is synced before
-//!   the change. A directory that is synced takes the names that were removed from it from the
+//!   fsync. So while there may be such an inode, the record of a change of names or attributes is
+//!   synced before the change. A directory that is synced takes the names that were removed from it from the
 //!   disk, but does not bring names that the same inodes got elsewhere: one that was linked and
 //!   then unlinked, where nothing was committed in between, is lost. So before one of its names
 //!   goes, such an inode is synced. Nor does it bring a whiteout, which is another inode: the file
@@ -26,6 +28,11 @@
 //!   daemon before it that are not on the disk. Until the first commit of the whole filesystem it
 //!   assumes the worst of each file: a sync commits the filesystem first. The syncer makes that
 //!   commit within a second, so that mounts and takeovers do not wait for it.
+//!
+//!   Two cases are left, for which every open would have to wait for the disk: a file that was
+//!   created since the newest checkpoint, opened for reading and writing, and synced by msync(2); and
+//!   a single write with RWF_SYNC or RWF_DSYNC (pwritev2(2)). The disk may have the new name, or the
+//!   new content, up to a second before the record of it.
 //! - a **copied** capture (a small file with dirty pages) is data. It is synced before an fsync of
 //!   the live file; and while the whole tree is synced nothing is copied, for the sync promises
 //!   that checkpoints made before are on the disk, and may have passed by the copy.
@@ -37,7 +44,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use super::tables::Tables;
+use super::tables::{HotFiles, Tables};
 use crate::history::timeline::Timeline;
 use crate::store::ids::{ObjectId, Slot};
 use crate::sys::lock::Mutex;
@@ -56,9 +63,20 @@ impl Drop for TreeSync<'_> {
     }
 }
 
+/// A file or a directory is being synced. See the module.
+pub(super) struct FileSync<'a>(&'a Durability);
+
+impl Drop for FileSync<'_> {
+    fn drop(&mut self) {
+        self.0.note_synced();
+        self.0.file_syncs.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 /// What was captured and may not be on the disk, and what is synced because of it. See the module.
 pub struct Durability {
     timeline: Arc<Timeline>,
+    hot: Arc<HotFiles>,
     root: Arc<OwnedFd>,
     reflink: bool,
     /// What somebody syncs reaches the disk ahead of what was done before (btrfs's tree log).
@@ -71,7 +89,9 @@ pub struct Durability {
     clock: AtomicU64,
     /// The clock when the last successful commit of the whole filesystem began; 0 before the first.
     committed: AtomicU64,
-    /// The clock at the last begin or end of a sync of a file or directory.
+    /// Syncs of files and directories under way.
+    file_syncs: AtomicU32,
+    /// The clock when the last sync of a file or directory ended.
     synced: AtomicU64,
     /// The clock when the last whiteout was about to be made, or was made.
     hidden: AtomicU64,
@@ -85,6 +105,7 @@ impl Durability {
         let committed = u64::from(sys::host::left_out("predecessor"));
         Arc::new(Durability {
             timeline: Arc::clone(&tables.timeline),
+            hot: Arc::clone(&tables.hot),
             root: Arc::clone(&tables.root),
             reflink: tables.reflink,
             syncs_overtake,
@@ -93,6 +114,7 @@ impl Durability {
             // The daemon before may have synced and hidden anything.
             clock: AtomicU64::new(1),
             committed: AtomicU64::new(committed),
+            file_syncs: AtomicU32::new(0),
             synced: AtomicU64::new(1),
             hidden: AtomicU64::new(1),
             linked: Mutex::default(),
@@ -199,20 +221,41 @@ impl Durability {
         self.timeline.store().journal.sync().map_err(Errno::from)
     }
 
-    /// A file or a directory is about to be synced, or was. See the module.
-    pub(super) fn note_synced(&self) {
+    /// A file or a directory is about to be synced. It was, when the guard is dropped.
+    pub(super) fn begin_sync(&self) -> FileSync<'_> {
+        self.file_syncs.fetch_add(1, Ordering::SeqCst);
+        FileSync(self)
+    }
+
+    fn note_synced(&self) {
         let now = self.tick();
         self.synced.fetch_max(now, Ordering::SeqCst);
     }
 
-    /// Before names change, of which something was recorded: the record is on the disk where the
-    /// change could be without it. See the module.
+    /// No process can sync a file without a request any more.
+    pub(super) fn note_cold(&self, slot: Slot) {
+        if self.syncs_overtake && self.hot.may_this_be_synced_unseen(slot) {
+            self.note_synced();
+        }
+    }
+
+    /// Whether an inode may have been synced since the last commit of the whole filesystem.
+    fn may_be_logged(&self) -> bool {
+        self.syncs_overtake
+            && (self.file_syncs.load(Ordering::SeqCst) > 0
+                || self.is_uncommitted(self.synced.load(Ordering::SeqCst))
+                || self.hot.may_be_synced_unseen())
+    }
+
+    /// Before names or attributes of these inodes change, of which something was recorded: the
+    /// record is on the disk where the change could be without it. See the module.
     ///
     /// # Errors
-    /// EIO, ENOSPC: the names must not be changed.
-    pub(super) fn order_names(&self) -> SysResult<()> {
-        if !self.is_uncommitted(self.synced.load(Ordering::SeqCst)) || sys::host::left_out("logged")
-        {
+    /// EIO, ENOSPC: nothing must be changed.
+    pub(super) fn order_change(&self, slots: &[Slot]) -> SysResult<()> {
+        let overtakes =
+            || slots.iter().any(|slot| self.hot.syncs_unseen(*slot)) || self.may_be_logged();
+        if !self.syncs_overtake || sys::host::left_out("logged") || !overtakes() {
             return Ok(());
         }
         self.timeline.store().journal.sync().map_err(Errno::from)
@@ -227,15 +270,26 @@ impl Durability {
         if !self.syncs_overtake || sys::host::left_out("whiteouts") {
             return Ok(());
         }
-        if self.is_uncommitted(self.synced.load(Ordering::SeqCst)) {
+        if self.may_be_logged() {
             self.sync_filesystem()?;
         }
         self.note_whiteout();
         Ok(())
     }
 
-    /// A whiteout is about to be made, or was made.
-    pub(super) fn note_whiteout(&self) {
+    /// A whiteout was made in place of a name of an inode. Of one that can be synced without a
+    /// request, it is on the disk on return.
+    pub(super) fn whiteout_made(&self, slot: Slot) {
+        self.note_whiteout();
+        if self.syncs_overtake
+            && self.hot.syncs_unseen(slot)
+            && let Err(errno) = self.sync_filesystem()
+        {
+            tracing::warn!(%errno, slot = slot.0, "a name that was removed may come back after a power cut");
+        }
+    }
+
+    fn note_whiteout(&self) {
         let now = self.tick();
         self.hidden.fetch_max(now, Ordering::SeqCst);
     }
@@ -284,7 +338,7 @@ impl Durability {
         if !self.is_uncommitted(linked) || sys::host::left_out("links") {
             return Ok(());
         }
-        self.note_synced();
+        let _sync = self.begin_sync();
         self.make_captures_durable(slot)?;
         let file = if kind == Kind::File {
             sys::reopen(&*fd()?, Open::READ).ok()
@@ -295,7 +349,6 @@ impl Durability {
             return self.sync_filesystem();
         };
         sys::fsync(&file)?;
-        self.note_synced();
         self.linked.lock().remove(&slot);
         Ok(())
     }
@@ -314,8 +367,14 @@ impl Durability {
 
     fn sync_filesystem(&self) -> SysResult<()> {
         let began = self.clock.load(Ordering::SeqCst);
+        let ctimes = if self.syncs_overtake {
+            self.hot.before_commit()
+        } else {
+            Vec::new()
+        };
         sys::syncfs(&self.root).inspect_err(|_| self.timeline.store().journal.latch())?;
         self.committed.fetch_max(began, Ordering::SeqCst);
+        self.hot.note_committed(&ctimes);
         self.linked.lock().retain(|_, linked| *linked > began);
         Ok(())
     }

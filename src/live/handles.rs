@@ -36,6 +36,11 @@ pub struct OpenFlags {
 }
 
 impl OpenFlags {
+    /// A write is on the disk when it returns.
+    pub(super) fn is_synced(self) -> bool {
+        self.sync || self.dsync
+    }
+
     /// How the backing file is opened. Writes that pass the daemon come with their offset, and an
     /// append flag would send them elsewhere; for those that do not, the kernel opens the backing
     /// file anew, as the caller asked.

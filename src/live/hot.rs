@@ -26,6 +26,11 @@ const YOUNG: Duration = Duration::from_millis(2);
 /// capturing the file would cost.
 const CLOSE_WAITS_MAX: u32 = 8;
 const CLOSE_WAIT: Duration = Duration::from_micros(30);
+/// A store whose ctime moved this long ago has been made, too: it waits for a page and a lock at
+/// most.
+pub(super) const SETTLED: Duration = Duration::from_secs(2);
+/// Files that are looked at to find that none was synced: more are taken for synced.
+const LOOKED_AT_MAX: usize = 64;
 /// A checkpoint records who has files open for writing, of at most this many files.
 pub const OPEN_TOLD_MAX: usize = 64;
 
@@ -71,6 +76,12 @@ pub(super) struct Hot {
     /// It was open for reading and writing, so that it may be mapped to be written (mmap(2) wants
     /// both).
     pub(super) mappable: bool,
+    /// What is written to it can be synced without a request: by O_SYNC, or through a mapping that
+    /// the kernel serves by itself.
+    pub(super) syncs: bool,
+    /// The ctime that the file had when the last commit of the whole filesystem began, if a later
+    /// change moves it: see [`HotFiles::before_commit`].
+    committed: Option<Time>,
     /// Somebody may have it open past the mount: the kernel knows of no write of theirs.
     past_mount: bool,
     /// What the kernel was told of it, where it may be mapped.
@@ -88,6 +99,11 @@ impl Hot {
     /// It holds a descriptor that no handle does.
     pub(super) fn has_descriptor(&self) -> bool {
         self.mappable || Arc::strong_count(&self.file) == 1
+    }
+
+    fn may_be_synced(&self) -> bool {
+        self.committed.is_none()
+            || sys::stat_fd(&*self.file).map(|stat| stat.ctime).ok() != self.committed
     }
 }
 
@@ -148,11 +164,11 @@ impl HotFiles {
         by: Option<(Arc<Numbered>, Option<Stat>)>,
     ) -> SysResult<()> {
         let (mut hot, opened) = (self.hot.lock(), Instant::now());
-        let mut openers = Vec::new();
+        let (mut openers, mut syncs) = (Vec::new(), false);
         if let Some(known) = hot.get_mut(&slot) {
             known.opened = opened;
             enter(&mut known.openers, by);
-            openers = known.openers.clone();
+            (openers, syncs) = (known.openers.clone(), known.syncs);
             if known.mappable || !mappable {
                 return Ok(());
             }
@@ -169,6 +185,8 @@ impl HotFiles {
             Hot {
                 file,
                 mappable,
+                syncs,
+                committed: None,
                 past_mount: false,
                 told: Told::nothing(opened),
                 opened,
@@ -235,6 +253,58 @@ impl HotFiles {
             .then(|| hot.told.tell(Instant::now(), (stat.mtime, stat.ctime)))
     }
 
+    /// From now on a process can sync the file, which is hot, without a request.
+    pub(super) fn note_syncs(&self, slot: Slot) {
+        if let Some(hot) = self.hot.lock().get_mut(&slot) {
+            hot.syncs = true;
+        }
+    }
+
+    /// A process can sync the file without a request.
+    pub(super) fn syncs_unseen(&self, slot: Slot) -> bool {
+        self.hot.lock().get(&slot).is_some_and(|hot| hot.syncs)
+    }
+
+    /// A process may have synced one of the files without a request since the last commit of the
+    /// whole filesystem. Of a file that has not changed since, a sync brings nothing to the disk.
+    pub(super) fn may_be_synced_unseen(&self) -> bool {
+        let hot = self.hot.lock();
+        let mut files = hot.values().filter(|hot| hot.syncs);
+        (&mut files).take(LOOKED_AT_MAX).any(Hot::may_be_synced) || files.next().is_some()
+    }
+
+    /// As [`HotFiles::may_be_synced_unseen`], of one file.
+    pub(super) fn may_this_be_synced_unseen(&self, slot: Slot) -> bool {
+        let hot = self.hot.lock();
+        hot.get(&slot)
+            .is_some_and(|hot| hot.syncs && hot.may_be_synced())
+    }
+
+    /// Before a commit of the whole filesystem: the ctimes of files that can be synced without a
+    /// request. A ctime that was moved a moment ago proves nothing: the store that moved it may come
+    /// after the commit, and on kernels before 6.13 another one may leave it as it is.
+    pub(super) fn before_commit(&self) -> Vec<(Slot, Option<Time>)> {
+        let (hot, now) = (self.hot.lock(), sys::now());
+        let settled = |file: &File| {
+            let ctime = sys::stat_fd(file).ok()?.ctime;
+            is_before(ctime, now, SETTLED).then_some(ctime)
+        };
+        hot.iter()
+            .filter(|(_, hot)| hot.syncs)
+            .map(|(slot, hot)| (*slot, settled(&hot.file)))
+            .collect()
+    }
+
+    /// That commit has succeeded.
+    pub(super) fn note_committed(&self, ctimes: &[(Slot, Option<Time>)]) {
+        let mut hot = self.hot.lock();
+        for (slot, ctime) in ctimes {
+            if let Some(hot) = hot.get_mut(slot) {
+                hot.committed = *ctime;
+            }
+        }
+    }
+
     /// Before the freeze: waits a moment for the kernel to tell that files just written are closed.
     pub fn await_closes(&self) {
         for _ in 0..CLOSE_WAITS_MAX {
@@ -279,4 +349,10 @@ impl HotFiles {
         states.sort_by_key(|(slot, ..)| *slot);
         Ok(states)
     }
+}
+
+/// At least so long before.
+pub(super) fn is_before(time: Time, now: Time, by: Duration) -> bool {
+    let nanoseconds = |time: Time| i128::from(time.sec) * 1_000_000_000 + i128::from(time.nsec);
+    nanoseconds(now) - nanoseconds(time) >= i128::try_from(by.as_nanos()).unwrap_or(i128::MAX)
 }

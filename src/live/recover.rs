@@ -308,6 +308,7 @@ impl Recovery {
         }
         let file = Arc::new(file);
         self.hot.note(trail.slot, &file, true, None)?;
+        self.hot.note_syncs(trail.slot);
         self.hot.note_past_mount(trail.slot);
         self.captures
             .capture(&Change::default(), trail.into(), &file, true)?;

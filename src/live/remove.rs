@@ -414,6 +414,7 @@ impl Removal {
                 through.note_gone(target.slot);
             }
             self.dirs.remove(target.slot);
+            self.durability.note_cold(target.slot);
             self.hot.lock().remove(&target.slot);
             self.handover.leave_cold(target.slot);
             self.timeline.set_gone(target.slot);
@@ -482,7 +483,7 @@ impl Removal {
             })?,
         }
         if hides {
-            self.durability.note_whiteout();
+            self.durability.whiteout_made(target.slot);
         }
         self.timeline.epochs.count(if past { 1 } else { -1 });
         self.lost_name(&target, held);
@@ -495,7 +496,7 @@ impl Removal {
             self.durability
                 .order_links(target.slot, target.stat.kind, || target.fd().cloned())?;
         }
-        self.durability.order_names()
+        self.durability.order_change(&[target.slot])
     }
 
     /// Whether a name leads to something that no checkpoint can see and that was changed less than

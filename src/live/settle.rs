@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::capture::PARTLY_COPIED_MAX;
 use super::hot::{Hot, Opener};
 use super::nodes::is_same;
-use super::past::{Captures, Past};
+use super::past::{Captures, Durability, Past};
 use super::tables::{Calls, Handles, Handover, HotFiles, Locks, NodeTable, Tables};
 use crate::history::attribution::Numbered;
 use crate::history::timeline::Timeline;
@@ -36,6 +36,7 @@ pub struct Settling {
     handles: Arc<Handles>,
     calls: Arc<Calls>,
     handover: Arc<Handover>,
+    durability: Arc<Durability>,
     captures: Arc<Captures>,
     /// Hot files without a writer that were found in use all the same: to be tried again. A leaf.
     unsettled: Mutex<VecDeque<Slot>>,
@@ -51,6 +52,7 @@ impl Settling {
             handles: Arc::clone(&tables.handles),
             calls: Arc::clone(&tables.calls),
             handover: Arc::clone(&tables.handover),
+            durability: Arc::clone(&past.durability),
             captures: Arc::clone(&past.captures),
             unsettled: Mutex::default(),
         })
@@ -110,6 +112,7 @@ impl Settling {
         if hot.mappable && !sys::lease_free(&*hot.file).unwrap_or(false) {
             return false;
         }
+        self.durability.note_cold(slot);
         self.hot.lock().remove(&slot);
         self.handover.leave_cold(slot);
         self.judge(slot, &hot);

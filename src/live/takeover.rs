@@ -150,6 +150,9 @@ impl Adoption {
             // checkpoint.
             self.hot
                 .note(slot, &file, flags.read, by.clone().map(|by| (by, None)))?;
+            if flags.read || flags.is_synced() {
+                self.hot.note_syncs(slot);
+            }
         }
         self.nodes.lock().opened(slot, flags.read, flags.write, io);
         let mut handle = Handle::new(slot, file, flags, io, by, mode);
@@ -191,6 +194,9 @@ impl Adoption {
             .open_file(slot.into(), Open::READ)
             .map(|(file, _)| file);
         let noted = file.and_then(|file| self.hot.note(slot, &Arc::new(file), mappable, None));
+        if mappable {
+            self.hot.note_syncs(slot);
+        }
         if let Err(errno) = noted {
             tracing::warn!(slot = slot.0, %errno, "a file that may be mapped is not watched any more");
         }

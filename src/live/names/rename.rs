@@ -127,7 +127,7 @@ impl Names {
                 let how = if hides { RenameMode::Whiteout } else { how };
                 self.replace(change, &source, &target, undo, how)?;
                 match hides {
-                    true => self.durability.note_whiteout(),
+                    true => self.durability.whiteout_made(source.slot),
                     false => self.own_whiteout(change, &source, how, turn),
                 }
                 Ok(Some(target.slot))
@@ -183,11 +183,11 @@ impl Names {
         };
         let names = (source.name.as_bytes(), to.name.as_bytes());
         self.durability
-            .order_names()
+            .order_change(&[source.slot])
             .and_then(|()| sys::rename_at(source.dir, names.0, dir, names.1, how))
             .inspect_err(|_| self.not_moved(&[source]))?;
         if hides {
-            self.durability.note_whiteout();
+            self.durability.whiteout_made(source.slot);
         }
         if how == RenameMode::Exchange && !hides {
             // One whiteout too many hides nothing.
@@ -356,7 +356,7 @@ impl Names {
         )?;
         self.handover.leave_exchange(turn, source.slot, target.slot);
         self.durability
-            .order_names()
+            .order_change(&[source.slot, target.slot])
             .and_then(|()| {
                 sys::rename_at(
                     source.dir,
@@ -419,7 +419,10 @@ impl Names {
             self.captures
                 .with_room(|| sys::rename_at(source.dir, names.0, target.dir, names.1, how))
         };
-        let ordered = self.removal.order_removal(target);
+        let ordered = self
+            .removal
+            .order_removal(target)
+            .and_then(|()| self.durability.order_change(&[source.slot]));
         match fate {
             Fate::Move(object) => {
                 ordered

@@ -253,7 +253,7 @@ fn whole(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
 }
 
 /// Stores nine bytes at the beginning through a mapping and has them written back.
-fn store(file: &File, fill: u8) -> io::Result<()> {
+pub fn store(file: &File, fill: u8) -> io::Result<()> {
     let length = file.metadata()?.len().min(9) as usize;
     if length == 0 {
         return Ok(());

@@ -36,13 +36,15 @@ fn differences_served(
     found: impl Fn(&Path) -> String,
     served: impl Fn(&Path) -> String,
 ) -> Vec<String> {
-    differences_mounted(v, left_out, |mount| change(mount.path()), found, served)
+    differences_mounted(v, left_out, 1, |mount| change(mount.path()), found, served)
 }
 
-/// As [`differences_served`]; `change` may also end the daemon or mount again.
+/// As [`differences_served`]; `change` may also end the daemon or mount again, or make more
+/// checkpoints of the same tree: the view of `id` is compared.
 fn differences_mounted(
     v: Variant,
     left_out: &str,
+    id: u64,
     change: impl Fn(&mut Mount),
     found: impl Fn(&Path) -> String,
     served: impl Fn(&Path) -> String,
@@ -74,7 +76,7 @@ fn differences_mounted(
     let mount = Mount::start(&disk.path().join("project"), &MountOpts::new(v.io));
     served(mount.path());
     // What cannot be read is told, which is not what was promised, but not wrong either.
-    let found = crate::common::tree::try_tree_without(&mount.view(1), &[]);
+    let found = crate::common::tree::try_tree_without(&mount.view(id), &[]);
     found.map_or_else(
         |problem| vec![problem],
         |found| compare(&found, &expected, &TreeOpts::default()),
@@ -83,15 +85,15 @@ fn differences_mounted(
 
 #[track_caller]
 fn holds_and_fails_without(v: Variant, left_out: &str, change: impl Fn(&Path)) {
-    holds_and_fails_mounted(v, left_out, |mount| change(mount.path()));
+    holds_and_fails_mounted(v, left_out, 1, |mount| change(mount.path()));
 }
 
-/// As [`holds_and_fails_without`]; `change` may also end the daemon or mount again.
+/// As [`holds_and_fails_without`]; `id` and `change` as for [`differences_mounted`].
 #[track_caller]
-fn holds_and_fails_mounted(v: Variant, left_out: &str, change: impl Fn(&mut Mount)) {
+fn holds_and_fails_mounted(v: Variant, left_out: &str, id: u64, change: impl Fn(&mut Mount)) {
     let nothing = |_: &Path| String::new();
     let differences_after =
-        |v, left_out, change| differences_mounted(v, left_out, change, nothing, nothing);
+        |v, left_out, change| differences_mounted(v, left_out, id, change, nothing, nothing);
     assert_eq!(
         differences_after(v, "", &change),
         Vec::<String>::new(),
@@ -180,14 +182,57 @@ fn no_synced_file_is_renamed_on_disk_without_its_record(v: Variant) {
             file.write_all_at(b"new", 0).unwrap();
             file.sync_all().unwrap();
         }
-        fs::rename(root.join("d/f0"), root.join("d/g0")).unwrap();
-        fs::hard_link(root.join("d/f1"), root.join("d/g1")).unwrap();
-        fs::rename(root.join("d/f2"), root.join("d/f5")).unwrap();
-        fs::remove_file(root.join("d/f3")).unwrap();
-        let mut somebody = File::create(root.parent().unwrap().join("not-ours")).unwrap();
-        somebody.write_all(b"synced").unwrap();
-        somebody.sync_all().unwrap();
+        change_names_and_sync_another(root);
     });
+}
+
+/// Changes the names of files, and syncs a file outside of the mount.
+fn change_names_and_sync_another(root: &Path) {
+    fs::rename(root.join("d/f0"), root.join("d/g0")).unwrap();
+    fs::hard_link(root.join("d/f1"), root.join("d/g1")).unwrap();
+    fs::rename(root.join("d/f2"), root.join("d/f5")).unwrap();
+    fs::remove_file(root.join("d/f3")).unwrap();
+    let mut another = File::create(root.parent().unwrap().join("not-ours")).unwrap();
+    another.write_all(b"synced").unwrap();
+    another.sync_all().unwrap();
+}
+
+/// A process syncs through a mapping, or with O_SYNC, without a request to the daemon, also after the
+/// daemon has committed the filesystem: the record of a later change of names is on the disk first.
+fn no_file_synced_unseen_is_renamed_on_disk_without_its_record(v: Variant) {
+    holds_and_fails_mounted(v, "logged", 2, |mount| {
+        let root = mount.path();
+        let open = |number, flags| open_to_map(root, number, flags);
+        let mapped = [open(0, 0), open(1, 0), open(2, 0)];
+        let at_once = open(3, libc::O_SYNC);
+        mount.ok(&["checkpoint", "--sync"]);
+        mapped
+            .iter()
+            .for_each(|file| super::ops::store(file, b'm').unwrap());
+        at_once.write_all_at(b"new", 0).unwrap();
+        drop((mapped, at_once));
+        change_names_and_sync_another(root);
+    });
+}
+
+/// The same of the extended attributes of such a file.
+fn no_file_synced_unseen_has_attributes_on_disk_without_their_record(v: Variant) {
+    holds_and_fails_mounted(v, "logged", 2, |mount| {
+        let root = mount.path();
+        let mapped = open_to_map(root, 0, 0);
+        mount.ok(&["checkpoint", "--sync"]);
+        sh(root, "setfattr -n user.k -v new d/f0");
+        super::ops::store(&mapped, b'm').unwrap();
+    });
+}
+
+fn open_to_map(root: &Path, number: usize, flags: i32) -> File {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(flags)
+        .open(root.join(format!("d/f{number}")))
+        .unwrap()
 }
 
 /// A directory of btrfs that is synced forgets a name on the disk, and not where else the inode got
@@ -222,7 +267,7 @@ fn change_in_several_ways(root: &Path) {
 /// A daemon that takes over has no list of the captures that are not on the disk yet: before a file
 /// is synced, all of them are.
 fn a_takeover_forgets_no_capture(v: Variant) {
-    holds_and_fails_mounted(v, "predecessor", |mount| {
+    holds_and_fails_mounted(v, "predecessor", 1, |mount| {
         change_in_several_ways(mount.path());
         mount.replace_worker();
         File::open(mount.path().join("d/f0"))
@@ -356,6 +401,8 @@ mod btrfs {
     super::for_each_variant! { @test no_synced_file_is_on_disk_without_its_past daemon Btrfs Daemon }
     super::for_each_variant! { @test no_synced_file_is_renamed_on_disk_without_its_record renamed_passthrough Btrfs Passthrough }
     super::for_each_variant! { @test no_synced_file_is_renamed_on_disk_without_its_record renamed_daemon Btrfs Daemon }
+    super::for_each_variant! { @test no_file_synced_unseen_is_renamed_on_disk_without_its_record unseen Btrfs Passthrough }
+    super::for_each_variant! { @test no_file_synced_unseen_has_attributes_on_disk_without_their_record unseen_attributes Btrfs Passthrough }
     super::for_each_variant! { @test no_linked_file_is_lost_with_its_first_name linked_passthrough Btrfs Passthrough }
     super::for_each_variant! { @test no_linked_file_is_lost_with_its_first_name linked_daemon Btrfs Daemon }
     super::for_each_variant! { @test a_takeover_forgets_no_capture takeover_passthrough Btrfs Passthrough }

@@ -386,6 +386,16 @@ fn children_of(driver: u32) -> Vec<(u32, u64)> {
         .collect()
 }
 
+/// Kills the driver `delay` after it has started a program, unless the request ended before.
+fn kill_in_the_middle<T>(rig: &mut Rig, asking: &std::thread::JoinHandle<T>, delay: Duration) {
+    let driver = rig.driver_pid();
+    wait_until("the driver has started a program, or answered", || {
+        asking.is_finished() || !children_of(driver).is_empty()
+    });
+    std::thread::sleep(delay);
+    rig.kill();
+}
+
 /// The driver is killed at many moments of a push and of a fetch.
 #[test]
 fn what_a_kill_cuts_short_is_gone_on_with() {
@@ -406,8 +416,7 @@ fn what_a_kill_cuts_short_is_gone_on_with() {
     for round in 0..3_u64 {
         let socket = rig.socket.clone();
         let asking = std::thread::spawn(move || ask_at(&socket, "v", "s", "home"));
-        std::thread::sleep(Duration::from_millis(150 + 350 * round));
-        rig.kill();
+        kill_in_the_middle(&mut rig, &asking, Duration::from_millis(30 * round));
         kills += u32::from(asking.join().expect("it ends").is_err());
         rig.serve();
     }
@@ -418,8 +427,7 @@ fn what_a_kill_cuts_short_is_gone_on_with() {
     for round in 0..3_u64 {
         let (socket, wanted) = (other.socket.clone(), from("w", &id));
         let asking = std::thread::spawn(move || create_at(&socket, wanted));
-        std::thread::sleep(Duration::from_millis(150 + 350 * round));
-        other.kill();
+        kill_in_the_middle(&mut other, &asking, Duration::from_millis(60 * round));
         let made = other.record_path("w").exists();
         assert_eq!(
             made,

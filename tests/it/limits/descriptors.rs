@@ -6,6 +6,7 @@ use std::path::Path;
 
 use super::support::{errno, get, put, sh};
 use super::{rss, size};
+use crate::common::wait::{seen, wait_until};
 use crate::common::{Fs, Image, Io, Mount, MountOpts, Variant, skip, succeeds, tool};
 
 const DESCRIPTORS: u32 = 1024;
@@ -148,7 +149,13 @@ fn a_file_that_is_written_to_counts_for_the_descriptors_it_has() {
         let mut how = OpenOptions::new();
         how.write(true).read(mode == "r+");
         let name = |number: usize| mount.path().join(number.to_string());
-        (0..=may).for_each(|number| put(name(number), ""));
+        // The kernel sends a close after close(2) has returned.
+        (0..=may).for_each(|number| {
+            wait_until("there is a descriptor", || {
+                let made = fs::write(name(number), "");
+                seen(made.is_ok(), made)
+            })
+        });
         let mut open = Vec::new();
         let refused = loop {
             match how.open(name(open.len())) {
