@@ -199,8 +199,8 @@ struct Replay {
 }
 
 impl Replay {
-    /// After a power cut: what the index already has may not have been done either. Takes note of
-    /// it, from the last checkpoint before the witness on.
+    /// After a power cut: what the index already has may not have been done either, or only half.
+    /// Takes note of it, from the last checkpoint before the witness on.
     fn look_back(&mut self, store: &Store, upto: Address) -> StoreResult<()> {
         let before = self
             .memory
@@ -218,12 +218,20 @@ impl Replay {
             self.note_places(&record);
             let beyond = address >= self.witness;
             match record {
-                Record::Undo { epoch, undo } => self.note_unsure(epoch, &undo, beyond),
-                Record::Void { epoch, slot } => drop(self.unsure.remove(&(epoch, slot))),
+                Record::Undo { epoch, undo } => {
+                    self.undone(beyond);
+                    self.note_unsure(epoch, &undo, beyond);
+                }
+                Record::Void { epoch, slot } => self.note_void(epoch, slot),
                 Record::Dropped { objects, .. } => self.note_dropped(&objects),
-                Record::Moved { places } if beyond => places
+                Record::Moved { places } => places
                     .into_iter()
                     .for_each(|(slot, place)| self.note_moved(slot, place, None)),
+                Record::Checkpoint(_) | Record::Unmounted { .. } => self.undone(beyond),
+                Record::Replacing { .. }
+                | Record::RestoreBegin { .. }
+                | Record::RestoreEnd
+                | Record::RestoreOnly { .. } => self.take_step(record, beyond),
                 _ => {}
             }
         }
@@ -303,24 +311,10 @@ impl Replay {
             | Record::Deleted { .. }
             | Record::Pinned { .. }
             | Record::Hidden { .. } => self.memory.checkpoints.apply(record),
-            // Beyond the witness: the names were not exchanged, the restore was not begun, or was
-            // not ended.
             Record::Replacing { .. }
             | Record::RestoreBegin { .. }
             | Record::RestoreEnd
-            | Record::RestoreOnly { .. }
-                if beyond => {}
-            Record::Replacing {
-                slot,
-                place,
-                object,
-                whiteout,
-            } => self
-                .aftermath
-                .replacing
-                .push((slot, place, object, whiteout)),
-            Record::RestoreBegin { .. } => self.begin_restore(record),
-            Record::RestoreEnd => self.aftermath.restoring = None,
+            | Record::RestoreOnly { .. } => self.take_step(record, beyond),
             Record::Mounted { at_ns, stopped_ns } => self.mounted(at_ns, stopped_ns),
             Record::Unmounted { at_ns } => self.unmounted(at_ns, beyond),
             Record::Ahead { undo, upto, .. } => {
@@ -344,9 +338,29 @@ impl Replay {
                 self.memory.order.note(number, address, undoes)
             }
             Record::By { actor, .. } => self.by = Some(actor),
-            Record::RestoreOnly { paths } => self.only.get_or_insert_default().extend(paths),
             Record::Told { to_ns, .. } => self.memory.absences.tell(to_ns),
             Record::Touched { .. } | Record::OpenAt { .. } | Record::Comparing(_) => {}
+        }
+    }
+
+    /// A step of an operation that is of more than one. Beyond the witness the names were not
+    /// exchanged, the restore was not begun, or was not ended.
+    fn take_step(&mut self, record: Record, beyond: bool) {
+        match record {
+            _ if beyond => {}
+            Record::Replacing {
+                slot,
+                place,
+                object,
+                whiteout,
+            } => self
+                .aftermath
+                .replacing
+                .push((slot, place, object, whiteout)),
+            Record::RestoreOnly { paths } => self.only.get_or_insert_default().extend(paths),
+            Record::RestoreBegin { .. } => self.begin_restore(record),
+            Record::RestoreEnd => self.aftermath.restoring = None,
+            _ => {}
         }
     }
 
@@ -359,14 +373,18 @@ impl Replay {
         }
     }
 
-    /// `unknown`: the index has not got it yet.
-    fn void(&mut self, epoch: Epoch, slot: Slot, unknown: bool) {
-        // The rename failed: what it was to replace is where it was, or under the other name, and
-        // stays there.
+    /// The rename failed: what it was to replace is where it was, or under the other name, and stays
+    /// there.
+    fn note_void(&mut self, epoch: Epoch, slot: Slot) {
         self.aftermath
             .replacing
             .retain(|(replaced, ..)| *replaced != slot);
         self.unsure.remove(&(epoch, slot));
+    }
+
+    /// `unknown`: the index has not got it yet.
+    fn void(&mut self, epoch: Epoch, slot: Slot, unknown: bool) {
+        self.note_void(epoch, slot);
         if epoch == self.memory.tables.open().epoch || unknown {
             self.memory.tables.void(epoch, slot);
         }
