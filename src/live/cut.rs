@@ -32,7 +32,7 @@ use crate::history::wake::Wake;
 use crate::store::ids::{Epoch, ObjectId, Slot};
 use crate::store::record::{AttrState, DataState, Undo};
 use crate::sys::lock::Mutex;
-use crate::sys::{self, Errno, Open, Stat, SysResult, Time, Xattrs};
+use crate::sys::{self, Errno, Open, Stat, SysResult, Xattrs};
 
 /// Passes after which the cut gives up being of one instant.
 const PASSES_MAX: u32 = 64;
