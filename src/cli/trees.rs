@@ -2,6 +2,8 @@
 //! of its own.
 
 use std::collections::HashMap;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixListener;
@@ -87,8 +89,9 @@ struct Served {
     /// Until somebody ends it.
     parts: Mutex<Option<Parts>>,
     mount: PathBuf,
-    /// The number of its connection, if it was seen.
-    minor: Option<u32>,
+    /// What ends its connection, if it was found. It was opened while the connection lived: its
+    /// number is given to another mount after that.
+    abort: Option<File>,
     /// Nobody waits for the end of its engine: [`Host::leave`].
     left: AtomicBool,
     stage: Mutex<Stage>,
@@ -105,13 +108,21 @@ enum Stage {
     Ended,
 }
 
+/// What ends a connection when it is written to (Documentation/filesystems/fuse/fuse.rst, "Control
+/// filesystem"). Once the connection is gone a write does nothing.
+fn abort_file(minor: u32) -> Option<File> {
+    let path = format!("/sys/fs/fuse/connections/{minor}/abort");
+    OpenOptions::new().write(true).open(path).ok()
+}
+
 impl Served {
     /// Ends the connection: every call on it fails with ENOTCONN.
     fn abort(&self) {
-        let aborted = self.minor.ok_or(Errno::ENOENT).and_then(|minor| {
-            let control = format!("/sys/fs/fuse/connections/{minor}/abort");
-            Ok(std::fs::write(control, "1")?)
-        });
+        let aborted = self
+            .abort
+            .as_ref()
+            .ok_or(Errno::ENOENT)
+            .and_then(|mut abort| Ok(abort.write_all(b"1")?));
         if let Err(errno) = aborted {
             tracing::warn!(%errno, mount = %self.mount.display(), "the connection cannot be aborted: it is served until nobody uses it");
         }
@@ -336,7 +347,7 @@ impl Trees {
             name: name.to_owned(),
             parts: Mutex::new(Some((Arc::clone(engine), Arc::clone(&answers)))),
             mount: path.clone(),
-            minor,
+            abort: minor.and_then(abort_file),
             left: AtomicBool::new(false),
             stage: Mutex::new(Stage::Served),
             changed: Condvar::default(),

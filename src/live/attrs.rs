@@ -295,7 +295,7 @@ impl Attrs {
         if attr_is_new && at.slot != Slot::ROOT {
             self.timeline.epochs.count(1);
         }
-        self.durability.order_change(&[at.slot])
+        self.durability.order_attributes(at.slot, fd)
     }
 
     #[allow(clippy::too_many_arguments)]
@@ -409,7 +409,7 @@ impl Attrs {
         self.timeline
             .epochs
             .record(&change.author, undo, Vec::new())?;
-        self.durability.order_change(&[slot])
+        self.durability.order_attributes(slot, fd)
     }
 
     /// Value of an extended attribute.

@@ -175,7 +175,7 @@ impl CopyUp {
         let author = Author::default();
         self.timeline.epochs.record(&author, undo, Vec::new())?;
         self.locks.count_copy(true);
-        self.durability.order_change(&[slot])?;
+        self.durability.order_names(&[slot])?;
         let link = || sys::link_at(&found.dir, found.name.as_bytes(), &fd, name.as_bytes());
         writable(&fd, link)?;
         through.made_own(slot)?;
@@ -311,7 +311,7 @@ impl CopyUp {
         let author = Author::default();
         self.timeline.epochs.record(&author, undo, Vec::new())?;
         self.locks.count_copy(true);
-        self.durability.order_change(&[slot])?;
+        self.durability.order_names(&[slot])?;
         if let Some(names) = copy.names {
             let at = (&*through.aside, staged.place().name);
             through.keep_link(slot, names, (at.0, at.1.as_bytes()))?;

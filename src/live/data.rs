@@ -6,6 +6,7 @@
 //! captures.
 
 mod inherited;
+mod sync;
 
 use std::fs::File;
 use std::sync::Arc;
@@ -573,35 +574,5 @@ impl Files {
             u32::try_from(data.len()).unwrap_or(u32::MAX),
             handle.may_be_set_id(),
         ))
-    }
-
-    /// fsync(2) of a file. What was captured of it is on disk before, where the backing filesystem
-    /// could otherwise lose it.
-    ///
-    /// # Errors
-    /// EIO, ENOSPC.
-    pub fn fsync(&self, id: HandleId, data_only: bool) -> SysResult<()> {
-        let handle = self.handles.get(id)?;
-        let _sync = self.durability.begin_sync();
-        self.durability.make_captures_durable(handle.slot)?;
-        if data_only {
-            sys::fdatasync(&*handle.file)
-        } else {
-            sys::fsync(&*handle.file)
-        }
-    }
-
-    /// fsync(2) of a directory.
-    ///
-    /// # Errors
-    /// EIO.
-    pub fn fsync_dir(&self, slot: Slot) -> SysResult<()> {
-        let _sync = self.durability.begin_sync();
-        self.durability.make_past_durable()?;
-        if self.inodes.base().is_inherited(slot) {
-            return Ok(());
-        }
-        let dir = self.inodes.dir(slot)?;
-        sys::fsync(sys::reopen(&dir, Open::READ)?)
     }
 }

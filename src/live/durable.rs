@@ -14,8 +14,8 @@
 //!   rename, a link, an unlink of an inode that was synced since the last commit (or was logged
 //!   with one that was) changes the log at once (`btrfs_log_new_name`,
 //!   `btrfs_del_inode_ref_in_log`, fs/btrfs/tree-log.c), and is on the disk with anybody's next
-//!   fsync. So while there may be such an inode, the record of a change of names or attributes is
-//!   synced before the change. A directory that is synced takes the names that were removed from it from the
+//!   fsync. So while there may be such an inode, the record of a change of names is synced before
+//!   the change. A directory that is synced takes the names that were removed from it from the
 //!   disk, but does not bring names that the same inodes got elsewhere: one that was linked and
 //!   then unlinked, where nothing was committed in between, is lost. So before one of its names
 //!   goes, such an inode is synced. Nor does it bring a whiteout, which is another inode: the file
@@ -247,15 +247,32 @@ impl Durability {
                 || self.hot.may_be_synced_unseen())
     }
 
-    /// Before names or attributes of these inodes change, of which something was recorded: the
-    /// record is on the disk where the change could be without it. See the module.
+    /// Before names of these inodes change, of which something was recorded: the record is on the
+    /// disk where the change could be without it. See the module.
     ///
     /// # Errors
-    /// EIO, ENOSPC: nothing must be changed.
-    pub(super) fn order_change(&self, slots: &[Slot]) -> SysResult<()> {
-        let overtakes =
-            || slots.iter().any(|slot| self.hot.syncs_unseen(*slot)) || self.may_be_logged();
-        if !self.syncs_overtake || sys::host::left_out("logged") || !overtakes() {
+    /// EIO, ENOSPC: the names must not be changed.
+    pub(super) fn order_names(&self, slots: &[Slot]) -> SysResult<()> {
+        self.order_change(|| {
+            Ok(slots.iter().any(|slot| self.hot.syncs_unseen(*slot)) || self.may_be_logged())
+        })
+    }
+
+    /// The same of attributes. The disk gets those of an inode when it is synced, and those of a
+    /// directory also with a file that had a name in it.
+    ///
+    /// # Errors
+    /// EIO, ENOSPC: the attributes must not be changed.
+    pub(super) fn order_attributes(&self, slot: Slot, fd: &OwnedFd) -> SysResult<()> {
+        self.order_change(|| {
+            Ok(!self.timeline.epochs.is_born(slot)
+                && self.hot.any_syncs_unseen()
+                && (self.hot.syncs_unseen(slot) || sys::stat_fd(fd)?.kind == Kind::Dir))
+        })
+    }
+
+    fn order_change(&self, overtakes: impl FnOnce() -> SysResult<bool>) -> SysResult<()> {
+        if !self.syncs_overtake || sys::host::left_out("logged") || !overtakes()? {
             return Ok(());
         }
         self.timeline.store().journal.sync().map_err(Errno::from)

@@ -265,6 +265,11 @@ impl HotFiles {
         self.hot.lock().get(&slot).is_some_and(|hot| hot.syncs)
     }
 
+    /// A process can sync one of the files without a request.
+    pub(super) fn any_syncs_unseen(&self) -> bool {
+        self.hot.lock().values().any(|hot| hot.syncs)
+    }
+
     /// A process may have synced one of the files without a request since the last commit of the
     /// whole filesystem. Of a file that has not changed since, a sync brings nothing to the disk.
     pub(super) fn may_be_synced_unseen(&self) -> bool {

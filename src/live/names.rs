@@ -388,7 +388,7 @@ impl Names {
             NameTouch::Moved,
             undo,
         )?;
-        self.durability.order_change(&[slot])?;
+        self.durability.order_names(&[slot])?;
         let link = |name: &Name| sys::link_at(from, from_name.as_bytes(), &dir, name.as_bytes());
         if self.inodes.base().is_hidden(&dir, &to.name)? {
             self.inodes.base().make_over(&dir, &to.name, link)?;

@@ -496,7 +496,7 @@ impl Removal {
             self.durability
                 .order_links(target.slot, target.stat.kind, || target.fd().cloned())?;
         }
-        self.durability.order_change(&[target.slot])
+        self.durability.order_names(&[target.slot])
     }
 
     /// Whether a name leads to something that no checkpoint can see and that was changed less than

@@ -376,7 +376,7 @@ impl Swaps {
     ) -> SysResult<()> {
         let Some((target, fate)) = target else {
             let dir = self.inodes.dir(to.parent)?;
-            self.durability.order_change(&[source.slot])?;
+            self.durability.order_names(&[source.slot])?;
             let how = match self.inodes.base().is_hidden(&dir, &to.name)? {
                 true => RenameMode::Replace,
                 false => RenameMode::NoReplace,

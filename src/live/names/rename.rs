@@ -183,7 +183,7 @@ impl Names {
         };
         let names = (source.name.as_bytes(), to.name.as_bytes());
         self.durability
-            .order_change(&[source.slot])
+            .order_names(&[source.slot])
             .and_then(|()| sys::rename_at(source.dir, names.0, dir, names.1, how))
             .inspect_err(|_| self.not_moved(&[source]))?;
         if hides {
@@ -356,7 +356,7 @@ impl Names {
         )?;
         self.handover.leave_exchange(turn, source.slot, target.slot);
         self.durability
-            .order_change(&[source.slot, target.slot])
+            .order_names(&[source.slot, target.slot])
             .and_then(|()| {
                 sys::rename_at(
                     source.dir,
@@ -422,7 +422,7 @@ impl Names {
         let ordered = self
             .removal
             .order_removal(target)
-            .and_then(|()| self.durability.order_change(&[source.slot]));
+            .and_then(|()| self.durability.order_names(&[source.slot]));
         match fate {
             Fate::Move(object) => {
                 ordered

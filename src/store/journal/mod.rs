@@ -416,7 +416,7 @@ impl Journal {
                     .any(|synced| Arc::ptr_eq(synced, file))
             });
         }
-        let stay = tail::remove(&self.dir, appended.tails);
+        let stay = tail::remove_old(&self.dir, appended.tails);
         if !stay.is_empty() {
             self.writer.lock().tail.keep(stay);
         }

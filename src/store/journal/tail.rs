@@ -19,7 +19,7 @@
 //! A filesystem without such attributes has no tail: what it loses with the power, it loses.
 
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{AtFlags, OFlags};
 
@@ -198,6 +198,29 @@ pub(super) fn remove(dir: impl AsFd, names: Vec<String>) -> Vec<String> {
         )
     };
     names.into_iter().filter(stays).collect()
+}
+
+/// As [`remove`], of files that a later one follows, which witnesses as much.
+///
+/// On XFS their attributes are removed first. Kernels without commit b854e1c4eff3 ("xfs: close crash
+/// window in attr dabtree inactivation", 2026) free the attribute blocks of an unlinked file in steps:
+/// a power cut between two of them leaves an inode that only `xfs_repair` can remove.
+pub(super) fn remove_old(dir: impl AsFd, names: Vec<String>) -> Vec<String> {
+    let dir = dir.as_fd();
+    if sys::statfs_fd(dir).is_ok_and(|info| sys::fs_name(info.fs_type) == "xfs") {
+        names.iter().for_each(|name| remove_attributes(dir, name));
+    }
+    remove(dir, names)
+}
+
+/// What cannot be removed goes with the file.
+fn remove_attributes(dir: BorrowedFd<'_>, name: &str) {
+    let Ok(file) = at::open_file(dir, name, OFlags::RDWR) else {
+        return;
+    };
+    for attribute in sys::listxattr(&file).unwrap_or_default() {
+        let _ = rustix::fs::fremovexattr(&file, attribute.as_slice());
+    }
 }
 
 /// What the tail files of a journal hold.
