@@ -294,10 +294,13 @@ impl Comparison<'_> {
         out: &mut Found,
     ) -> SysResult<Vec<Pair>> {
         let mut below = Vec::new();
-        let names = self.names(from, to)?;
+        // A directory that is removed gives its number away: the one that has it now has other
+        // names, and those that were made with it have no record.
+        let is_one = from.slot == to.slot && self.is_one_inode(from, to)?;
+        let names = self.names(from, to, is_one)?;
         let before = self.from.steps_told(from, &names);
         // What had no record is what it is now: that is not looked at twice.
-        let now = self.to.state() == State::Live && from.slot == to.slot;
+        let now = self.to.state() == State::Live && is_one;
         let others: BTreeSet<Name> = names
             .iter()
             .zip(&before)
@@ -338,9 +341,9 @@ impl Comparison<'_> {
         Ok(below)
     }
 
-    /// The names in which two directories can differ.
-    fn names(&self, from: &Arc<Trail>, to: &Arc<Trail>) -> SysResult<BTreeSet<Name>> {
-        if from.slot == to.slot {
+    /// The names in which two directories, or one at two times, can differ.
+    fn names(&self, from: &Arc<Trail>, to: &Arc<Trail>, is_one: bool) -> SysResult<BTreeSet<Name>> {
+        if is_one {
             return Ok(self
                 .touched
                 .names
@@ -369,8 +372,8 @@ impl Comparison<'_> {
             .collect())
     }
 
-    /// Whether what has one number in both states is one inode: while nothing is mounted, a number
-    /// can be given away. Where no birth is known, it is.
+    /// Whether what has one number in both states is one inode: a number can be given away. Where no
+    /// birth is known, it is.
     fn is_one_inode(&self, from: &Arc<Trail>, to: &Arc<Trail>) -> SysResult<bool> {
         if !self.touched.nodes.contains(&from.slot) {
             return Ok(true);

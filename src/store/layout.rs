@@ -43,7 +43,6 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicI64;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, Mode, OFlags};
@@ -58,8 +57,8 @@ mod notes;
 #[cfg(test)]
 pub(super) use self::format::parse_format;
 use self::format::{read_and_migrate, read_format, write_format};
+use self::notes::Synced;
 pub use self::notes::noted_unkept;
-use self::notes::synced_ns;
 use super::at;
 use super::error::{Mistrust, StoreError, StoreResult};
 use super::reserve::Reserve;
@@ -180,8 +179,7 @@ pub struct Layout {
     id: StoreId,
     created: bool,
     same_mount: bool,
-    /// What [`Layout::note_synced`] was told last; `i64::MIN`: nothing.
-    synced_ns: AtomicI64,
+    synced: Synced,
     read_only: bool,
     dir: OwnedFd,
     journal: OwnedFd,
@@ -275,7 +273,7 @@ impl Layout {
         if let Err(error) = hide_from_git(&dir) {
             tracing::debug!(%error, "the store is not hidden from git");
         }
-        let synced_ns = AtomicI64::new(synced_ns(&dir));
+        let synced = Synced::noted(&dir);
         for name in at::names(&tmp)
             .map_err(StoreError::io("list", "tmp"))?
             .into_iter()
@@ -290,7 +288,7 @@ impl Layout {
             id,
             created: made.is_some(),
             same_mount: same_mount || made.is_some(),
-            synced_ns,
+            synced,
             read_only: false,
             dir,
             journal,
@@ -315,7 +313,7 @@ impl Layout {
             return Err(StoreError::NoStore);
         }
         let id = read_format(&dir)?.id;
-        let synced_ns = AtomicI64::new(synced_ns(&dir));
+        let synced = Synced::noted(&dir);
         let (journal, layers) = (
             open_trusted(&dir, &dir, "journal")?,
             open_trusted(&dir, &dir, "layers")?,
@@ -325,7 +323,7 @@ impl Layout {
             id,
             created: false,
             same_mount: true,
-            synced_ns,
+            synced,
             read_only: true,
             dir,
             journal,

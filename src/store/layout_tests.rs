@@ -275,3 +275,15 @@ fn tmp_is_emptied_and_the_mode_is_mended() {
     assert!(store.join("journal").is_dir());
     assert!(dir.path().exists(), "a link was removed and not followed");
 }
+
+/// The syncer and `checkpoint --sync` sync at the same time, and the first to begin may end last: its
+/// note took the place of the later one, and a power cut had a synced checkpoint named as not whole.
+#[test]
+fn a_sync_that_ends_late_takes_no_later_note_back() {
+    let dir = made();
+    let layout = open(dir.path(), false).unwrap();
+    layout.note_synced(20).unwrap();
+    layout.note_synced(10).unwrap();
+    drop(layout);
+    assert_eq!(open(dir.path(), false).unwrap().synced_ns(), Some(20));
+}

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicI64, Ordering};
 
 use rustix::fs::OFlags;
 
@@ -11,6 +11,7 @@ use super::super::at;
 use super::{Layout, STORE_NAME};
 use crate::store::error::{StoreError, StoreResult};
 use crate::store::ids::{Address, Epoch};
+use crate::sys::lock::Mutex;
 
 /// The file that says where the journal ended at the last orderly end.
 const ENDED_NAME: &str = "ended";
@@ -29,13 +30,18 @@ impl Layout {
     /// Up to when everything was on disk, the tree included, as [`Layout::note_synced`] was told
     /// last: nanoseconds since 1970.
     pub fn synced_ns(&self) -> Option<i64> {
-        Some(self.synced_ns.load(Ordering::SeqCst)).filter(|at_ns| *at_ns != i64::MIN)
+        Some(self.synced.ns.load(Ordering::SeqCst)).filter(|at_ns| *at_ns != i64::MIN)
     }
 
-    /// Notes that everything up to this time is on disk; durable on return.
+    /// Notes that everything up to this time is on disk; durable on return. Two syncs may end in
+    /// another order than they began: a later note stays.
     pub fn note_synced(&self, at_ns: i64) -> StoreResult<()> {
+        let _noting = self.synced.noting.lock();
+        if at_ns <= self.synced.ns.load(Ordering::SeqCst) {
+            return Ok(());
+        }
         self.note(SYNCED_NAME, at_ns)?;
-        self.synced_ns.fetch_max(at_ns, Ordering::SeqCst);
+        self.synced.ns.fetch_max(at_ns, Ordering::SeqCst);
         Ok(())
     }
 
@@ -118,9 +124,24 @@ impl Layout {
     }
 }
 
-/// What [`Layout::note_synced`] was told last; `i64::MIN`: nothing.
-pub(super) fn synced_ns(dir: &OwnedFd) -> i64 {
-    read_noted(dir, SYNCED_NAME).unwrap_or(i64::MIN)
+/// Up to when everything was on disk.
+#[derive(Debug)]
+pub(super) struct Synced {
+    /// The latest time of [`Layout::note_synced`]; `i64::MIN`: none.
+    ns: AtomicI64,
+    /// Held while it is noted.
+    noting: Mutex<()>,
+}
+
+impl Synced {
+    /// As the store in `dir` has it.
+    pub fn noted(dir: &OwnedFd) -> Synced {
+        let ns = read_noted(dir, SYNCED_NAME).unwrap_or(i64::MIN);
+        Synced {
+            ns: AtomicI64::new(ns),
+            noting: Mutex::default(),
+        }
+    }
 }
 
 fn noted_text(values: &[i64]) -> String {

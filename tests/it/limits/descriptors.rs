@@ -108,12 +108,21 @@ fn opened_until_refused(mount: &Mount, dirs: usize) {
     assert_eq!(errno(File::create(root.join("new"))), libc::EMFILE);
     fs::create_dir(root.join("directories")).expect("need none");
     drop(open);
-    put(root.join("new"), "there is room again");
+    make_once_there_is_room(&root.join("new"));
     drop(log);
     assert_eq!(
         (get(mount.view(second).join("log")), get(root.join("log"))),
         ("1".to_owned(), "12".to_owned())
     );
+}
+
+/// Makes an empty file. The kernel sends a close after close(2) has returned, so that there may be no
+/// descriptor for a moment.
+fn make_once_there_is_room(path: &Path) {
+    wait_until("there is a descriptor", || {
+        let made = fs::write(path, "");
+        seen(made.is_ok(), made)
+    });
 }
 
 /// Directories, and files in each: more directories than there are descriptors.
@@ -149,13 +158,7 @@ fn a_file_that_is_written_to_counts_for_the_descriptors_it_has() {
         let mut how = OpenOptions::new();
         how.write(true).read(mode == "r+");
         let name = |number: usize| mount.path().join(number.to_string());
-        // The kernel sends a close after close(2) has returned.
-        (0..=may).for_each(|number| {
-            wait_until("there is a descriptor", || {
-                let made = fs::write(name(number), "");
-                seen(made.is_ok(), made)
-            })
-        });
+        (0..=may).for_each(|number| make_once_there_is_room(&name(number)));
         let mut open = Vec::new();
         let refused = loop {
             match how.open(name(open.len())) {
