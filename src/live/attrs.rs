@@ -190,6 +190,7 @@ impl Attrs {
         let owner = new.mode.is_some() || new.uid.is_some() || new.gid.is_some();
         self.touch_by_change(change, at.slot, new);
         self.keep_inode(change, at, &fd, owner || new.size.is_some())?;
+        self.durability.order_attributes(at.slot, &fd)?;
         if let Some(size) = new.size {
             self.resize(change, at, &fd, file, size, new.asker)?;
         }
@@ -244,6 +245,7 @@ impl Attrs {
             return Err(Errno::EPERM);
         }
         self.keep_inode(change, at, fd, true)?;
+        self.durability.order_attributes(at.slot, fd)?;
         sys::act_for(Some(asker), || sys::chown_fd(fd, None, None))
     }
 
@@ -295,7 +297,7 @@ impl Attrs {
         if attr_is_new && at.slot != Slot::ROOT {
             self.timeline.epochs.count(1);
         }
-        self.durability.order_attributes(at.slot, fd)
+        Ok(())
     }
 
     #[allow(clippy::too_many_arguments)]
@@ -400,6 +402,7 @@ impl Attrs {
         if !self.nodes.is_dead(at.slot) {
             self.record_xattrs(change, at.slot, &fd)?;
         }
+        self.durability.order_attributes(at.slot, &fd)?;
         act(&fd)
     }
 
@@ -408,8 +411,7 @@ impl Attrs {
         self.captures.keep_xattrs(slot, fd, &mut undo)?;
         self.timeline
             .epochs
-            .record(&change.author, undo, Vec::new())?;
-        self.durability.order_attributes(slot, fd)
+            .record(&change.author, undo, Vec::new())
     }
 
     /// Value of an extended attribute.

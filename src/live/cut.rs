@@ -307,6 +307,7 @@ impl Cuts {
         let mut hot = self.hot.lock();
         for (slot, stat, settled) in stats {
             if let Some(hot) = hot.get_mut(slot) {
+                // The file has a past now, also if it was created in the epoch that closed.
                 hot.syncs |= hot.mappable;
                 hot.settled = *settled;
                 hot.openers

@@ -316,6 +316,28 @@ impl Files {
         make: &Make<'_>,
         flags: OpenFlags,
     ) -> SysResult<(Made, HandleId, Arc<Handle>)> {
+        let (made, id, handle) = self.create_now(change, parent, name, make, flags)?;
+        // As in `open`. A file that may be mapped is new to every checkpoint: nothing is waited for
+        // (see `durable`).
+        if flags.is_synced() && self.is_synced_unseen(flags, handle.io) {
+            self.durability
+                .make_captures_durable(made.slot)
+                .inspect_err(|_| {
+                    self.not_opened(id);
+                    self.nodes.forget(made.slot, 1);
+                })?;
+        }
+        Ok((made, id, handle))
+    }
+
+    fn create_now(
+        &self,
+        change: &Change,
+        parent: Slot,
+        name: &Name,
+        make: &Make<'_>,
+        flags: OpenFlags,
+    ) -> SysResult<(Made, HandleId, Arc<Handle>)> {
         self.copies.own(parent)?;
         let _changing = self.locks.enter();
         let _tree = self.locks.tree.write();
@@ -332,18 +354,9 @@ impl Files {
             1,
         )?;
         let file = made.file.take().ok_or(Errno::EIO)?;
-        // A file that may be mapped is new to every checkpoint: nothing is waited for (see
-        // `durable`).
-        let synced = flags.is_synced() && self.is_synced_unseen(flags, io);
-        let ordered = match synced {
-            true => self.durability.make_captures_durable(made.slot),
-            false => Ok(()),
-        };
-        match ordered
-            .and_then(|()| self.opened(change, made.slot, file, flags, io, (make.mode, None)))
-        {
+        match self.opened(change, made.slot, file, flags, io, (make.mode, None)) {
             Ok((id, handle)) => {
-                if synced {
+                if flags.is_synced() && self.is_synced_unseen(flags, io) {
                     self.hot.note_syncs(made.slot);
                 }
                 Ok((made, id, handle))

@@ -9,12 +9,10 @@
 //!   that the kernel serves by itself is synced without a request, and so is what is written to a
 //!   file opened with O_SYNC: there the capture is synced when the file is opened, the record of
 //!   each later change of its names and attributes before the change, and the file counts as synced
-//!   whenever its ctime is not the one of the last commit. What is in that log goes on being written
-//!   there: a
-//!   rename, a link, an unlink of an inode that was synced since the last commit (or was logged
-//!   with one that was) changes the log at once (`btrfs_log_new_name`,
-//!   `btrfs_del_inode_ref_in_log`, fs/btrfs/tree-log.c), and is on the disk with anybody's next
-//!   fsync. So while there may be such an inode, the record of a change of names is synced before
+//!   whenever its ctime is not the one of the last commit. A rename, a link or an unlink of an inode
+//!   that was synced since the last commit (or was logged with one that was) changes that log at once
+//!   (`btrfs_log_new_name`, `btrfs_del_inode_ref_in_log`, fs/btrfs/tree-log.c), and is on the disk
+//!   with the next fsync of any process. So while there may be such an inode, the record of a change of names is synced before
 //!   the change. A directory that is synced takes the names that were removed from it from the
 //!   disk, but does not bring names that the same inodes got elsewhere: one that was linked and
 //!   then unlinked, where nothing was committed in between, is lost. So before one of its names
@@ -265,9 +263,9 @@ impl Durability {
     /// EIO, ENOSPC: the attributes must not be changed.
     pub(super) fn order_attributes(&self, slot: Slot, fd: &OwnedFd) -> SysResult<()> {
         self.order_change(|| {
-            Ok(!self.timeline.epochs.is_born(slot)
-                && self.hot.any_syncs_unseen()
-                && (self.hot.syncs_unseen(slot) || sys::stat_fd(fd)?.kind == Kind::Dir))
+            let is_dir = sys::stat_fd(fd)?.kind == Kind::Dir;
+            let synced = self.hot.syncs_unseen(slot) || is_dir && self.hot.any_syncs_unseen();
+            Ok(synced && !self.timeline.epochs.is_born(slot))
         })
     }
 

@@ -289,14 +289,22 @@ impl HotFiles {
     /// request. A ctime that was moved a moment ago proves nothing: the store that moved it may come
     /// after the commit, and on kernels before 6.13 another one may leave it as it is.
     pub(super) fn before_commit(&self) -> Vec<(Slot, Option<Time>)> {
-        let (hot, now) = (self.hot.lock(), sys::now());
-        let settled = |file: &File| {
-            let ctime = sys::stat_fd(file).ok()?.ctime;
+        // Opens wait for the lock: the files are looked at without it.
+        let files: Vec<(Slot, Arc<File>)> = self
+            .hot
+            .lock()
+            .iter()
+            .filter(|(_, hot)| hot.syncs)
+            .map(|(slot, hot)| (*slot, Arc::clone(&hot.file)))
+            .collect();
+        let now = sys::now();
+        let settled = |file: Arc<File>| {
+            let ctime = sys::stat_fd(&*file).ok()?.ctime;
             is_before(ctime, now, SETTLED).then_some(ctime)
         };
-        hot.iter()
-            .filter(|(_, hot)| hot.syncs)
-            .map(|(slot, hot)| (*slot, settled(&hot.file)))
+        files
+            .into_iter()
+            .map(|(slot, file)| (slot, settled(file)))
             .collect()
     }
 
