@@ -160,6 +160,13 @@ fn no_synced_file_is_on_disk_without_its_past(v: Variant) {
             .open(root.join("d/f3"))
             .unwrap();
         at_once.write_all(b"more").unwrap();
+        super::ops::Op::Store {
+            path: "d/f4".into(),
+            fill: b'm',
+        }
+        .carry_out(root)
+        .unwrap();
+        // Last: what follows would sync the journal.
         let mut new = OpenOptions::new()
             .write(true)
             .create_new(true)
@@ -167,12 +174,6 @@ fn no_synced_file_is_on_disk_without_its_past(v: Variant) {
             .open(root.join("d/new"))
             .unwrap();
         new.write_all(b"new").unwrap();
-        super::ops::Op::Store {
-            path: "d/f4".into(),
-            fill: b'm',
-        }
-        .carry_out(root)
-        .unwrap();
     });
 }
 
