@@ -163,20 +163,34 @@ fn live_place(now: &View<'_>, path: &[u8]) -> SysResult<Option<Place>> {
     }))
 }
 
+impl Planner<'_> {
+    /// Whether the live directory is the one that had its number at the checkpoint. A directory that
+    /// was made since has names without a record.
+    fn is_one_dir(&self, want: &Arc<Trail>, live: &Arc<Trail>) -> bool {
+        if !self.touched.nodes.contains(&want.slot) {
+            return true;
+        }
+        let born = |view: &View<'_>, dir| view.attr(dir).ok()?.stat.btime;
+        let births = born(&self.view, want).zip(born(&self.now, live));
+        births.is_none_or(|(then, now)| then == now)
+    }
+}
+
 impl States for Planner<'_> {
     fn plan(&mut self) -> &mut tree::plan::Plan {
         &mut self.plan.tree
     }
 
     fn names(&mut self, want: &Arc<Trail>, live: Option<&Arc<Trail>>) -> SysResult<Vec<NamePlan>> {
+        let one = live.is_some_and(|live| self.is_one_dir(want, live));
         let mut names: BTreeSet<Name> = match live {
-            Some(_) => self
+            Some(_) if one => self
                 .touched
                 .names
                 .get(&want.slot)
                 .cloned()
                 .unwrap_or_default(),
-            None => {
+            _ => {
                 let known = self.view.list_known(want)?;
                 self.plan.unknown.extend(
                     known
@@ -185,7 +199,9 @@ impl States for Planner<'_> {
                         .map(|name| join(&want.path(), name))
                         .chain(known.partial.then(|| want.path())),
                 );
-                known.names.into_iter().map(|(name, _)| name).collect()
+                let there = live.map_or_else(|| Ok(Vec::new()), |live| self.now.list(live))?;
+                let both = known.names.into_iter().chain(there);
+                both.map(|(name, _)| name).collect()
             }
         };
         if !self.spared.is_empty() {
@@ -212,7 +228,7 @@ impl States for Planner<'_> {
                 wanted => wanted?,
             };
             let have = match live {
-                Some(_) if now => wanted.as_ref().map(|(child, _)| *child),
+                Some(_) if now && one => wanted.as_ref().map(|(child, _)| *child),
                 Some(live) => self.now.child(live, &name)?,
                 None => None,
             };

@@ -272,11 +272,13 @@ fn a_listing_of_snapshots_from_before_a_takeover_is_forgotten() {
 }
 
 /// XFS gives the number of a removed directory to the next one. What was made in a new directory has
-/// no record, and `diff` did not name it where the directory had the number of the one before it.
+/// no record: where the directory had the number of the one before it, `diff` did not name it, and
+/// `restore` left it there.
 #[test]
 fn a_directory_with_the_number_of_a_removed_one_is_named_with_all_it_has() {
     for io in [Io::Passthrough, Io::Daemon] {
-        let list = "mkdir c 448\nsynced-checkpoint 1 19\nleave 6 19\nrmdir c\nrestore 1 6\nsymlink c/f 434\ncheck-diff 12 4";
+        let list = "mkdir c 448\nsynced-checkpoint 1 19\nleave 6 19\nrmdir c\nrestore 1 6\nsymlink c/f 434\ncheck-diff 12 4\n\
+            checkpoint\nrestore 0 3\ncheck-live 14 1";
         case(Fs::Xfs, io, list);
     }
 }
