@@ -78,12 +78,12 @@ impl<'a> Takeover<'a> {
             return Err(Errno::ESTALE);
         };
         if left.fh.0 & PAST_HANDLE != 0 {
-            let node = self.engine.views.past_node(left.node)?;
-            return self.engine.views.past.adopt(
-                &self.engine.states.view(node.state()),
-                node,
-                left.fh,
-            );
+            return match self.adopt_past(left) {
+                // The kernel forgets an inode when it has no open file: a close was under way. Or
+                // the checkpoint was deleted.
+                Err(Errno::ESTALE | Errno::ENOENT) => Ok(()),
+                adopted => adopted,
+            };
         }
         let io = if left.passthrough {
             IoMode::Passthrough
@@ -99,6 +99,13 @@ impl<'a> Takeover<'a> {
             io,
             orphans,
         )
+    }
+
+    fn adopt_past(&self, left: &LeftOpen) -> SysResult<()> {
+        let views = &self.engine.views;
+        let node = views.past_node(left.node)?;
+        let view = self.engine.states.view(node.state());
+        views.past.adopt(&view, node, left.fh)
     }
 
     /// See [`super::request::Service::adopted`].

@@ -294,9 +294,7 @@ impl Comparison<'_> {
         out: &mut Found,
     ) -> SysResult<Vec<Pair>> {
         let mut below = Vec::new();
-        // A directory that is removed gives its number away: the one that has it now has other
-        // names, and those that were made with it have no record.
-        let is_one = from.slot == to.slot && self.is_one_inode(from, to)?;
+        let is_one = self.is_one_inode(from, to);
         let names = self.names(from, to, is_one)?;
         let before = self.from.steps_told(from, &names);
         // What had no record is what it is now: that is not looked at twice.
@@ -372,24 +370,8 @@ impl Comparison<'_> {
             .collect())
     }
 
-    /// Whether what has one number in both states is one inode: a number can be given away. Where no
-    /// birth is known, it is.
-    fn is_one_inode(&self, from: &Arc<Trail>, to: &Arc<Trail>) -> SysResult<bool> {
-        if !self.touched.nodes.contains(&from.slot) {
-            return Ok(true);
-        }
-        let before = self
-            .from
-            .told(self.from.attr(from))?
-            .and_then(|attr| attr.stat.btime);
-        let after = self
-            .to
-            .told(there(self.to.attr(to).map(Some)))?
-            .flatten()
-            .and_then(|attr| attr.stat.btime);
-        Ok(before
-            .zip(after)
-            .is_none_or(|(before, after)| before == after))
+    fn is_one_inode(&self, old: &Arc<Trail>, new: &Arc<Trail>) -> bool {
+        self.touched.is_one((&self.from, old), (&self.to, new))
     }
 
     /// Whether two inodes of one kind differ in content, attributes or extended attributes.
@@ -462,8 +444,8 @@ impl Comparison<'_> {
 /// By what was added, as a number, what was deleted and is the same inode.
 fn renamed(
     found: &[Differs],
-    is_one: impl Fn(&Arc<Trail>, &Arc<Trail>) -> SysResult<bool>,
-) -> SysResult<HashMap<usize, usize>> {
+    is_one: impl Fn(&Arc<Trail>, &Arc<Trail>) -> bool,
+) -> HashMap<usize, usize> {
     let mut gone: HashMap<(Slot, Kind), Vec<usize>> = HashMap::new();
     for (index, item) in found
         .iter()
@@ -488,22 +470,22 @@ fn renamed(
             .get(from)
             .and_then(|from| from.old.as_ref())
             .zip(item.new.as_ref());
-        if both.map_or(Ok(true), |(old, new)| is_one(old, new))? {
+        if both.is_none_or(|(old, new)| is_one(old, new)) {
             candidates.pop();
             from_of.insert(index, from);
         }
     }
-    Ok(from_of)
+    from_of
 }
 
 /// Finds inodes that were deleted at one path and added at another, and are one by `is_one`:
 /// renames. What only moved along with its directory is left out, unless it has `changed` besides.
 fn pair_renames(
     found: Vec<Differs>,
-    is_one: impl Fn(&Arc<Trail>, &Arc<Trail>) -> SysResult<bool>,
+    is_one: impl Fn(&Arc<Trail>, &Arc<Trail>) -> bool,
     changed: impl Fn(&Arc<Trail>, &Arc<Trail>, Kind) -> SysResult<bool>,
 ) -> SysResult<Vec<Differs>> {
-    let from_of = renamed(&found, is_one)?;
+    let from_of = renamed(&found, is_one);
     if from_of.is_empty() {
         return Ok(found);
     }

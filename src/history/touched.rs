@@ -79,6 +79,22 @@ impl Touched {
         }
     }
 
+    /// Whether the inode that has one number in two states is one inode. A removed inode gives its
+    /// number away, and the names that were made in a directory together with it have no record.
+    /// Where a birth is not known, it is one.
+    pub fn is_one(
+        &self,
+        (from, old): (&View<'_>, &Arc<Trail>),
+        (to, new): (&View<'_>, &Arc<Trail>),
+    ) -> bool {
+        if old.slot != new.slot || !self.nodes.contains(&old.slot) {
+            return old.slot == new.slot;
+        }
+        let birth = |view: &View<'_>, way| view.attr(way).ok()?.stat.btime;
+        let births = birth(from, old).zip(birth(to, new));
+        births.is_none_or(|(old, new)| old == new)
+    }
+
     /// Nothing was recorded.
     pub fn is_empty(&self) -> bool {
         self.names.is_empty() && self.nodes.is_empty()

@@ -73,7 +73,10 @@ impl Target {
         let until = Instant::now() + SETTLES;
         loop {
             match Target::open_now(path, only_look) {
-                Err(error) if error.code == Code::NotMounted && Instant::now() < until => {
+                Err(error)
+                    if [Code::NotMounted, Code::DaemonLost].contains(&error.code)
+                        && Instant::now() < until =>
+                {
                     std::thread::sleep(PAUSE)
                 }
                 opened => return opened,

@@ -5,7 +5,7 @@
 //! whose content was not recorded keeps what it has and gets its attributes only. Whoever has the
 //! copy knows paths and no inodes, so what has moved goes here and comes there.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::{How, Work};
@@ -13,7 +13,7 @@ use crate::history::diff::join;
 use crate::history::present::Trail;
 use crate::history::touched::Touched;
 use crate::history::view::View;
-use crate::store::ids::Slot;
+use crate::store::ids::{Name, Slot};
 use crate::store::record::{Child, Place};
 use crate::sys::{Errno, Kind, SysResult};
 use crate::tree;
@@ -120,14 +120,37 @@ fn add_dir(plan: &tree::plan::Plan, dir: &DirPlan, worked_in: bool, told: &mut P
     }
 }
 
+impl Between<'_> {
+    /// The names of a directory at which the states may differ.
+    fn names_of(&self, want: &Arc<Trail>, live: Option<&Arc<Trail>>) -> SysResult<BTreeSet<Name>> {
+        let is_one = |live| self.touched.is_one((&self.from, live), (&self.to, want));
+        Ok(match live {
+            Some(live) if !is_one(live) => {
+                let both = [self.from.list_known(live)?, self.to.list_known(want)?];
+                let each = both.into_iter().flat_map(|known| {
+                    let names = known.names.into_iter().map(|(name, _)| name);
+                    names.chain(known.unknown)
+                });
+                each.collect()
+            }
+            _ => self
+                .touched
+                .names
+                .get(&want.slot)
+                .cloned()
+                .unwrap_or_default(),
+        })
+    }
+}
+
 impl States for Between<'_> {
     fn plan(&mut self) -> &mut tree::plan::Plan {
         &mut self.plan
     }
 
     fn names(&mut self, want: &Arc<Trail>, live: Option<&Arc<Trail>>) -> SysResult<Vec<NamePlan>> {
-        let (touched, dir, mut names) = (self.touched, want.path(), Vec::new());
-        for name in touched.names.get(&want.slot).into_iter().flatten() {
+        let (dir, mut names) = (want.path(), Vec::new());
+        for name in &self.names_of(want, live)? {
             let new = match self.to.step(want, name) {
                 Ok(new) => new,
                 Err(errno) => {

@@ -219,13 +219,13 @@ impl Exporter<'_> {
             return false;
         };
         let is_touched = |names: &BTreeSet<Name>| names.contains(name);
-        !touched.names.get(&dir.slot).is_some_and(is_touched)
-            || self
-                .engine
-                .states
-                .view(State::At(*since))
-                .child(dir, name)
-                .is_ok_and(|was| was == Some(child))
+        let view = |at| self.engine.states.view(State::At(at));
+        let before = view(*since);
+        let is_here = !touched.names.get(&dir.slot).is_some_and(is_touched)
+            || before.child(dir, name).is_ok_and(|was| was == Some(child));
+        let way = dir.step(name, child.slot);
+        let is_one = || touched.is_one((&before, &way), (&view(job.at), &way));
+        is_here && (child.kind != Kind::Dir || is_one())
     }
 
     /// The names that an inode had, where it had several and it matters.

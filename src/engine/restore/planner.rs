@@ -163,26 +163,14 @@ fn live_place(now: &View<'_>, path: &[u8]) -> SysResult<Option<Place>> {
     }))
 }
 
-impl Planner<'_> {
-    /// Whether the live directory is the one that had its number at the checkpoint. A directory that
-    /// was made since has names without a record.
-    fn is_one_dir(&self, want: &Arc<Trail>, live: &Arc<Trail>) -> bool {
-        if !self.touched.nodes.contains(&want.slot) {
-            return true;
-        }
-        let born = |view: &View<'_>, dir| view.attr(dir).ok()?.stat.btime;
-        let births = born(&self.view, want).zip(born(&self.now, live));
-        births.is_none_or(|(then, now)| then == now)
-    }
-}
-
 impl States for Planner<'_> {
     fn plan(&mut self) -> &mut tree::plan::Plan {
         &mut self.plan.tree
     }
 
     fn names(&mut self, want: &Arc<Trail>, live: Option<&Arc<Trail>>) -> SysResult<Vec<NamePlan>> {
-        let one = live.is_some_and(|live| self.is_one_dir(want, live));
+        let is_one = |live| self.touched.is_one((&self.view, want), (&self.now, live));
+        let one = live.is_some_and(is_one);
         let mut names: BTreeSet<Name> = match live {
             Some(_) if one => self
                 .touched

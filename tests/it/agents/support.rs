@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::common::command::wait_limited;
-use crate::common::{Rig, run_limited};
+use crate::common::{Rig, run_limited, scratch};
 
 /// The agent.
 pub const AGENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/agents/agent.py");
@@ -63,11 +63,20 @@ pub struct Session {
     stdout: BufReader<ChildStdout>,
     pub id: &'static str,
     prompts: u32,
+    scratch: Option<tempfile::TempDir>,
 }
 
 impl Session {
+    /// With a directory of its own for temporary files: another test has a session of this name.
     pub fn start(dir: &Path, id: &'static str) -> Session {
-        Session::with(Command::new("/usr/bin/python3"), Path::new(AGENT), dir, id)
+        let scratch = scratch();
+        let mut command = Command::new("/usr/bin/python3");
+        command
+            .env("TMPDIR", scratch.path())
+            .env_remove("XDG_RUNTIME_DIR");
+        let mut session = Session::with(command, Path::new(AGENT), dir, id);
+        session.scratch = Some(scratch);
+        session
     }
 
     /// Started by a command of the caller's, from a copy of the script.
@@ -91,6 +100,7 @@ impl Session {
             stdout,
             id,
             prompts: 0,
+            scratch: None,
         }
     }
 

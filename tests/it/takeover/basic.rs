@@ -13,6 +13,7 @@ for_each_variant! { reflink =>
     an_unlinked_open_file_keeps_its_bytes,
     a_file_opened_after_its_name_went_goes_on,
     views_stay_readable,
+    an_open_file_of_a_view_that_was_deleted_is_no_fault,
     without_a_holder_the_mount_dies,
     a_file_that_was_written_before_is_captured_after,
     the_holder_may_die,
@@ -193,6 +194,27 @@ fn views_stay_readable(v: Variant) {
     names.sort();
     assert_eq!(names, ["f", "kept"]);
     assert_eq!(fs::read_to_string(view.join("a/b/f")).unwrap(), "then");
+}
+
+/// It cannot be read any more, and nothing else is affected.
+fn an_open_file_of_a_view_that_was_deleted_is_no_fault(v: Variant) {
+    let mut rig = v.start();
+    fs::write(rig.path().join("f"), "then").unwrap();
+    let id = rig.mount.checkpoint();
+    fs::write(rig.path().join("f"), "now").unwrap();
+    let last = rig.mount.checkpoint();
+    let mut open = File::open(rig.view(id).join("f")).unwrap();
+    rig.mount.ok(&["delete", "--now", &id.to_string()]);
+    rig.mount.replace_worker();
+    assert!(open.read(&mut [0; 4]).is_err());
+    drop(open);
+    rig.mount.replace_worker();
+    let log = fs::read_to_string(rig.path().join(".ckptfs/daemon.log")).unwrap();
+    let warning = log
+        .lines()
+        .find(|line| line.contains("cannot be taken over"));
+    assert_eq!(warning, None);
+    assert_eq!(fs::read_to_string(rig.view(last).join("f")).unwrap(), "now");
 }
 
 /// The control of all the others.
