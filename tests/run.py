@@ -60,11 +60,11 @@ NEEDS = {
 
 # Modules whose tests disturb others or are disturbed: each runs alone, with so many threads.
 # volumes: some tests copy the table of mounts, and volumes of other tests are then in use.
-ALONE = {"bounds": 1, "concurrent": 1, "cut": 1, "volumes": 1, "endurance": 2, "csi": 3}
+ALONE = {"concurrent": 1, "cut": 1, "volumes": 1, "endurance": 2, "csi": 3}
 THREADS = 4
 # Left to `all`: real servers, conformance suites of volumes, measurements, soaks.
 NOT_IN_TEST = re.compile(
-    r"^(remote::|csi::remote::|csi::conformance::csi_sanity|bounds::ratios::|endurance::|posix::fsx::"
+    r"^(remote::|csi::remote::|csi::conformance::csi_sanity|endurance::|posix::fsx::"
     r"|posix::pjdfstest::(on_branch|every_case_while)|engine::(?!engines::|lifecycle::volumes_come_and_go))"
 )
 
@@ -102,15 +102,16 @@ def clock(seconds):
 class Run:
     """The results of all steps."""
 
-    def __init__(self):
+    def __init__(self, anew=True):
         self.started = time.monotonic()
         self.steps = []
         self.passed = self.failed = 0
         self.skips = collections.Counter()
         self.failures = []
         self.times = []
-        shutil.rmtree(LOGS, ignore_errors=True)
-        os.makedirs(LOGS)
+        if anew:
+            shutil.rmtree(LOGS, ignore_errors=True)
+        os.makedirs(LOGS, exist_ok=True)
         cleanup("--dead")
 
     def elapsed(self):
@@ -400,9 +401,9 @@ def main(arguments):
     os.umask(0o022)
     os.environ.update(LC_ALL="C", CARGO_TERM_COLOR="never", RUST_BACKTRACE="1")
     if arguments[:1] == ["--bodies"]:
-        program = build(Run())["it"]
+        program = build(Run(anew=False))["it"]
         names = names_of(program)
-        say("\n".join(sorted(in_short(names) if "test" in arguments else names)))
+        print("\n".join(sorted(in_short(names) if "test" in arguments else names)))
         return 0
     run = Run()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

@@ -34,8 +34,7 @@ pub const SEEDS: [(Seed, &str); 5] = [
     ),
     (
         Seed::Sy,
-        "## sy\n\n`ckptfs export` and `ckptfs restore`, whole processes, beside `rsync -a` and `cp -a` (which shares data by itself where the filesystem can). `tests/it/bounds` keeps the quotients \
-         from growing.",
+        "## sy\n\n`ckptfs export` and `ckptfs restore`, whole processes, beside `rsync -a` and `cp -a` (which shares data by itself where the filesystem can).",
     ),
     (
         Seed::Vrift,

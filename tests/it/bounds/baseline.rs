@@ -6,14 +6,12 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::Mutex;
 
-/// So many times the baseline is a finding.
-pub const FACTOR: f64 = 2.0;
 /// Sessions of which each must find it.
 pub const SESSIONS: usize = 3;
 
 const HEAD: &str = "\
-# Quotients of times beside plain tools, and counts: the bounds of tests/it/bounds. Lines of this file are lowered (CKPTFS_BLESS=1 cargo test --test it -- bounds::does
-# that) or added. A number is never raised to make a test pass: CONTRIBUTING.md.
+# Counts: the bounds of tests/it/bounds. Lines of this file are lowered (CKPTFS_BLESS=1 cargo test --test it -- bounds:: does that) or added. A number is never
+# raised to make a test pass: CONTRIBUTING.md.
 ";
 
 type Numbers = BTreeMap<String, f64>;
