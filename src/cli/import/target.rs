@@ -73,10 +73,7 @@ impl Target {
         let until = Instant::now() + SETTLES;
         loop {
             match Target::open_now(path, only_look) {
-                Err(error)
-                    if [Code::NotMounted, Code::DaemonLost].contains(&error.code)
-                        && Instant::now() < until =>
-                {
+                Err(error) if is_ending(&error) && Instant::now() < until => {
                     std::thread::sleep(PAUSE)
                 }
                 opened => return opened,
@@ -203,14 +200,20 @@ impl Target {
 
     /// The daemon, which is started if there is none; it is ended when the import is.
     pub fn client(&mut self) -> Result<&mut Client, crate::cli::error::Failure> {
-        if self.daemon.is_none() {
+        let until = Instant::now() + SETTLES;
+        while self.daemon.is_none() {
             // One checkpoint for each item, however much goes from one to the next.
             copies::own_verb("mount", &self.path, &[("CKPTFS_TRIPWIRE", "off")])?;
-            if let Err(error) =
-                locate::served(Some(&self.path)).and_then(|served| self.serve(served, true))
-            {
-                copies::own_verb("umount", &self.path, &[])?;
-                return Err(error.into());
+            match locate::served(Some(&self.path)).and_then(|served| self.serve(served, true)) {
+                Ok(()) => {}
+                // The mount was that of another import's daemon, which was about to end.
+                Err(error) if is_ending(&error) && Instant::now() < until => {
+                    std::thread::sleep(PAUSE)
+                }
+                Err(error) => {
+                    copies::own_verb("umount", &self.path, &[])?;
+                    return Err(error.into());
+                }
             }
         }
         match &mut self.daemon {
@@ -286,6 +289,11 @@ impl Target {
             Ok(())
         }
     }
+}
+
+/// The daemon that was asked, or found, was about to end.
+fn is_ending(error: &VerbError) -> bool {
+    [Code::NotMounted, Code::DaemonLost].contains(&error.code)
 }
 
 fn is_unfinished(path: &Path) -> bool {

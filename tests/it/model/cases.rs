@@ -187,6 +187,15 @@ fn carried_over_delete_and_gc() {
     );
 }
 
+/// Three checkpoints read one capture, which was made for the first: the third reads it when the
+/// others are freed, also after the file was changed.
+#[test]
+fn carried_twice_and_freed_where_it_was_made() {
+    what_the_next_checkpoint_carries_stays(
+        "put f 70000 1\nidle settled\ncheckpoint\nopen f 5 3\ncheckpoint\ncheckpoint\nhwrite 5 0 3 7\nfree now 2\nidle\ncheckpoint\nfree now 2",
+    );
+}
+
 /// Nobody deletes anything: a mark is made before a removal, and taken back.
 #[test]
 fn carried_over_a_mark_that_is_taken_back() {
