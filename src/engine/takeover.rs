@@ -79,8 +79,8 @@ impl<'a> Takeover<'a> {
         };
         if left.fh.0 & PAST_HANDLE != 0 {
             return match self.adopt_past(left) {
-                // The kernel forgets an inode when it has no open file: a close was under way. Or
-                // the checkpoint was deleted.
+                // The checkpoint was deleted, or the file is closed: the kernel forgets an inode
+                // after its last close, and the worker died between the two.
                 Err(Errno::ESTALE | Errno::ENOENT) => Ok(()),
                 adopted => adopted,
             };

@@ -79,9 +79,9 @@ impl Touched {
         }
     }
 
-    /// Whether the inode that has one number in two states is one inode. A removed inode gives its
-    /// number away, and the names that were made in a directory together with it have no record.
-    /// Where a birth is not known, it is one.
+    /// Whether `old` and `new` are the same inode: they have the same number and the same time of
+    /// birth, as far as that is known. The filesystem reuses the number of a removed inode, and
+    /// the names created in a new directory have no record, so `names` does not list them.
     pub fn is_one(
         &self,
         (from, old): (&View<'_>, &Arc<Trail>),

@@ -206,7 +206,7 @@ impl Target {
             copies::own_verb("mount", &self.path, &[("CKPTFS_TRIPWIRE", "off")])?;
             match locate::served(Some(&self.path)).and_then(|served| self.serve(served, true)) {
                 Ok(()) => {}
-                // The mount was that of another import's daemon, which was about to end.
+                // The daemon of an interrupted import was unmounting.
                 Err(error) if is_ending(&error) && Instant::now() < until => {
                     std::thread::sleep(PAUSE)
                 }
@@ -291,7 +291,7 @@ impl Target {
     }
 }
 
-/// The daemon that was asked, or found, was about to end.
+/// The daemon ended before it answered, or before it was asked.
 fn is_ending(error: &VerbError) -> bool {
     [Code::NotMounted, Code::DaemonLost].contains(&error.code)
 }

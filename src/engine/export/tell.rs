@@ -220,11 +220,14 @@ impl Exporter<'_> {
         };
         let is_touched = |names: &BTreeSet<Name>| names.contains(name);
         let view = |at| self.engine.states.view(State::At(at));
-        let before = view(*since);
         let is_here = !touched.names.get(&dir.slot).is_some_and(is_touched)
-            || before.child(dir, name).is_ok_and(|was| was == Some(child));
-        let way = dir.step(name, child.slot);
-        let is_one = || touched.is_one((&before, &way), (&view(job.at), &way));
+            || view(*since)
+                .child(dir, name)
+                .is_ok_and(|was| was == Some(child));
+        let is_one = || {
+            let way = dir.step(name, child.slot);
+            touched.is_one((&view(*since), &way), (&view(job.at), &way))
+        };
         is_here && (child.kind != Kind::Dir || is_one())
     }
 
