@@ -12,6 +12,7 @@ use super::checkpoint::Checkpoints;
 use super::compare::States;
 use super::config::AutoConfig;
 use super::control::Snapdir;
+use super::api::Code;
 use super::quiesce::Stir;
 use super::serving::Serving;
 use super::tripwire::Decision;
@@ -135,6 +136,8 @@ impl Automatic {
         }
         match self.checkpoints.free_checkpoint(&daemon(), id) {
             Ok(_) => tracing::debug!(%id, "no burst followed: the mark is taken back"),
+            // Another deletion was quicker.
+            Err(error) if error.code == Code::UnknownCheckpoint => {}
             Err(error) => {
                 tracing::warn!(%error.message, %id, "a mark that no burst followed stays")
             }

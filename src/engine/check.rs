@@ -144,7 +144,7 @@ impl Verifier {
             let Some(version) = check.step(&store.layers).cloned() else {
                 break;
             };
-            if check.findings.len() > known && !self.is_still_wrong(&version, check.findings.last())
+            if check.findings.len() > known && !self.is_still_wrong(&version, check.findings.last_mut())
             {
                 check.findings.truncate(known);
             }
@@ -199,9 +199,10 @@ impl Verifier {
         Ok(())
     }
 
-    /// The version is needed still, and not merely on its way into the layer. What is wrong with it
-    /// is logged, and it is not shown any more.
-    fn is_still_wrong(&self, version: &Version, finding: Option<&Finding>) -> bool {
+    /// Whether a checkpoint still reads the version, and the version is not merely on its way into
+    /// the layer. The damage is logged, the version is not shown any more, and the finding names
+    /// the checkpoints that read it.
+    fn is_still_wrong(&self, version: &Version, finding: Option<&mut Finding>) -> bool {
         let Some(finding) = finding else { return false };
         if finding.kind == DamageKind::ObjectMissing && version.object.origin == ObjectOrigin::Moved
         {
@@ -220,8 +221,10 @@ impl Verifier {
                 .is_stored(*id)
                 .then(|| self.timeline().lookup.data_at(version.slot, *id));
             matches!(found, Some(Ok(Some(data))) if data.before.object == Some(version.object))
+                && self.timeline().is_just_before(*id, version.slot) != Ok(true)
         };
-        let needed = version.checkpoints.iter().any(reads);
+        finding.checkpoints = version.checkpoints.iter().copied().filter(reads).collect();
+        let needed = !finding.checkpoints.is_empty();
         if needed {
             tracing::error!(
                 object = finding.on,

@@ -18,6 +18,10 @@ use crate::store::ids::{CheckpointId, Epoch, ObjectId, Slot};
 use crate::store::record::{DataState, Record, Undo};
 use crate::sys::{SysResult, Time};
 
+/// Nanoseconds of the longest tick of the kernel's clock (HZ = 100). The time of birth of an inode
+/// is that of the last tick.
+const TICK_MAX_NS: i64 = 10_000_000;
+
 /// A captured version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Captured {
@@ -241,6 +245,25 @@ impl Timeline {
             version.by.start += older;
         }
         Ok(())
+    }
+
+    /// Whether the inode was made after the checkpoint though within the same tick of the kernel's
+    /// clock, so that its time of birth is not later: its recorded names lead elsewhere.
+    ///
+    /// # Errors
+    /// EIO if a record cannot be read.
+    pub fn is_just_before(&self, id: CheckpointId, slot: Slot) -> SysResult<bool> {
+        let (Some(kept), Some(attr)) = (
+            self.catalogue.checkpoint(id),
+            self.lookup.attr_at(slot, id)?,
+        ) else {
+            return Ok(false);
+        };
+        let Some(born) = attr.before.stat.btime else {
+            return Ok(false);
+        };
+        let same_tick = kept.created_ns < Time::nanoseconds(born).saturating_add(TICK_MAX_NS);
+        Ok(same_tick && self.is_nameless(slot, id, kept.created_ns)?)
     }
 
     /// Whether the names on record lead from the root to something else than this inode at a

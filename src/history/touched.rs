@@ -30,8 +30,6 @@ pub struct Touched {
     pub xattrs: HashSet<Slot>,
     /// Directories in which a name was recorded.
     pub dirs: HashSet<Slot>,
-    /// Inode -> how many of the names that it had before are among `names`.
-    links: HashMap<Slot, u32>,
     /// Inode -> how many names it had before; 1 for a directory. Where its attributes were not
     /// recorded it is not here.
     named: HashMap<Slot, u32>,
@@ -48,12 +46,15 @@ fn names_of(stat: &Stat) -> u32 {
 impl Touched {
     fn add(&mut self, undo: Undo) {
         match undo {
-            Undo::Entry { dir, name, before } => {
+            Undo::Entry { dir, name, .. } => {
                 self.dirs.insert(dir);
                 self.entries.entry(dir).or_default().insert(name.clone());
-                self.add_name(dir, name, before.map(|child| child.slot));
+                self.names.entry(dir).or_default().insert(name);
             }
-            Undo::Home { slot, before } => self.add_name(before.parent, before.name, Some(slot)),
+            Undo::Home { before, .. } => {
+                let names = self.names.entry(before.parent).or_default();
+                names.insert(before.name);
+            }
             Undo::Data { slot, .. } => {
                 self.nodes.insert(slot);
                 self.data.insert(slot);
@@ -71,14 +72,6 @@ impl Touched {
 }
 
 impl Touched {
-    fn add_name(&mut self, dir: Slot, name: Name, led_to: Option<Slot>) {
-        if self.names.entry(dir).or_default().insert(name)
-            && let Some(slot) = led_to
-        {
-            *self.links.entry(slot).or_default() += 1;
-        }
-    }
-
     /// Whether `old` and `new` are the same inode: they have the same number and the same time of
     /// birth, as far as that is known. The filesystem reuses the number of a removed inode, and
     /// the names created in a new directory have no record, so `names` does not list them.
@@ -112,9 +105,9 @@ impl Touched {
         self.nodes.is_disjoint(&other.nodes) && !leads(self, other) && !leads(other, self)
     }
 
-    /// Adds the names of hard links that no record tells: a file is recorded under the names by
-    /// which it was seen, and it may have more. Walks the tree of `before`, the older state, but
-    /// only if there are such.
+    /// Adds the names of hard links that have no record: a file is recorded under the names by
+    /// which it was seen, and it may have more. Walks the whole tree of `before`, the older state,
+    /// but only if a changed file has fewer recorded names there than links.
     ///
     /// # Errors
     /// EIO if a record cannot be read.
@@ -122,7 +115,7 @@ impl Touched {
         let State::At(id) = before.state() else {
             return Ok(());
         };
-        let mut wanted = HashSet::new();
+        let mut wanted = HashMap::new();
         for slot in &self.nodes {
             let named = match self.named.get(slot) {
                 Some(named) => *named,
@@ -131,10 +124,11 @@ impl Touched {
                     .attr_at(*slot, id)?
                     .map_or(1, |attr| names_of(&attr.before.stat)),
             };
-            if named > 1 && self.links.get(slot).is_none_or(|known| *known < named) {
-                wanted.insert(*slot);
+            if named > 1 {
+                wanted.insert(*slot, named);
             }
         }
+        self.subtract_recorded_names(before, &mut wanted);
         if wanted.is_empty() {
             return Ok(());
         }
@@ -148,13 +142,40 @@ impl Touched {
             for (name, child) in before.told(before.list(&dir))?.unwrap_or_default() {
                 if child.kind == Kind::Dir {
                     open.push(dir.step(&name, child.slot));
-                } else if wanted.contains(&child.slot) {
+                } else if wanted.contains_key(&child.slot) {
                     self.names.entry(dir.slot).or_default().insert(name);
                     self.add_way(&dir);
                 }
             }
         }
         Ok(())
+    }
+
+    /// Subtracts from the number of links of each file in `wanted` the recorded names that led to
+    /// it in `before`, and removes the files that have no other. A recorded name may have led to
+    /// the file later only, in a directory that `before` does not have.
+    fn subtract_recorded_names(&self, before: &View<'_>, wanted: &mut HashMap<Slot, u32>) {
+        let (mut open, mut walked) = (vec![Trail::root()], HashSet::new());
+        while let Some(dir) = open.pop()
+            && !wanted.is_empty()
+        {
+            let Some(names) = self.names.get(&dir.slot) else {
+                continue;
+            };
+            if !walked.insert(dir.slot) {
+                continue;
+            }
+            for (child, way) in before.steps(&dir, names).into_iter().flatten().flatten() {
+                if child.kind == Kind::Dir {
+                    open.push(way);
+                } else if let Some(left) = wanted.get_mut(&child.slot) {
+                    *left = left.saturating_sub(1);
+                    if *left == 0 {
+                        wanted.remove(&child.slot);
+                    }
+                }
+            }
+        }
     }
 
     /// The names on the way to a directory.

@@ -57,6 +57,7 @@ impl Recovery {
             if object.epoch != self.timeline.epochs.epoch() && !layers.exists(*object)? {
                 self.timeline.strike_unmade(*object)?;
             }
+            self.set_apart(*object)?;
         }
         aftermath
             .moved_away
@@ -128,7 +129,9 @@ impl Recovery {
             .chain(below.flatten().map(|(trail, _)| trail))
     }
 
-    /// A rename over an existing inode: names exchanged, but the inode not yet moved away.
+    /// Finishes a rename over an existing inode: the names were exchanged, and the replaced inode
+    /// may still have the name of the other. After a power cut the log of btrfs may have brought
+    /// that name back beside the one in the layer.
     fn finish_replacing(
         &self,
         slot: Slot,
@@ -141,6 +144,14 @@ impl Recovery {
         };
         match sys::stat_at(&dir, place.name.as_bytes()) {
             Ok(stat) if self.inodes.slot_of(&stat) == Ok(slot) => {
+                let layers = &self.timeline.store().layers;
+                match layers.stat(object)? {
+                    None => {}
+                    // rename(2) onto another name of the same inode does nothing.
+                    Some(kept) if kept.ino == stat.ino => layers.remove(object)?,
+                    // The recovery before this one gave the layer a copy.
+                    Some(_) => return Ok(()),
+                }
                 // Without it what is below, or the base of a branch, would be seen there again.
                 self.removal.move_away(&dir, &place.name, object, whiteout)
             }

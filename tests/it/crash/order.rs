@@ -393,27 +393,36 @@ fn what_the_log_brings_of_layers_is_not_believed(v: Variant) {
     assert_eq!(wrong, Vec::<String>::new());
 }
 
-/// The log of btrfs can bring back the name of an inode beside the one that it has in a layer: what
-/// is written through it does not change the past.
+/// The log of btrfs can bring back the name of an inode beside the one that it has in a layer: a
+/// write to the name does not change the past.
 fn a_name_that_came_back_does_not_share_its_inode_with_the_past(v: Variant) {
-    let change = |root: &Path| {
-        sh(root.parent().unwrap(), "sync -f .");
-        fs::remove_file(root.join("d/f0")).unwrap();
-        thread::sleep(JOURNAL_SYNCED);
-        sh(root.parent().unwrap(), "sync -f .");
-        fs::rename(root.join("d/f1"), root.join("d/g1")).unwrap();
-        thread::sleep(JOURNAL_SYNCED);
+    let came_back = |change: &str, comes_back: &str| {
+        let change = |root: &Path| {
+            sh(root.parent().unwrap(), "sync -f .");
+            sh(root, change);
+            thread::sleep(JOURNAL_SYNCED);
+            sh(root.parent().unwrap(), "sync -f .");
+            fs::rename(root.join("other/synced"), root.join("other/renamed")).unwrap();
+            thread::sleep(JOURNAL_SYNCED);
+        };
+        let comes_back = format!("f=$(echo .ckptfs/layers/*/objects/*.m); {comes_back}; test $(stat -c %h $f) = 2");
+        let found = |root: &Path| sh(root, &comes_back);
+        let served = |root: &Path| sh(root, "echo other > d/f0; chmod 600 d/f0");
+        differences_served(v, "", change, found, served)
     };
-    let comes_back = |root: &Path| {
-        sh(
-            root,
-            "ln .ckptfs/layers/*/objects/*.m d/f0; test $(stat -c %h d/f0) = 2",
-        )
-    };
-    let wrong = differences_served(v, "", change, comes_back, |root| {
-        sh(root, "echo other > d/f0; chmod 600 d/f0")
+    let cases = [
+        // Removed.
+        ("rm d/f0", "ln $f d/f0"),
+        // Replaced by a rename, at its own name and at the name of the one that replaced it.
+        ("mv d/f1 d/f0", "rm d/f0; ln $f d/f0"),
+        ("mv d/f1 d/f0", "ln $f d/f1"),
+    ];
+    thread::scope(|scope| {
+        let running = cases.map(|(change, name)| scope.spawn(move || came_back(change, name)));
+        for case in running {
+            assert_eq!(case.join().unwrap(), Vec::<String>::new());
+        }
     });
-    assert_eq!(wrong, Vec::<String>::new());
 }
 
 for_each_variant! { xfs => no_change_is_on_disk_without_its_record }

@@ -312,3 +312,33 @@ fn a_changed_bit_of_the_index_is_found_or_changes_nothing() {
     );
     is_damage_free(&dir);
 }
+
+/// The time of birth of a file is that of the last tick of the kernel's clock, which may be before
+/// the checkpoint that it was made after.
+#[test]
+fn a_checkpoint_just_before_a_file_was_made_is_not_named_for_it() {
+    let Some(v) = variant() else { return };
+    let rig = v.start();
+    let files: Vec<String> = (1..=20).map(|number| format!("f{number}")).collect();
+    for name in &files {
+        fs::create_dir(rig.path().join(".snapshots").join(format!("t{name}"))).unwrap();
+        fs::write(rig.path().join(name), "old").unwrap();
+    }
+    rig.mount.checkpoint();
+    for name in &files {
+        fs::write(rig.path().join(name), "changed").unwrap();
+    }
+    for object in objects(rig.path()) {
+        fs::remove_file(object).unwrap();
+    }
+    let (status, report) = check(rig.path(), &["verify"]);
+    let findings = report["findings"].as_array().unwrap();
+    assert_eq!((status, findings.len()), (4, files.len()), "{report}");
+    for finding in findings {
+        let path = finding["path"].as_str().unwrap();
+        for id in finding["checkpoints"].as_array().unwrap() {
+            let view = rig.view(id.as_u64().unwrap());
+            assert!(view.join(path).symlink_metadata().is_ok(), "{id}: {finding}");
+        }
+    }
+}

@@ -291,3 +291,12 @@ fn a_directory_with_the_number_of_a_removed_one_is_named_with_all_it_has() {
         case(Fs::Xfs, io, list);
     }
 }
+
+/// A name in a directory that is younger than the checkpoint counted as one of the names that the
+/// file had then: `diff` named the file at one of its two names only.
+#[test]
+fn a_name_in_a_new_directory_is_none_that_a_file_had_before() {
+    let list = "put e 100 1\nlink e long\ncheckpoint\nrename long odd 0\nmkdir d 493\nrename odd d/e 0\nwrite e 1 50 298\n\
+        check-status\ncheckpoint\ncheck-diff 0 1\nrestore 0\ncheck-live";
+    case(Fs::Xfs, Io::Daemon, list);
+}

@@ -394,11 +394,21 @@ impl Model {
 
     /// A regular file that is opened for writing by its path.
     pub fn file(&self, path: &[u8], create: bool) -> Answer<Option<Id>> {
-        let (_, _, there) = self.tree.resolve(path)?;
+        let (dir, _, there) = self.tree.resolve(path)?;
         let Some(id) = there else {
             return if create { Ok(None) } else { Err(Errno::NOENT) };
         };
-        match self.tree.node(id).body {
+        let (dir, node) = (self.tree.node(dir), self.tree.node(id));
+        // may_create_in_sticky, fs/namei.c; of files and FIFOs only where a sysctl says so.
+        if create
+            && matches!(node.body, Body::Symlink(_) | Body::Socket)
+            && dir.mode & 0o1002 == 0o1002
+            && node.uid != dir.uid
+            && node.uid != 0
+        {
+            return Err(Errno::ACCESS);
+        }
+        match node.body {
             Body::File(_) => Ok(Some(id)),
             Body::Dir(_) => Err(Errno::ISDIR),
             Body::Symlink(_) => Err(Errno::LOOP),
