@@ -53,10 +53,10 @@ soak: ## Model, concurrency and endurance for SOAK_SECONDS each, decoders and li
 	@CKPTFS_LONG=1 CKPTFS_SECONDS=$$(($(SOAK_SECONDS) / 180 + 1)) CKPTFS_ROUNDS=$$(($(SOAK_SECONDS) / 360 + 1)) \
 		LIMIT=$$(($(SOAK_SECONDS) * 4 + 3600)) tests/run.py endurance
 
-# Built for the time of the build: only what the demo needs, and little optimized.
+# Built for the time of the build: only the crates that the demo needs, and little optimized.
 QUICK := target/quick/ckptfs
 quick:
-	@echo "Building ckptfs without remotes, CSI, MCP and browse: about 5 minutes from nothing on 2 cores."
+	@echo "Building ckptfs without remotes, CSI, MCP and browse: about 3 minutes from nothing on 2 cores."
 	cargo build --profile quick --no-default-features --features fuse,cli
 
 demo: ## The main job on real input: make demo [DIR=~/project]

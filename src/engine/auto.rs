@@ -7,12 +7,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::api::CheckpointOptions;
+use super::api::{CheckpointOptions, Code};
 use super::checkpoint::Checkpoints;
 use super::compare::States;
 use super::config::AutoConfig;
 use super::control::Snapdir;
-use super::api::Code;
 use super::quiesce::Stir;
 use super::serving::Serving;
 use super::tripwire::Decision;

@@ -144,7 +144,8 @@ impl Verifier {
             let Some(version) = check.step(&store.layers).cloned() else {
                 break;
             };
-            if check.findings.len() > known && !self.is_still_wrong(&version, check.findings.last_mut())
+            if check.findings.len() > known
+                && !self.is_still_wrong(&version, check.findings.last_mut())
             {
                 check.findings.truncate(known);
             }

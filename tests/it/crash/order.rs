@@ -405,7 +405,9 @@ fn a_name_that_came_back_does_not_share_its_inode_with_the_past(v: Variant) {
             fs::rename(root.join("other/synced"), root.join("other/renamed")).unwrap();
             thread::sleep(JOURNAL_SYNCED);
         };
-        let comes_back = format!("f=$(echo .ckptfs/layers/*/objects/*.m); {comes_back}; test $(stat -c %h $f) = 2");
+        let comes_back = format!(
+            "f=$(echo .ckptfs/layers/*/objects/*.m); {comes_back}; test $(stat -c %h $f) = 2"
+        );
         let found = |root: &Path| sh(root, &comes_back);
         let served = |root: &Path| sh(root, "echo other > d/f0; chmod 600 d/f0");
         differences_served(v, "", change, found, served)
@@ -414,7 +416,7 @@ fn a_name_that_came_back_does_not_share_its_inode_with_the_past(v: Variant) {
         // Removed.
         ("rm d/f0", "ln $f d/f0"),
         // Replaced by a rename, at its own name and at the name of the one that replaced it.
-        ("mv d/f1 d/f0", "rm d/f0; ln $f d/f0"),
+        ("mv d/f1 d/f0", "mv d/f0 d/f1; ln $f d/f0"),
         ("mv d/f1 d/f0", "ln $f d/f1"),
     ];
     thread::scope(|scope| {

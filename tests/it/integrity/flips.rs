@@ -338,7 +338,10 @@ fn a_checkpoint_just_before_a_file_was_made_is_not_named_for_it() {
         let path = finding["path"].as_str().unwrap();
         for id in finding["checkpoints"].as_array().unwrap() {
             let view = rig.view(id.as_u64().unwrap());
-            assert!(view.join(path).symlink_metadata().is_ok(), "{id}: {finding}");
+            assert!(
+                view.join(path).symlink_metadata().is_ok(),
+                "{id}: {finding}"
+            );
         }
     }
 }
