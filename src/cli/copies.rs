@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::context::Context;
 use super::error::{Failure, On, Outcome, error, hinted, io_error};
@@ -22,7 +22,7 @@ use crate::engine::api::{Code, StateName, TreePath, VerbError, VerbResult};
 use crate::engine::export::parts::{ExportAsk, ExportPart, Refused};
 use crate::engine::word::count;
 use crate::store::ids::CheckpointId;
-use crate::sys::{self, Errno};
+use crate::sys::{self, Errno, SysResult};
 use crate::transfer::write::Writer;
 use crate::transfer::{Feed, Sink, hand_over};
 
@@ -149,7 +149,7 @@ pub fn open_destination(dest: &Path) -> VerbResult<OwnedFd> {
             Code::NotADirectory,
             format!("{} is not a directory", dest.display()),
         ),
-        cause => io_error(dest.display(), cause),
+        cause => unmounted(dest, cause),
     })?;
     let lock = File::from(dir.try_clone().on(dest.display())?);
     match sys::flock_exclusive(&lock) {
@@ -160,6 +160,24 @@ pub fn open_destination(dest: &Path) -> VerbResult<OwnedFd> {
         )),
         // A filesystem without locks has none to offer.
         _ => Ok(dir),
+    }
+}
+
+/// The result of a call below a path.
+///
+/// # Errors
+/// `not-mounted` if the mount there has ended; `io` otherwise.
+pub fn opened<T>(result: SysResult<T>, path: &Path) -> VerbResult<T> {
+    result.map_err(|errno| unmounted(path, errno))
+}
+
+fn unmounted(path: &Path, errno: Errno) -> VerbError {
+    match errno {
+        Errno::ESTALE | Errno::ENOTCONN => error(
+            Code::NotMounted,
+            format!("{} was unmounted meanwhile", path.display()),
+        ),
+        errno => io_error(path.display(), errno),
     }
 }
 
@@ -336,14 +354,19 @@ pub fn served(context: &Context) -> VerbResult<Served> {
     super::locate::served(context.dir())
 }
 
-/// Runs a verb of this program on a directory, as if the user had; what it says is shown if it
-/// fails.
+/// What a verb prints on stderr with `--json` when it fails.
+#[derive(Deserialize)]
+struct Failed {
+    error: VerbError,
+}
+
+/// Runs a verb of this program on a directory.
 ///
 /// # Errors
-/// It has told why.
+/// Those of the verb; [`Failure::No`] if it ended without one, and then its stderr was printed.
 pub fn own_verb(verb: &str, dir: &Path, variables: &[(&str, &str)]) -> Outcome {
     let output = Command::new(launch::program())
-        .arg(verb)
+        .args(["--json", verb])
         .arg(dir)
         .envs(variables.iter().copied())
         .stdin(Stdio::null())
@@ -351,6 +374,14 @@ pub fn own_verb(verb: &str, dir: &Path, variables: &[(&str, &str)]) -> Outcome {
     let output = output.on(format_args!("ckptfs {verb}"))?;
     if output.status.success() {
         return Ok(());
+    }
+    let last = output
+        .stderr
+        .trim_ascii_end()
+        .rsplit(|byte| *byte == b'\n')
+        .next();
+    if let Some(Ok(Failed { error })) = last.map(serde_json::from_slice) {
+        return Err(Failure::Verb(error));
     }
     hand_on(&output.stderr);
     Err(Failure::No)

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use self::items::{As, Item};
 use self::one::{How, Made};
-use self::target::{State, Target};
+use self::target::{SETTLES, State, Target, is_race};
 use super::context::Context;
 use super::copies;
 use super::error::{Failure, Outcome, hinted};
@@ -112,10 +112,18 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         hash: args.hash,
         with,
     };
-    let checkpoints = match target {
-        target if args.dry_run => look(&items, target.as_ref(), &how)?,
-        Some(target) => import(&items, target, &how, context)?,
-        None => Vec::new(),
+    let checkpoints = loop {
+        let made = match target {
+            target if args.dry_run => look(&items, target.as_ref(), &how).map_err(Failure::from),
+            Some(target) => import(&items, target, &how, context),
+            None => Ok(Vec::new()),
+        };
+        match made {
+            Err(Failure::Verb(error)) if is_race(&error) && started.elapsed() < SETTLES => {
+                target = Target::open(&into, args.dry_run)?;
+            }
+            made => break made?,
+        }
     };
     let duration_us = crate::engine::api::microseconds(started.elapsed());
     tell(

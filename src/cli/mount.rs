@@ -205,7 +205,8 @@ pub fn prepare(mut args: Args, cwd: &Path) -> VerbResult<Prepared> {
     };
     check_mounts(&backing, &mountpoint, &mut repaired)?;
     let not_served = not_served(&backing, &mountpoint)?;
-    check_store(&backing)?;
+    // What is there may be the mount that another process has made meanwhile.
+    check_store(&backing).or_else(|error| check_unserved(&backing, &mut 0).and(Err(error)))?;
     check_flags(&args.serving)?;
     let allow_other = allow_other(&args)?;
     args.serving.hooks = args
@@ -250,7 +251,9 @@ pub fn start(prepared: &Prepared, starter: Starter) -> VerbResult<Ready> {
         ) {
             Err(error)
                 if error.code == Code::InUse && began.elapsed() < DYING_MAX && !answers() => {}
-            launched => return launched,
+            // Another process may have mounted it meanwhile.
+            Err(error) => return check_unserved(&daemon.backing, &mut 0).and(Err(error)),
+            ready => return ready,
         }
     }
 }

@@ -35,7 +35,7 @@ use crate::live::Live;
 use crate::store::layout::branches::{BranchEntry, branch_mark};
 use crate::store::layout::{STAGING_NAME, has_origin};
 use crate::store::record::Record;
-use crate::store::{Opened, Store, StoreError};
+use crate::store::{Mistrust, Opened, Store, StoreError};
 use crate::sys::lock::{Mutex, Rank};
 use crate::sys::{self, Errno};
 
@@ -365,6 +365,14 @@ fn store_error(error: &StoreError, backing: &std::path::Path) -> VerbError {
         StoreError::Locked => (
             Code::InUse,
             "another daemon serves this directory, perhaps in a mount that is not visible from here: `ckptfs status` shows it, `ckptfs umount` ends it",
+        ),
+        // The verb has seen a directory there.
+        StoreError::Untrusted {
+            why: Mistrust::NotADirectory,
+            ..
+        } => (
+            Code::InUse,
+            "another process has mounted the directory meanwhile: `ckptfs status` shows it, `ckptfs umount` ends it",
         ),
         StoreError::NewerFormat { .. } | StoreError::UnknownFeature { .. } => (
             Code::NewerFormat,

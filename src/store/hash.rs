@@ -92,7 +92,10 @@ impl Hashing {
         forget: bool,
     ) -> SysResult<Option<(u64, Hash)>> {
         let wanted = hashers.block_bytes();
-        self.block.resize(wanted, 0);
+        if self.block.len() != wanted {
+            // Pages that a small file does not fill are never touched.
+            self.block = vec![0; wanted];
+        }
         let read = sys::read_full_at(file, &mut self.block, self.offset)?;
         let bytes = self.block.get(..read).unwrap_or_default();
         match &hashers.0 {

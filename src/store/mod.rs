@@ -37,7 +37,7 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-pub use self::error::{StoreError, StoreResult};
+pub use self::error::{Mistrust, StoreError, StoreResult};
 pub use self::forget::Forgotten;
 pub use self::index::{Batch, Needs};
 use self::index::{Doubt, Index};

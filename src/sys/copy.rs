@@ -101,12 +101,10 @@ fn copy_plain(
     end: u64,
     buffer: &mut Vec<u8>,
 ) -> SysResult<bool> {
-    buffer.resize(
-        usize::try_from(end - start)
-            .unwrap_or(usize::MAX)
-            .min(BUFFER_LEN),
-        0,
-    );
+    let length = usize::try_from(end - start).map_or(BUFFER_LEN, |length| length.min(BUFFER_LEN));
+    if buffer.len() < length {
+        *buffer = vec![0; length];
+    }
     let mut offset = start;
     while offset < end {
         let want = usize::try_from(end - offset)

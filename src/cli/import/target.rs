@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::cli::copies;
-use crate::cli::error::{On, Outcome, error, hinted, io_error};
+use crate::cli::error::{Failure, On, Outcome, error, hinted, io_error};
 use crate::cli::locate::{self, Located, Served};
 use crate::control::{Client, STORE_NAME, Store, is_same};
 use crate::engine::api::{Code, GetStatus, Status, TreePath, VerbError, VerbResult};
@@ -21,8 +21,9 @@ use crate::transfer::write::{Stage, Writer};
 /// Where inodes are made before they are put into the tree, in the store.
 const STAGE: &[u8] = b"tmp/restore";
 
-/// A daemon that begins or ends is waited for so long, and looked at so often.
-const SETTLES: Duration = Duration::from_secs(10);
+/// How long an import waits for a daemon of an interrupted import to begin or to end.
+pub const SETTLES: Duration = Duration::from_secs(10);
+/// Between two tries.
 const PAUSE: Duration = Duration::from_millis(25);
 
 /// What is put into the tree with one request.
@@ -71,9 +72,11 @@ impl Target {
     /// is waited for.
     pub fn open(path: &Path, only_look: bool) -> VerbResult<Option<Target>> {
         let until = Instant::now() + SETTLES;
+        let mount = || sys::host::mount_id(path).ok();
         loop {
+            let before = mount();
             match Target::open_now(path, only_look) {
-                Err(error) if is_ending(&error) && Instant::now() < until => {
+                Err(error) if (is_race(&error) || mount() != before) && Instant::now() < until => {
                     std::thread::sleep(PAUSE)
                 }
                 opened => return opened,
@@ -97,7 +100,7 @@ impl Target {
                     return target.locked().map(Some);
                 }
                 Located::Store { root, .. } if root == path && !is_unfinished(&path) => {
-                    let dir = sys::open_root(&path).on(path.display())?;
+                    let dir = copies::opened(sys::open_root(&path), &path)?;
                     let target = Target {
                         path,
                         state: State::Tree,
@@ -199,21 +202,14 @@ impl Target {
     }
 
     /// The daemon, which is started if there is none; it is ended when the import is.
-    pub fn client(&mut self) -> Result<&mut Client, crate::cli::error::Failure> {
-        let until = Instant::now() + SETTLES;
+    pub fn client(&mut self) -> Outcome<&mut Client> {
+        let until = Instant::now() + SETTLES / 2;
         while self.daemon.is_none() {
-            // One checkpoint for each item, however much goes from one to the next.
-            copies::own_verb("mount", &self.path, &[("CKPTFS_TRIPWIRE", "off")])?;
-            match locate::served(Some(&self.path)).and_then(|served| self.serve(served, true)) {
-                Ok(()) => {}
-                // The daemon of an interrupted import was unmounting.
-                Err(error) if is_ending(&error) && Instant::now() < until => {
+            match self.start() {
+                Err(Failure::Verb(error)) if is_race(&error) && Instant::now() < until => {
                     std::thread::sleep(PAUSE)
                 }
-                Err(error) => {
-                    copies::own_verb("umount", &self.path, &[])?;
-                    return Err(error.into());
-                }
+                started => started?,
             }
         }
         match &mut self.daemon {
@@ -222,8 +218,23 @@ impl Target {
         }
     }
 
+    /// Mounts the tree and connects to its daemon, which may be that of an interrupted import.
+    fn start(&mut self) -> Outcome {
+        // One checkpoint for each item, however much goes from one to the next.
+        let mounted = copies::own_verb("mount", &self.path, &[("CKPTFS_TRIPWIRE", "off")]);
+        let ours = match mounted {
+            Err(Failure::Verb(error)) if error.code == Code::AlreadyMounted => false,
+            mounted => mounted.map(|()| true)?,
+        };
+        let served = locate::served(Some(&self.path)).and_then(|served| self.serve(served, ours));
+        if ours && served.as_ref().is_err_and(|error| !is_race(error)) {
+            copies::own_verb("umount", &self.path, &[])?;
+        }
+        served.map_err(Failure::from)
+    }
+
     fn serve(&mut self, mut served: Served, ours: bool) -> VerbResult<()> {
-        let mount = sys::open_dir_at(served.open_mount()?.1, b".").on(self.path.display())?;
+        let mount = copies::opened(sys::open_dir_at(served.open_mount()?.1, b"."), &self.path)?;
         let (_, fds) = served.client.ask_with_files(ImportAsk::Begin)?;
         let Ok([backing, stage]) = <[OwnedFd; 2]>::try_from(fds) else {
             return Err(io_error(self.path.display(), Errno::EMFILE));
@@ -236,8 +247,8 @@ impl Target {
         let same = self
             .dir
             .as_ref()
-            .map_or(Ok(true), |dir| is_same(dir, &backing))
-            .on(self.path.display())?;
+            .map_or(Ok(true), |dir| is_same(dir, &backing));
+        let same = copies::opened(same, &self.path)?;
         if !(same
             && store.is_in(&backing).on(self.path.display())?
             && store.has(STAGE, &stage).on(self.path.display())?)
@@ -291,9 +302,9 @@ impl Target {
     }
 }
 
-/// The daemon ended before it answered, or before it was asked.
-fn is_ending(error: &VerbError) -> bool {
-    [Code::NotMounted, Code::DaemonLost].contains(&error.code)
+/// The daemon of an interrupted import began or ended at the same time.
+pub fn is_race(error: &VerbError) -> bool {
+    [Code::NotMounted, Code::DaemonLost, Code::InUse].contains(&error.code)
 }
 
 fn is_unfinished(path: &Path) -> bool {

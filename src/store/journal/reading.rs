@@ -50,11 +50,11 @@ impl Journal {
         let Some(total) = header.and_then(|header| header.total()) else {
             return self.decode(at, Seen::Rubbish);
         };
-        let mut whole = Vec::new();
+        let mut whole;
         let bytes = if total <= have.len() {
             have
         } else {
-            whole.resize(total, 0);
+            whole = vec![0; total];
             let filled =
                 segment::read_up_to(&file, &mut whole, u64::from(at.offset)).map_err(failed())?;
             whole.get(..filled).unwrap_or_default()

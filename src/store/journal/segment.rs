@@ -315,10 +315,8 @@ impl Blocks {
                 from
             }
             _ => {
-                self.bytes.resize(
-                    need.max(BLOCK.min(self.end.saturating_sub(offset) as usize)),
-                    0,
-                );
+                let left = self.end.saturating_sub(offset) as usize;
+                self.bytes = vec![0; need.max(BLOCK.min(left))];
                 let filled = read_up_to(&self.file, &mut self.bytes, u64::from(offset));
                 let filled = filled.map_err(StoreError::io(
                     "read the journal's segment",

@@ -61,7 +61,7 @@ fn a_new_tree_is_finished_by_running_it_again(v: Variant) {
         let begun = Instant::now();
         let wanted = rng.below(u64::from(FILES));
         // Some are killed when so much is there, the others when they come to the end.
-        let ends = round % 3 == 2;
+        let ends = round % 2 == 1;
         while if ends {
             !place.tree().join(".ckptfs/format").exists()
         } else {
@@ -69,6 +69,10 @@ fn a_new_tree_is_finished_by_running_it_again(v: Variant) {
         } && begun.elapsed() < Duration::from_secs(60)
         {
             std::thread::sleep(Duration::from_millis(1));
+        }
+        if ends {
+            // While the tree is mounted, served or unmounted.
+            std::thread::sleep(Duration::from_millis(rng.below(250)));
         }
         if !kill(child) {
             cut_short += 1;
