@@ -75,12 +75,15 @@ impl Target {
         let mount = || sys::host::mount_id(path).ok();
         loop {
             let before = mount();
-            match Target::open_now(path, only_look) {
-                Err(error) if (is_race(&error) || mount() != before) && Instant::now() < until => {
-                    std::thread::sleep(PAUSE)
-                }
-                opened => return opened,
+            let opened = Target::open_now(path, only_look);
+            let raced = opened.as_ref().err().is_some_and(is_race);
+            let raced = raced || before.is_some() && mount() != before;
+            if !raced || Instant::now() > until {
+                return opened;
             }
+            // The lock on what was opened goes first.
+            drop(opened);
+            std::thread::sleep(PAUSE);
         }
     }
 
