@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use super::db::Db;
 use super::parts::{Parts, fill, filled_in_memory};
 use super::runs::Walk;
-use super::runs::needs::is_read;
+use super::runs::needs::{Places, is_read};
 use super::{Batch, Index, KnownCheckpoint, keys, last_checkpoint, list};
 use crate::store::error::StoreResult;
 use crate::store::forget::Catalogue;
@@ -43,7 +43,10 @@ impl Difference {
             // An entry that a record beyond takes back may be there still; one that was never told
             // of may not.
             Some(_) if now.is_some() || later.is_some() => self.wrong += u64::from(counts()?),
-            Some(_) => self.strange += u64::from(!keys::may_be_stale(key)),
+            Some(_) => {
+                let strange = !keys::may_be_stale(key) && (!keys::is_place(key) || counts()?);
+                self.strange += u64::from(strange);
+            }
             None if now.is_some() && later.is_some() && !keys::is_hint(key) => {
                 self.missing += u64::from(counts()?)
             }
@@ -174,6 +177,7 @@ fn compare_runs(difference: &mut Difference, [found, now, later]: [&Parts; 3]) -
     let mut walks = [Walk::new(&a)?, Walk::new(&b)?, Walk::new(&c)?];
     // Inodes of which the index says where they are.
     let mut placed: HashSet<Slot> = HashSet::new();
+    let mut needed: Option<Places> = None;
     // The last record that the journal gives, as far as it is applied.
     let mut before = (Vec::new(), Epoch(0));
     while let Some((key, epoch)) = walks
@@ -183,12 +187,22 @@ fn compare_runs(difference: &mut Difference, [found, now, later]: [&Parts; 3]) -
         .map(|(key, epoch)| (key.to_vec(), epoch))
     {
         let said = walks.each_ref().map(|walk| walk.says(&key, epoch));
-        let [found, given, _] = said.map(|said| said.is_some());
+        let [found, given, given_later] = said.map(|said| said.is_some());
         if found {
             placed.extend(keys::placed_slot(&key));
         }
         let last = if before.0 == key { before.1 } else { Epoch(0) };
         difference.take(&key, said, || match keys::owner(&key) {
+            // The packs leave out the place of an inode of which no checkpoint reads anything; the
+            // index may have it for longer.
+            Some(_) if keys::is_place(&key) && !given && !given_later => {
+                if needed.is_none() {
+                    needed = Some(Places::needed(&a, &kept)?);
+                }
+                Ok(needed
+                    .as_ref()
+                    .is_some_and(|places| places.is_needed(&key, epoch)))
+            }
             // Where an inode is without a record nobody asks; and of its places the last counts.
             Some(slot) if keys::is_place(&key) => Ok(placed.contains(&slot)
                 && now

@@ -300,3 +300,14 @@ fn a_name_in_a_new_directory_is_none_that_a_file_had_before() {
         check-status\ncheckpoint\ncheck-diff 0 1\nrestore 0\ncheck-live";
     case(Fs::Xfs, Io::Daemon, list);
 }
+
+/// The packs forgot the place of an inode that no record was of any more, and the index had it for
+/// a moment longer: `verify` reported that an entry "should not be there".
+#[test]
+fn a_place_that_no_record_needs_is_no_damage() {
+    let list = "checkpoint 0 13\ncheck-views\nunlink c\nfree rmdir 0 1\nmkdir d 493\nclose 3\nrename d f\ncheckpoint 3 9\n\
+        checkpoint\nidle\nfree keep-last 0\nverify 1 0";
+    for (fs, io) in [(Fs::Xfs, Io::Passthrough), (Fs::Btrfs, Io::Daemon)] {
+        case(fs, io, list);
+    }
+}

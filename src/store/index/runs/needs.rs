@@ -10,7 +10,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::merge::Merged;
-use super::{Listed, PASSED_MAX, Struck, keys};
+use super::{Listed, PASSED_MAX, Struck, Walked, keys};
 use crate::store::error::{StoreError, StoreResult};
 use crate::store::ids::{CheckpointId, Epoch, ObjectId, Slot};
 use crate::store::journal::{Address, codec};
@@ -122,7 +122,7 @@ impl Needs<'_> {
 /// Where inodes were seen last, and of which that is needed: of those that a record speaks of, and
 /// of the directories that these lead to.
 #[derive(Default)]
-struct Places {
+pub struct Places {
     needed: HashSet<Slot>,
     /// The epoch of the last place, whether no undo record tells it, and the directory that it is
     /// in.
@@ -130,6 +130,24 @@ struct Places {
 }
 
 impl Places {
+    /// Those that these checkpoints need, oldest first.
+    ///
+    /// Errors: `Io`, `IndexDamaged`.
+    pub fn needed(Walked(list): &Walked, kept: &[CheckpointId]) -> StoreResult<Places> {
+        let (mut places, mut last) = (Places::default(), (Vec::new(), Epoch(0)));
+        let mut all = Merged::new(&list.runs, &list.struck, &[])?;
+        while let Some((key, epoch, value)) = all.next()? {
+            places.see(key, epoch, value)?;
+            let before = if last.0 == key { last.1 } else { Epoch(0) };
+            if is_read(kept, before, epoch) {
+                places.need(key, value)?;
+            }
+            last = (key.to_vec(), epoch);
+        }
+        places.close();
+        Ok(places)
+    }
+
     fn see(&mut self, key: &[u8], epoch: Epoch, value: &[u8]) -> StoreResult<()> {
         let Some(slot) = keys::placed_slot(key) else {
             return Ok(());
@@ -164,7 +182,7 @@ impl Places {
     }
 
     /// It is where an inode was seen last that is needed.
-    fn is_needed(&self, key: &[u8], epoch: Epoch) -> bool {
+    pub fn is_needed(&self, key: &[u8], epoch: Epoch) -> bool {
         let is_last = |slot: &Slot| {
             self.last.get(slot).is_some_and(|(last, is_place, _)| {
                 (*last, *is_place) == (epoch, keys::is_place(key))
