@@ -129,9 +129,18 @@ pub fn apply<S: Sink>(plan: &Plan, sink: &mut S) -> SysResult<Dirs> {
     // Children before parents, for what is done in a directory changes its times.
     for dir in plan.dirs.iter().rev().filter(|dir| dir.with_attrs) {
         let here = *applier.dirs.get(&dir.want.slot).ok_or(Errno::EIO)?;
-        applier.sink.apply_attrs(dir, here)?;
+        let applied = applier.sink.apply_attrs(dir, here);
+        logged(applied, "apply the attributes of", &dir.want)?;
     }
     Ok(applier.dirs)
+}
+
+/// Logs the step that failed, and its path.
+fn logged<T>(result: SysResult<T>, step: &str, at: &Arc<Trail>) -> SysResult<T> {
+    result.inspect_err(|errno| {
+        let path = at.path();
+        tracing::warn!(%errno, path = %String::from_utf8_lossy(&path).escape_debug(), "cannot {step}");
+    })
 }
 
 fn aside(slot: Slot) -> Place {
@@ -150,7 +159,7 @@ impl<S: Sink> Applier<'_, S> {
                 Some(content @ (Content::Attributes | Content::InPlace))
                     if done.insert(child.slot) =>
                 {
-                    self.sink.rewrite(child, trail, *content)?
+                    logged(self.sink.rewrite(child, trail, *content), "rewrite", trail)?
                 }
                 _ => {}
             }
@@ -186,13 +195,15 @@ impl<S: Sink> Applier<'_, S> {
                 {
                     continue;
                 }
-                _ if child.kind == Kind::Dir => self.take(child, trail, None)?,
+                _ if child.kind == Kind::Dir => {
+                    logged(self.take(child, trail, None), "move", trail)?
+                }
                 Some(Content::New) | None => {
-                    self.sink.make(child, trail)?;
+                    logged(self.sink.make(child, trail), "make", trail)?;
                     continue;
                 }
                 Some(_) if here => continue,
-                Some(_) => self.take(child, trail, free())?,
+                Some(_) => logged(self.take(child, trail, free()), "move", trail)?,
             };
             self.placed.insert(child.slot, place);
         }
@@ -245,7 +256,8 @@ impl<S: Sink> Applier<'_, S> {
             let Some(live) = &dir.live else { continue };
             for name in &dir.names {
                 if let Some(Change::Goes(have) | Change::Exchanged(have, _)) = plan.change(name) {
-                    self.sink.remove(live, &name.name, have)?;
+                    let removed = self.sink.remove(live, &name.name, have);
+                    logged(removed, "remove a name in", live)?;
                 }
             }
         }
@@ -268,8 +280,10 @@ impl<S: Sink> Applier<'_, S> {
             };
             match self.plan.change(name) {
                 Some(Change::Stays(_)) => {}
-                _ if child.kind == Kind::Dir => self.place_dir(*child, trail, &at)?,
-                _ => self.place_file(*child, &at)?,
+                _ if child.kind == Kind::Dir => {
+                    logged(self.place_dir(*child, trail, &at), "make", trail)?
+                }
+                _ => logged(self.place_file(*child, &at), "put in place", trail)?,
             }
         }
         for kept in self.plan.kept.iter().filter(|kept| kept.dir == number) {
