@@ -33,7 +33,7 @@ use crate::history::present::Present;
 use crate::history::timeline::{Aftermath, Timeline};
 use crate::live::Live;
 use crate::store::layout::branches::{BranchEntry, branch_mark};
-use crate::store::layout::{STAGING_NAME, has_origin};
+use crate::store::layout::{STAGING_NAME, STORE_NAME, has_origin};
 use crate::store::record::Record;
 use crate::store::{Mistrust, Opened, Store, StoreError};
 use crate::sys::lock::{Mutex, Rank};
@@ -366,11 +366,11 @@ fn store_error(error: &StoreError, backing: &std::path::Path) -> VerbError {
             Code::InUse,
             "another daemon serves this directory, perhaps in a mount that is not visible from here: `ckptfs status` shows it, `ckptfs umount` ends it",
         ),
-        // The verb has seen a directory there.
+        // `mount` found a directory: the file is the one that a mount shows under this name.
         StoreError::Untrusted {
+            on,
             why: Mistrust::NotADirectory,
-            ..
-        } => (
+        } if on == STORE_NAME => (
             Code::InUse,
             "another process has mounted the directory meanwhile: `ckptfs status` shows it, `ckptfs umount` ends it",
         ),

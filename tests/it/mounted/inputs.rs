@@ -94,6 +94,23 @@ fn a_directory_is_mounted_once() {
     });
 }
 
+/// It was reported as in use, after 20 s.
+#[test]
+fn a_store_with_a_file_in_place_of_a_directory_is_damaged() {
+    on_xfs(|image| {
+        let dir = image.dir("d");
+        Mount::start(&dir, &opts()).umount();
+        fs::rename(dir.join(".ckptfs/layers"), dir.join("layers")).unwrap();
+        put(dir.join(".ckptfs/layers"), "");
+        refused(
+            &Mount::try_start(&dir, &opts()),
+            1,
+            "layers is not trusted: it is not a directory",
+            "the store may be damaged",
+        );
+    });
+}
+
 #[test]
 fn a_store_of_a_newer_format_is_left_alone() {
     on_xfs(|image| {
