@@ -93,7 +93,7 @@ impl Hashing {
     ) -> SysResult<Option<(u64, Hash)>> {
         let wanted = hashers.block_bytes();
         if self.block.len() != wanted {
-            // Pages that a small file does not fill are never touched.
+            // calloc(3) maps pages on first use: those beyond the end of a small file are not zeroed.
             self.block = vec![0; wanted];
         }
         let read = sys::read_full_at(file, &mut self.block, self.offset)?;

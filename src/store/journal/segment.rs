@@ -316,7 +316,11 @@ impl Blocks {
             }
             _ => {
                 let left = self.end.saturating_sub(offset) as usize;
-                self.bytes = vec![0; need.max(BLOCK.min(left))];
+                let wanted = need.max(BLOCK.min(left));
+                if self.bytes.len() < wanted {
+                    self.bytes = vec![0; wanted];
+                }
+                self.bytes.truncate(wanted);
                 let filled = read_up_to(&self.file, &mut self.bytes, u64::from(offset));
                 let filled = filled.map_err(StoreError::io(
                     "read the journal's segment",
