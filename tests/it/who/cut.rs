@@ -15,6 +15,7 @@ fn what_was_open_for_writing_is_in_the_record(v: Variant) {
     stage.does("bob", "add('b', 1)");
     let first = stage.rig.mount.checkpoint().to_string();
     alice.does("close($_) for values %h; %h = ()");
+    stage.rig.mount.all_is_closed();
     let second = stage.rig.mount.checkpoint().to_string();
     let pid = alice.pid();
     let check = |stage: &Stage| {
