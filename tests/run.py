@@ -61,7 +61,7 @@ NEEDS = {
 # Modules whose tests disturb others or are disturbed: each runs alone, with so many threads.
 # volumes: some tests copy the table of mounts, and volumes of other tests are then in use.
 ALONE = {"concurrent": 1, "cut": 1, "volumes": 1, "endurance": 2, "csi": 3}
-THREADS = 4
+THREADS = 6
 # Left to `all`: real servers, conformance suites of volumes, measurements, soaks.
 NOT_IN_TEST = re.compile(
     r"^(remote::|csi::remote::|csi::conformance::csi_sanity|endurance::|posix::fsx::"

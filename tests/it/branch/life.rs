@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::support::{create, inside, is_mounted, listed, place, refused, verb};
 use crate::common::command::{TOOL_SECONDS, succeeds};
-use crate::common::mount::VERB_SECONDS;
+use crate::common::mount::{VERB_SECONDS, mount_table};
 use crate::common::{Fs, MountOpts, Variant, fails, for_each_variant, skip, tool};
 
 for_each_variant! { xfs =>
@@ -270,7 +270,7 @@ fn the_daemon_is_killed(v: Variant) {
     assert_eq!(listed(&rig, "one").unwrap()["mounted"], true);
     fs::write(one.join("g"), "2").unwrap();
     assert_eq!(rig.mount.ok(&["branch", "diff", "one"]), "A f\nA g\n");
-    let table = fs::read_to_string("/proc/self/mounts").unwrap();
+    let table = mount_table("self");
     let mounts = table.matches(one.to_str().unwrap()).count();
     assert_eq!(mounts, 2, "one mount, as source and place: {table}");
 }

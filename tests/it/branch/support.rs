@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::common::mount::VERB_SECONDS;
+use crate::common::mount::{VERB_SECONDS, minor_of};
 use crate::common::{Rig, run_limited, stdout_of, tool};
 
 /// Where a branch is by default.
@@ -29,9 +29,7 @@ pub fn listed(rig: &Rig, name: &str) -> Option<Value> {
 
 /// Whether something of ours is mounted there.
 pub fn is_mounted(path: &Path) -> bool {
-    let table = std::fs::read_to_string("/proc/self/mounts").unwrap();
-    let at = format!(" {} fuse.ckptfs ", path.display());
-    table.contains(&at)
+    minor_of(path).is_some()
 }
 
 /// `ckptfs -C DIR ...`; whether it went well, and what it said.

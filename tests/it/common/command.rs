@@ -97,11 +97,19 @@ pub fn wait_limited(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
 
 /// A command for the helper `name` with these arguments; the system directories are in its PATH.
 pub fn tool<S: AsRef<OsStr>>(name: &str, arguments: &[S]) -> Command {
-    let mut command = Command::new(name);
-    let path = std::env::var("PATH").unwrap_or_default();
+    let path = format!(
+        "{}:/usr/sbin:/sbin",
+        std::env::var("PATH").unwrap_or_default()
+    );
+    // Given a name and a PATH, std forks instead of posix_spawn(3), and copies the page tables of
+    // this large process for each command.
+    let program = std::env::split_paths(&path)
+        .map(|dir| dir.join(name))
+        .find(|program| program.is_file());
+    let mut command = Command::new(program.unwrap_or_else(|| name.into()));
     command
         .args(arguments)
-        .env("PATH", format!("{path}:/usr/sbin:/sbin"))
+        .env("PATH", path)
         .env("LC_ALL", "C")
         .env("CKPTFS_TRIPWIRE", "off")
         .env("CKPTFS_AUTO_ABSENCE", "off");

@@ -110,7 +110,7 @@ impl Mount {
             minor_of(self.path()).is_some(),
             "ckptfs mount said that it serves, but nothing is mounted on {}: {}{}",
             self.path().display(),
-            fs::read_to_string("/proc/self/mountinfo").unwrap_or_default(),
+            mount_table("self"),
             self.log_tail()
         );
         // That of a branch names no holder.
@@ -487,12 +487,17 @@ fn start_watchdog(points: Vec<PathBuf>, limit: Duration) -> Sender<()> {
     sender
 }
 
+/// The mount table of a process (proc_pid_mountinfo(5)); empty if there is no such process. Other
+/// tests mount names that are not UTF-8: these are shown with replacement characters.
+pub fn mount_table(process: &str) -> String {
+    let table = fs::read(format!("/proc/{process}/mountinfo")).unwrap_or_default();
+    String::from_utf8_lossy(&table).into_owned()
+}
+
 /// The device minor of the FUSE filesystem on `point`, which names its connection. Does not touch
 /// the mount, which may hang.
 pub fn minor_of(point: &Path) -> Option<u32> {
-    let table = fs::read("/proc/self/mountinfo").expect("/proc is mounted");
-    table.split(|byte| *byte == b'\n').rev().find_map(|line| {
-        let line = String::from_utf8_lossy(line);
+    mount_table("self").lines().rev().find_map(|line| {
         let (left, right) = line.split_once(" - ")?;
         let fields: Vec<&str> = left.split(' ').collect();
         let here = unescape(fields.get(4)?) == point.as_os_str().to_string_lossy();

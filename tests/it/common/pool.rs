@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::command::{fails, run_limited, stdout_of, tool, try_run_limited};
 use super::image::{Fs, Image};
-use super::mount::minor_of;
+use super::mount::{minor_of, mount_table};
 use super::process;
 use super::variant::skip;
 use super::wait::wait_until;
@@ -197,7 +197,7 @@ impl Copies {
     /// The filesystem with this number.
     pub fn of(minor: u32) -> Copies {
         let device = format!(" 0:{minor} ");
-        let table = fs::read_to_string("/proc/self/mountinfo").expect("/proc is mounted");
+        let table = mount_table("self");
         let line = table.lines().find(|line| line.contains(&device));
         let source = line.and_then(|line| line.split(" - ").nth(1));
         Copies {
@@ -211,14 +211,14 @@ impl Copies {
         let shown = |line: &str| line.contains(&self.device) && line.ends_with(&self.source);
         let processes = fs::read_dir("/proc").expect("/proc is mounted").flatten();
         processes
-            .filter_map(|process| fs::read_to_string(process.path().join("mountinfo")).ok())
+            .map(|process| mount_table(&process.file_name().to_string_lossy()))
             .any(|table| table.lines().any(shown))
     }
 }
 
 /// Where something is mounted, in the order in which it was.
 pub fn mount_points() -> Vec<PathBuf> {
-    let table = fs::read_to_string("/proc/self/mountinfo").expect("/proc is mounted");
+    let table = mount_table("self");
     let points = table.lines().filter_map(|line| line.split(' ').nth(4));
     points.map(PathBuf::from).collect()
 }

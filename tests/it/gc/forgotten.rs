@@ -100,6 +100,10 @@ fn assert_small(mut many: Rig, bound: u64) {
         let now = sizes(many.path());
         seen(total(&now) <= bound, now)
     });
+    // A segment and its pack are there at the same time.
+    wait_until("nothing is left to do", || {
+        !many.mount.path().join(".ckptfs/unpacked").exists()
+    });
     many.mount.umount();
     let now = sizes(many.mount.path());
     println!("{now:?} after {:?}", begun.elapsed());
@@ -128,9 +132,6 @@ fn what_an_unmount_cuts_short_the_next_mount_goes_on_with(v: Variant) {
     wait_until("the rest is forgotten", || {
         let left = audited(&many.mount);
         seen(left < COUNT as usize / 10, left)
-    });
-    wait_until("nothing is left to do", || {
-        !many.mount.path().join(".ckptfs/unpacked").exists()
     });
     assert_small(many, bound);
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::common::command::{try_run_closing, try_run_limited};
+use crate::common::mount::mount_table;
 use crate::common::wait::WAIT;
 use crate::common::{Fs, Image, run_limited, scratch, skip, stdout_of, succeeds, tool};
 
@@ -42,7 +43,7 @@ fn comes_and_goes(fs: Fs) {
         assert_eq!(fs::read(point.join("project/a")).unwrap(), b"kept");
     }
     drop(image);
-    let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let table = mount_table("self");
     assert!(!table.contains(point.to_str().unwrap()), "still mounted");
     assert!(
         !point.parent().unwrap().exists(),

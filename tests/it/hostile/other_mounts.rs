@@ -1,7 +1,7 @@
 //! Mounts of other users that say they are ours, or lie over ours.
 
 use std::ffi::CString;
-use std::fs::{self, File};
+use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
@@ -9,6 +9,7 @@ use rustix::mount::MountFlags;
 
 use super::support::put;
 use super::trust::{NOBODY, ckptfs, said};
+use crate::common::pool::mount_points;
 use crate::common::{Fs, Image, Io, Mount, MountOpts};
 
 /// A FUSE mount that another user made, and that says it is ours; nobody answers for it.
@@ -146,8 +147,5 @@ fn a_mount_of_somebody_else_over_ours_is_not_taken_for_it() {
 }
 
 fn mounted_at(path: &Path) -> bool {
-    let table = fs::read_to_string("/proc/self/mounts").expect("mounts");
-    table
-        .lines()
-        .any(|line| line.split(' ').nth(1) == path.to_str())
+    mount_points().iter().any(|point| point == path)
 }

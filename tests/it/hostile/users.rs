@@ -224,7 +224,7 @@ fn set_id_programs_and_devices_work_only_if_asked_for(v: Variant) {
         &project,
         &MountOpts::new(v.io).arg("-o").arg("suid,dev,nosuid,noexec"),
     );
-    let table = fs::read_to_string("/proc/self/mounts").expect("mounts");
+    let table = crate::common::mount::mount_table("self");
     let line = table
         .lines()
         .find(|line| line.contains("ckptfs") && line.contains(&*project.to_string_lossy()))

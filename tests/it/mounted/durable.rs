@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use super::status::dirty;
 use super::support::{Tree, get, names, put, sh, tree};
+use crate::common::mount::mount_table;
 use crate::common::strace::Strace;
 use crate::common::tree::assert_tree_is;
 use crate::common::{MountOpts, Rig, TreeOpts, Variant, for_each_variant, run_limited, tool};
@@ -214,7 +215,7 @@ fn a_stack_of_dead_mounts_is_repaired_by_mounting(v: Variant) {
             ("kept".into(), "kept".into())
         );
     }
-    let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let table = mount_table("self");
     let path = rig.path().to_str().unwrap().to_owned();
     assert_eq!(
         table

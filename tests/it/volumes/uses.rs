@@ -5,6 +5,7 @@ use std::os::unix::fs::MetadataExt;
 
 use serde_json::{Value, json};
 
+use crate::common::mount::mount_table;
 use crate::common::{run_limited, tool};
 use crate::volumes::support::{Container, Held, Rig, SECONDS, unavailable};
 
@@ -347,7 +348,7 @@ fn a_mount_that_only_says_it_is_of_a_volume_is_no_use_of_it() {
     let rig = Rig::start();
     rig.create("v", json!({}));
     let point = rig.mount("v", "a");
-    let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let table = mount_table("self");
     let line = table
         .lines()
         .find(|line| line.split(' ').nth(4) == point.to_str())
