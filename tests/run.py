@@ -62,6 +62,8 @@ NEEDS = {
 # volumes: some tests copy the table of mounts, and volumes of other tests are then in use.
 ALONE = {"concurrent": 1, "cut": 1, "volumes": 1, "endurance": 2, "csi": 3}
 THREADS = 6
+# Waits more than it works; unit tests mount nothing.
+BESIDE_UNIT = ["volumes"]
 # Left to `all`: real servers, conformance suites of volumes, measurements, soaks.
 NOT_IN_TEST = re.compile(
     r"^(remote::|csi::remote::|csi::conformance::csi_sanity|endurance::|posix::fsx::"
@@ -159,7 +161,7 @@ def heed_signals():
         signal.signal(number, signal.SIG_DFL)
 
 
-def limited(name, command, seconds, run_dir=None, on_line=None):
+def limited(name, command, seconds, run_dir=None, on_line=None, env=None):
     """Runs a command with its output in the log of step `name`; returns its status, or None if it
     had to be killed after `seconds`. A process that is stuck in a FUSE request ignores even SIGKILL
     until the connection is aborted, which cleanup.sh does."""
@@ -168,6 +170,7 @@ def limited(name, command, seconds, run_dir=None, on_line=None):
     process = subprocess.Popen(
         command,
         cwd=ROOT,
+        env={**os.environ, **(env or {})},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE if on_line else log,
         stderr=log if on_line else subprocess.STDOUT,
@@ -313,19 +316,17 @@ def test(run, step, program, names, threads, seconds):
     with open(f"{run_dir}/owner", "w") as owner:
         owner.write(f"{os.getpid()} {start_of(os.getpid())}\n")
     skipped = f"{LOGS}/{step}.skipped"
-    os.environ.update(CKPTFS_TEST_DIR=run_dir, CKPTFS_SKIPPED=skipped)
+    # Events and times of single tests are not stable yet.
+    env = {"CKPTFS_TEST_DIR": run_dir, "CKPTFS_SKIPPED": skipped, "RUSTC_BOOTSTRAP": "1"}
     open(skipped, "w").close()
     say(f"== {step}: {len(names)} tests, {threads} at once")
     progress = Progress(run, step, len(names))
-    # Events and times of single tests are not stable yet.
     arguments = ["-Zunstable-options", "--format=json", "--report-time", f"--test-threads={threads}", "--exact", *names]
     if os.environ.get("CKPTFS_LONG") == "1":
         arguments.append("--include-ignored")
-    os.environ["RUSTC_BOOTSTRAP"] = "1"
     # An ordinary user builds, root runs: to mount an image needs root.
     command = [program, *arguments] if IS_ROOT or step in ("unit", "tidy") else ["sudo", "-E", program, *arguments]
-    status = limited(step, command, seconds, run_dir, progress.event)
-    del os.environ["RUSTC_BOOTSTRAP"]
+    status = limited(step, command, seconds, run_dir, progress.event, env)
     cleanup(run_dir)
     with open(skipped) as lines:
         reasons = [line.rstrip("\n") for line in lines]
@@ -344,14 +345,24 @@ def test(run, step, program, names, threads, seconds):
 def tests(run, programs, wanted=None, short=False, limit=1800):
     """Runs the unit tests and the integration tests; `wanted`: these modules only."""
     it = names_of(programs["it"])
-    if wanted is None or "unit" in wanted:
-        test(run, "unit", programs["ckptfs"], names_of(programs["ckptfs"]), THREADS, 900)
-    if wanted is None or "tidy" in wanted:
-        test(run, "tidy", programs["tidy"], names_of(programs["tidy"]), THREADS, 300)
     chosen = [name for name in it if wanted is None or name.split("::")[0] in wanted]
     if short:
         chosen = in_short(chosen)
-    for step, names, threads in groups(chosen, by_module=not short):
+    steps = groups(chosen, by_module=not short)
+    beside = [step for step in steps if step[0] in BESIDE_UNIT] if wanted is None else []
+
+    def pure():
+        if wanted is None or "unit" in wanted:
+            test(run, "unit", programs["ckptfs"], names_of(programs["ckptfs"]), THREADS, 900)
+        if wanted is None or "tidy" in wanted:
+            test(run, "tidy", programs["tidy"], names_of(programs["tidy"]), THREADS, 300)
+
+    thread = threading.Thread(target=pure, daemon=True)
+    thread.start()
+    for step, names, threads in beside:
+        test(run, step, programs["it"], names, threads, limit)
+    thread.join()
+    for step, names, threads in [step for step in steps if step not in beside]:
         test(run, step, programs["it"], names, threads, limit)
 
 

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::fs::OpenOptions;
 use std::path::Path;
 
-use crate::common::{Fs, Io, Variant, skip, succeeds, tool};
+use crate::common::{Fs, Io, Variant, for_each_variant, skip, succeeds, tool};
 use crate::counts::baseline::{self, Baseline};
 use crate::counts::databases::{self, Postgres, Sqlite};
 use crate::counts::rig::{Counted, Counts};
@@ -52,10 +52,9 @@ impl Session {
     }
 }
 
-fn run(variant: Variant) {
-    if let Some(reason) = variant.unavailable() {
-        return skip(&reason);
-    }
+for_each_variant! { xfs => requests_per_workload_do_not_grow }
+
+fn requests_per_workload_do_not_grow(variant: Variant) {
     if let Err(reason) = baseline::compare(&format!("requests-{}", variant.io.name()), |baseline| {
         Ok(session(variant, baseline))
     }) {
@@ -317,31 +316,15 @@ fn requests_without_extended_attributes_do_not_grow() {
     }
 }
 
-#[test]
-fn requests_per_workload_do_not_grow_passthrough() {
-    run(Variant {
-        fs: Fs::Xfs,
-        io: Io::Passthrough,
-    });
-}
-
-#[test]
-fn requests_per_workload_do_not_grow_daemon() {
-    run(Variant {
-        fs: Fs::Xfs,
-        io: Io::Daemon,
-    });
-}
-
 /// The filesystem below makes no difference.
 #[test]
 #[ignore = "long: the same again on btrfs"]
 fn requests_per_workload_do_not_grow_btrfs() {
-    run(Variant {
+    requests_per_workload_do_not_grow(Variant {
         fs: Fs::Btrfs,
         io: Io::Passthrough,
     });
-    run(Variant {
+    requests_per_workload_do_not_grow(Variant {
         fs: Fs::Btrfs,
         io: Io::Daemon,
     });

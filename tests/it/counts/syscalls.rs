@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::common::wait::wait_until;
-use crate::common::{Fs, Io, Variant, scratch, skip, tool};
+use crate::common::{Io, Variant, for_each_variant, scratch, skip, tool};
 use crate::counts::baseline::{self, Baseline};
 use crate::counts::rig::{Counted, Counts};
 use crate::counts::tree;
@@ -204,10 +204,9 @@ impl Session {
     }
 }
 
-fn run(variant: Variant) {
-    if let Some(reason) = variant.unavailable() {
-        return skip(&reason);
-    }
+for_each_variant! { xfs => system_calls_per_operation_do_not_grow }
+
+fn system_calls_per_operation_do_not_grow(variant: Variant) {
     if let Err(reason) = baseline::compare(&format!("syscalls-{}", variant.io.name()), |baseline| {
         session(variant, baseline)
     }) {
@@ -334,20 +333,4 @@ fn many_names(session: &mut Session, dir: &Path) -> Result<(), String> {
         OPERATIONS,
         |_| tree::open_names(dir, 1000..1000 + OPERATIONS),
     )
-}
-
-#[test]
-fn system_calls_per_operation_do_not_grow_passthrough() {
-    run(Variant {
-        fs: Fs::Xfs,
-        io: Io::Passthrough,
-    });
-}
-
-#[test]
-fn system_calls_per_operation_do_not_grow_daemon() {
-    run(Variant {
-        fs: Fs::Xfs,
-        io: Io::Daemon,
-    });
 }
