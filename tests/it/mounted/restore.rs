@@ -6,6 +6,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use super::status::dirty;
 use super::support::{Tree, errno, get, ino, names, noise, put, sh, tree};
@@ -494,6 +495,8 @@ fn what_is_done_meanwhile_is_before_a_restore_or_after_it(v: Variant) {
             (0..)
                 .take_while(|_| !done.load(Ordering::Relaxed))
                 .map(|made| put(root.join(format!("made-{made}")), "made"))
+                // A few for each step of a restore; without a pause there were thousands to restore.
+                .map(|()| std::thread::sleep(Duration::from_millis(1)))
                 .count()
         });
         let mut next = 0;
