@@ -171,11 +171,7 @@ impl Timeline {
         let index = &self.store().index;
         let mut reading = Reading::default();
         // What is applied meanwhile is read twice, to the same effect.
-        let indexed = index.applied().and_then(|end| {
-            index
-                .each_capture(|epoch, undo| reading.take_undo(epoch, undo))
-                .map(|()| end)
-        });
+        let indexed = index.each_capture(|epoch, undo| reading.take_undo(epoch, undo));
         let from = indexed.unwrap_or_else(|error| {
             self.lookup.index_fault(&error);
             reading = Reading::default();

@@ -164,20 +164,27 @@ impl Index {
         })
     }
 
-    /// Every data record and every attribute record, each kind in the order of inodes and epochs.
+    /// Every data record and every attribute record, each kind in the order of inodes and epochs;
+    /// returns up to where the journal was applied when they were read: those of later records are
+    /// in a scan from there.
     ///
     /// Errors: `Io`, `IndexDamaged`.
-    pub fn each_capture(&self, mut call: impl FnMut(Epoch, Undo)) -> StoreResult<()> {
-        self.with_parts("list", |parts| {
-            keys::CAPTURES.iter().try_for_each(|tag| {
-                parts.runs.each_below(&[*tag], |key, epoch, value| {
-                    let undo =
-                        keys::capture(key).and_then(|key| codec::decode_before(key, value).ok());
-                    call(epoch, undo.ok_or(StoreError::IndexDamaged)?);
-                    Ok(())
-                })
-            })
-        })
+    pub fn each_capture(&self, mut call: impl FnMut(Epoch, Undo)) -> StoreResult<Address> {
+        let (applied, walked) = {
+            // A batch is recorded as applied before its run is listed.
+            let _applying = self.applying.lock();
+            self.with_parts("look up", |parts| {
+                Ok((applied_in(&parts.db)?, parts.runs.walked()))
+            })?
+        };
+        for tag in keys::CAPTURES {
+            walked.each_below(&[tag], |key, epoch, value| {
+                let undo = keys::capture(key).and_then(|key| codec::decode_before(key, value).ok());
+                call(epoch, undo.ok_or(StoreError::IndexDamaged)?);
+                Ok(())
+            })?;
+        }
+        Ok(applied.map_or(Address::START, |(_, end)| end))
     }
 
     /// The first undo record of a key after a checkpoint: with the smallest epoch above it. `None`:
@@ -294,7 +301,7 @@ impl Index {
                 .map(|entry| entry.map(|(key, value)| (key.to_vec(), value.to_vec())));
             let mut all: Vec<_> = pairs.collect::<Result<_, _>>()?;
             all.retain(|(key, _)| !keys::is_list(key));
-            parts.runs.each_below(&[], |key, epoch, value| {
+            parts.runs.walked().each_below(&[], |key, epoch, value| {
                 all.push((keys::with_epoch(key.to_vec(), epoch), value.to_vec()));
                 Ok(())
             })?;

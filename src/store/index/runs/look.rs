@@ -169,7 +169,12 @@ impl Runs {
         }
         Ok(all)
     }
+}
 
+/// What is walked.
+pub struct Walked(pub(super) Arc<List>);
+
+impl Walked {
     /// Every record that counts and whose key begins so, in the order of keys and epochs.
     ///
     /// Errors: `Io`, `IndexDamaged`, those of `call`.
@@ -178,8 +183,7 @@ impl Runs {
         prefix: &[u8],
         mut call: impl FnMut(&[u8], Epoch, &[u8]) -> StoreResult<()>,
     ) -> StoreResult<()> {
-        let list = self.list();
-        let mut merged = Merged::new(&list.runs, &list.struck, prefix)?;
+        let mut merged = Merged::new(&self.0.runs, &self.0.struck, prefix)?;
         while let Some((key, epoch, value)) =
             merged.next()?.filter(|(key, _, _)| key.starts_with(prefix))
         {
@@ -188,9 +192,6 @@ impl Runs {
         Ok(())
     }
 }
-
-/// What is walked.
-pub struct Walked(pub(super) Arc<List>);
 
 /// Goes through records in the order of keys and epochs, beside others.
 pub struct Walk<'a> {
