@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::command::tool;
+use super::mount::Mount;
 use super::process::start_of;
 use super::wait::wait_until;
 
@@ -55,6 +56,17 @@ impl Strace {
     pub fn kills(pid: u32, calls: &str, nth: u32, log: &Path) -> Strace {
         let fault = format!("signal=SIGKILL:when={nth}");
         Strace::start(pid, calls, &fault, log).expect("strace starts")
+    }
+
+    /// Whether the daemon of `mount` has died of it. Once it seems to live it is looked at again
+    /// after the last moment in which it can be killed: other threads make such calls too.
+    pub fn has_killed(self, mount: &Mount) -> bool {
+        let lives = || start_of(mount.pid()).is_some() && mount.run(&["status"]).status.success();
+        if !lives() {
+            return true;
+        }
+        drop(self);
+        !lives()
     }
 
     fn runs(&self) -> bool {

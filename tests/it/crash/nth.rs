@@ -184,9 +184,8 @@ fn look(mount: &Mount, operation: &Operation, states: &[(u64, Tree)], before: &T
 
 /// Runs an operation (`script`) with strace at the daemon; `true`: it was killed.
 pub fn operation_killed(mount: &Mount, script: &str, nth: u32) -> bool {
-    let pid = mount.pid();
     let log = mount.path().with_extension("strace.log");
-    let strace = Strace::kills(pid, CALLS, nth, &log);
+    let strace = Strace::kills(mount.pid(), CALLS, nth, &log);
     let ckptfs = format!(
         "{} -C {}",
         env!("CARGO_BIN_EXE_ckptfs"),
@@ -194,9 +193,7 @@ pub fn operation_killed(mount: &Mount, script: &str, nth: u32) -> bool {
     );
     let script = script.replace("$CKPTFS", &ckptfs);
     let _ = run_limited(tool("bash", &["-c", &script]).current_dir(mount.path()), 60);
-    let alive = Path::new(&format!("/proc/{pid}")).exists() && mount.run(&["log"]).status.success();
-    drop(strace);
-    !alive
+    strace.has_killed(mount)
 }
 
 for_each_variant! { xfs => killed_at_each_call }

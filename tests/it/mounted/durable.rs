@@ -235,9 +235,7 @@ fn killed_at(rig: &mut Rig, calls: &str, nth: u32, action: impl FnOnce(&Rig)) ->
     let log = rig.image.path().join("strace.log");
     let strace = Strace::kills(rig.mount.pid(), calls, nth, &log);
     action(rig);
-    let alive = rig.mount.run(&["status"]).status.success();
-    drop(strace);
-    !alive
+    strace.has_killed(&rig.mount)
 }
 
 /// An operation, and the two trees that may be there after a kill in the middle of it.
