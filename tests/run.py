@@ -14,6 +14,7 @@ CKPTFS_LONG=1 also runs the long forms; LIMIT=SECONDS replaces the time limit of
 """
 
 import collections
+import concurrent.futures
 import datetime
 import json
 import os
@@ -357,11 +358,12 @@ def tests(run, programs, wanted=None, short=False, limit=1800):
         if wanted is None or "tidy" in wanted:
             test(run, "tidy", programs["tidy"], names_of(programs["tidy"]), THREADS, 300)
 
-    thread = threading.Thread(target=pure, daemon=True)
-    thread.start()
-    for step, names, threads in beside:
-        test(run, step, programs["it"], names, threads, limit)
-    thread.join()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        unit = pool.submit(pure)
+        for step, names, threads in beside:
+            test(run, step, programs["it"], names, threads, limit)
+        # An exception in it ends the run.
+        unit.result()
     for step, names, threads in [step for step in steps if step not in beside]:
         test(run, step, programs["it"], names, threads, limit)
 

@@ -72,8 +72,8 @@ main() {
     [ "${#wanted[@]}" -gt 0 ] || return 0
     echo "tools: installing ${wanted[*]}"
     # Its own target directory, so that nothing of ours is built again; the downloads are tried again, for the network may be slow. What they measure is
-    # the filesystem and not their own speed: no optimization is needed.
-    if ! CARGO_PROFILE_RELEASE_OPT_LEVEL=0 CARGO_PROFILE_RELEASE_LTO=off CARGO_NET_RETRY=5 CARGO_INCREMENTAL=0 cargo install --locked --force --root "$ROOT" --target-dir "$ROOT/build" "${wanted[@]/:/@=}"; then
+    # the filesystem and not their own speed: little optimization is enough.
+    if ! CARGO_PROFILE_RELEASE_OPT_LEVEL=1 CARGO_PROFILE_RELEASE_LTO=off CARGO_NET_RETRY=5 CARGO_INCREMENTAL=0 cargo install --locked --force --root "$ROOT" --target-dir "$ROOT/build" "${wanted[@]/:/@=}"; then
         echo "tools: FAILED to install ${wanted[*]} from crates.io (see above); the conformance suites cannot run without them" >&2
         return 1
     fi

@@ -27,7 +27,7 @@ pub fn idle() -> Duration {
 /// A client that takes what comes as it is. Proxies are those of the environment; certificates are
 /// compared with those of the system, or of `SSL_CERT_FILE` and `SSL_CERT_DIR`.
 pub fn client(plain: bool) -> ClientBuilder {
-    // The first one of the process counts; an error says that there is one.
+    // Fails if the process has a provider already, which is this one.
     let _ = rustls::crypto::ring::default_provider().install_default();
     Client::builder()
         .user_agent(concat!("ckptfs/", env!("CARGO_PKG_VERSION")))

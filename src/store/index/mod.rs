@@ -164,9 +164,9 @@ impl Index {
         })
     }
 
-    /// Every data record and every attribute record, each kind in the order of inodes and epochs;
-    /// returns up to where the journal was applied when they were read: those of later records are
-    /// in a scan from there.
+    /// Every data record and every attribute record, each kind in the order of inodes and epochs.
+    /// Returns the address up to which the journal was applied: a scan from there gives all records
+    /// that are missing.
     ///
     /// Errors: `Io`, `IndexDamaged`.
     pub fn each_capture(&self, mut call: impl FnMut(Epoch, Undo)) -> StoreResult<Address> {
@@ -177,13 +177,16 @@ impl Index {
                 Ok((applied_in(&parts.db)?, parts.runs.walked()))
             })?
         };
-        for tag in keys::CAPTURES {
-            walked.each_below(&[tag], |key, epoch, value| {
-                let undo = keys::capture(key).and_then(|key| codec::decode_before(key, value).ok());
-                call(epoch, undo.ok_or(StoreError::IndexDamaged)?);
-                Ok(())
-            })?;
-        }
+        guarded("list", || {
+            keys::CAPTURES.iter().try_for_each(|tag| {
+                walked.each_below(&[*tag], |key, epoch, value| {
+                    let undo =
+                        keys::capture(key).and_then(|key| codec::decode_before(key, value).ok());
+                    call(epoch, undo.ok_or(StoreError::IndexDamaged)?);
+                    Ok(())
+                })
+            })
+        })?;
         Ok(applied.map_or(Address::START, |(_, end)| end))
     }
 

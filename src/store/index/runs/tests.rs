@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::super::tests::bench::Bench;
 use super::super::{Index, Needs, Opening};
 use super::*;
-
 use crate::store::ids::{CheckpointId, ObjectId, ObjectOrigin};
 use crate::store::record::DataState;
 use crate::store::record::{Key, Undo};
@@ -267,8 +266,8 @@ fn a_version_that_is_there_stays_on_record() {
     assert_eq!(found(), [41]);
 }
 
-/// What is read while batches are applied lacks nothing up to where the journal is said to be
-/// applied: the census of `gc` missed the records of an epoch.
+/// While batches are applied, a reader gets all records before the address that it is given: the
+/// census of `gc` missed the records of an epoch.
 #[test]
 fn captures_are_complete_up_to_where_the_journal_is_applied() {
     const EPOCHS: u64 = 200;
