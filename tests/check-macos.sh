@@ -25,9 +25,7 @@ no_compiler() {
 # macFUSE's library and a C compiler for the target are not here: without them fuser cannot mount and BLAKE3 uses no NEON.
 if command -v rustup >/dev/null && rustup target add "$target"; then
     no_compiler "$source_dir/target/no-compiler"
-    # In a target directory of its own: cargo locks it, and `make check` runs this beside clippy.
-    (cd "$source_dir" && CC_aarch64_apple_darwin=$PWD/target/no-compiler/cc AR_aarch64_apple_darwin=$PWD/target/no-compiler/ar \
-        cargo check ${CKPTFS_MACOS_JOBS:+-j "$CKPTFS_MACOS_JOBS"} --target "$target" --target-dir target/macos --lib --bins \
+    (cd "$source_dir" && CC_aarch64_apple_darwin=$PWD/target/no-compiler/cc AR_aarch64_apple_darwin=$PWD/target/no-compiler/ar cargo check ${CKPTFS_MACOS_JOBS:+-j "$CKPTFS_MACOS_JOBS"} --target "$target" --lib --bins \
         --features remote,fuser/macos-no-mount,blake3/pure)
     echo "check-macos: ok"
     exit
