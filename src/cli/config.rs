@@ -57,6 +57,13 @@ enum What {
     Check,
 }
 
+impl Args {
+    /// A key of the store's file that begins so is set or unset.
+    pub fn sets(&self, prefix: &str) -> bool {
+        matches!(&self.what, What::Set { key, user: false, .. } if key.starts_with(prefix))
+    }
+}
+
 /// What `config show` tells of a key that is set or could be, and of each tier.
 #[derive(Serialize)]
 struct Shown<'a> {
@@ -143,6 +150,17 @@ impl Found {
 pub fn settings(dir: Option<&Path>) -> VerbResult<Settings> {
     let found = Found::around(dir)?;
     Ok(found.of_store()?.or(found.of_user()?))
+}
+
+/// What the daemon runs `gc` by: the store's file alone if that has `retention.auto`, else as
+/// [`settings()`].
+pub fn retention_settings(dir: Option<&Path>) -> VerbResult<Settings> {
+    let found = Found::around(dir)?;
+    let of_store = found.of_store()?;
+    match of_store.get("retention.auto") {
+        Some(_) => Ok(of_store),
+        None => Ok(of_store.or(found.of_user()?)),
+    }
 }
 
 /// As [`settings()`], of the backing directory of a tree that is to be mounted.
@@ -323,6 +341,7 @@ const TIERS_ABOUT: &str = "all versions of these paths are kept for this long; t
 fn written(key: &Key, value: &Value) -> String {
     match (key.kind, value) {
         (Kind::Count | Kind::Bytes, Value::Number(number)) => number.to_string(),
+        (_, Value::Flag(flag)) => flag.to_string(),
         (_, value) => format!("{:?}", value.to_string()),
     }
 }

@@ -86,7 +86,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let mut history = freeing(context.dir())?;
     let ask = !args.yes && can_ask();
     let plan = if args.dry_run || ask {
-        Some(whole(&mut history, &retention, true, context)?)
+        Some(whole(&mut history, asked(&retention, true), context)?)
     } else {
         None
     };
@@ -113,7 +113,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         );
         context.out.go_on(false, &what, "nothing was freed")?;
     }
-    let report = whole(&mut history, &retention, false, context)?;
+    let report = whole(&mut history, asked(&retention, false), context)?;
     print(&report, &args, context)
 }
 
@@ -135,11 +135,12 @@ fn retention(args: &Args, context: &Context) -> VerbResult<Retention> {
     let number = |value: Option<Value>| match value {
         Some(Value::Number(number)) => Some(number),
         Some(Value::Span(span, _)) => Some(span.as_secs()),
-        Some(Value::Text(_)) | None => None,
+        Some(Value::Text(_) | Value::Flag(_)) | None => None,
     };
     let configured = Retention::of(&config::settings(context.dir())?);
     Ok(Retention {
         keep_ids: Vec::new(),
+        manual: configured.manual,
         keep_last: number(of("retention.keep-last", &args.keep_last)?).or(configured.keep_last),
         keep_within_s: number(of("retention.keep-within", &args.keep_within)?)
             .or(configured.keep_within_s),
@@ -157,18 +158,20 @@ fn retention(args: &Args, context: &Context) -> VerbResult<Retention> {
     })
 }
 
-/// Asks until it is finished.
-fn whole(
-    history: &mut History,
-    retention: &Retention,
-    dry_run: bool,
-    context: &Context,
-) -> VerbResult<GcReport> {
-    let mut options = GcOptions {
+fn asked(retention: &Retention, dry_run: bool) -> GcOptions {
+    GcOptions {
         retention: retention.clone(),
         dry_run,
         ..GcOptions::default()
-    };
+    }
+}
+
+/// Repeats the request until the run is finished.
+pub fn whole(
+    history: &mut History,
+    mut options: GcOptions,
+    context: &Context,
+) -> VerbResult<GcReport> {
     let mut bar = Bar::start(&context.out, "measuring versions", false);
     let mut freeing = false;
     loop {
@@ -197,6 +200,7 @@ fn checkpoints(verb: &str, count: usize) -> String {
 fn rule(rule: Rule) -> &'static str {
     match rule {
         Rule::Pinned => "pinned",
+        Rule::Asked => "made on request",
         Rule::Branch => "a branch is based on it",
         Rule::Named => "not pushed",
         Rule::Tagged => "tagged",

@@ -34,6 +34,7 @@ mod earlier;
 mod elsewhere;
 mod error;
 mod examples;
+mod expiring;
 mod export;
 mod find;
 mod findings;
@@ -316,7 +317,7 @@ verbs! {
     #[command(hide = true)]
     Stats(stats),
     Prompt(prompt),
-    Config(config),
+    Config(expiring),
     Agent(agent),
     Completion(completion),
     #[command(hide = true)]

@@ -118,6 +118,7 @@ pub fn what(out: &Out, operation: &OperationInfo) -> io::Result<Vec<u8>> {
         OperationKind::Restore => "restore",
         OperationKind::Merge => "merge",
         OperationKind::Delete if operation.freed => "delete --now",
+        OperationKind::Delete if operation.by_rule => "expire",
         OperationKind::Delete => "delete",
         OperationKind::Revive => "bring back",
         OperationKind::Tag => "tag",

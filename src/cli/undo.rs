@@ -21,12 +21,15 @@ use crate::sys;
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// How many operations, the newest first
-    #[arg(value_name = "COUNT", default_value_t = 1, conflicts_with = "to", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(value_name = "COUNT", default_value_t = 1, conflicts_with_all = ["to", "op"], value_parser = clap::value_parser!(u32).range(1..))]
     count: u32,
     /// Go back to how everything was right after this operation, even on an abandoned line; 0:
     /// before the first
     #[arg(long, value_name = "OP")]
     to: Option<u64>,
+    /// Undo only this operation, such as the deletion of a checkpoint; not of a restore or merge
+    #[arg(long, value_name = "OP", conflicts_with = "to")]
+    op: Option<u64>,
     /// Skip what can no longer be undone
     #[arg(long)]
     skip: bool,
@@ -41,9 +44,11 @@ pub struct Args {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
-    let walk = args
-        .to
-        .map_or(UndoWalk::Undo(args.count as usize), UndoWalk::To);
+    let walk = match (args.to, args.op) {
+        (Some(to), _) => UndoWalk::To(to),
+        (None, Some(op)) => UndoWalk::Only(op),
+        (None, None) => UndoWalk::Undo(args.count as usize),
+    };
     walk_and_tell(
         UndoOptions {
             walk,

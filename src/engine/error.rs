@@ -327,6 +327,26 @@ pub(super) fn undone_meanwhile(number: u64) -> VerbError {
     )
 }
 
+/// An operation that is to be undone without those after it changed the tree.
+pub(super) fn not_alone(number: u64) -> VerbError {
+    let before = number.saturating_sub(1);
+    hinted(
+        Code::TooFar,
+        format!(
+            "operation {number} changed the tree; it cannot be undone without the operations after it"
+        ),
+        format!("ckptfs undo --to {before} undoes all of them"),
+    )
+}
+
+pub(super) fn undone_already(number: u64) -> VerbError {
+    hinted(
+        Code::Undone,
+        format!("operation {number} was undone already"),
+        "`ckptfs ops` shows by which operation",
+    )
+}
+
 /// Something is in the way of undoing an operation.
 pub(super) fn cannot_undo(number: u64, why: VerbError) -> VerbError {
     let message = format!("operation {number} cannot be undone: {}", why.message);

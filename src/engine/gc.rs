@@ -29,13 +29,14 @@ use super::checkpoint::Checkpoints;
 use super::compare::States;
 use super::control::Snapdir;
 use super::error;
-use super::retention::{Retention, Rule};
+use super::retention::{Applied, Retention, Rule};
 use super::runs::{PART_TIME, Runs, go_on};
 use super::serving::Serving;
 use super::space::Measuring;
 use crate::live::Live;
 use crate::store::ids::{CheckpointId, Epoch, ObjectId};
-use crate::store::record::{Actor, Kept};
+use crate::store::operation::{BY_RULE, Deed};
+use crate::store::record::{Actor, Kept, Record};
 use crate::sys::{self, Errno, Gently};
 
 /// What `gc` is asked to do.
@@ -50,9 +51,21 @@ pub struct GcOptions {
     /// Go on with the run of this number, which an answer gave.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run: Option<u64>,
-    /// Nobody asks: the daemon does it by itself.
-    #[serde(skip)]
+    /// As the daemon runs it by itself (`retention.auto`): checkpoints that no rule keeps are
+    /// deleted as `delete` does, to be freed by a later run, those made on request stay, and what
+    /// was deleted less than `retention.keep-undone` ago is not freed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub automatic: bool,
+}
+
+impl GcOptions {
+    fn applied(&self, now_ns: i64) -> Applied<'_> {
+        Applied {
+            retention: &self.retention,
+            automatic: self.automatic,
+            now_ns,
+        }
+    }
 }
 
 /// A checkpoint that stays, and why.
@@ -224,7 +237,7 @@ impl Collector {
                 Run::Measuring(measuring, checkpoints) => Run::Matching(Box::new(Matching::new(
                     measuring.finish(self.keeps_extents_whole()),
                     checkpoints,
-                    &options.retention,
+                    options,
                     &self.held(options.automatic)?,
                 )?)),
                 Run::Matching(matching) => {
@@ -329,7 +342,7 @@ impl Collector {
             return Ok(true);
         };
         plan.report.done += 1;
-        if !self.delete_planned(by, &planned)? {
+        if !self.delete_planned(by, &planned, step.hides)? {
             plan.report.changed.push(planned.id);
             let mut gone = plan.report.gone.iter();
             if let Some(at) = gone.position(|gone| gone.id == planned.id) {
@@ -340,9 +353,9 @@ impl Collector {
         Ok(true)
     }
 
-    /// Deletes a checkpoint for good, unless it was pinned, tagged or brought back since; whether
-    /// it is gone.
-    fn delete_planned(&self, by: &Actor, planned: &Kept) -> VerbResult<bool> {
+    /// Deletes a checkpoint, unless it was pinned, tagged or brought back since; returns whether it
+    /// is gone. `hides`: it can come back until a later run frees it.
+    fn delete_planned(&self, by: &Actor, planned: &Kept, hides: bool) -> VerbResult<bool> {
         {
             let _one_at_a_time = self.checkpoints.checkpointing.lock();
             let catalogue = &self.timeline().catalogue;
@@ -355,10 +368,18 @@ impl Collector {
             if changed || now.pinned.is_some() || self.bases()?.has(planned.id) {
                 return Ok(false);
             }
-            self.timeline()
-                .operations
-                .free(by, planned.id)
-                .map_err(error::failed("a checkpoint was not deleted"))?;
+            let operations = &self.timeline().operations;
+            let (id, freed) = (planned.id, false);
+            let deleted = match hides {
+                true => operations.operate(
+                    by,
+                    BY_RULE,
+                    Deed::Deleted { id, freed },
+                    vec![Record::Hidden { id, hidden: true }],
+                ),
+                false => operations.free(by, id),
+            };
+            deleted.map_err(error::failed("a checkpoint was not deleted"))?;
         }
         if !planned.hidden {
             self.snapdir.forget_view(&CheckpointInfo::new(planned));

@@ -15,22 +15,19 @@ use super::worker::Worker;
 
 /// How often the configuration is looked at.
 pub(super) const PERIOD: Duration = Duration::from_secs(2);
-/// A mount is left alone at first for so long, at most.
-const SETTLE: Duration = Duration::from_secs(10);
 
 /// Looks whether it is due.
 pub(super) struct Keeper {
     collector: Weak<Collector>,
-    started: Instant,
-    last: Option<Instant>,
+    /// When the last run ended, or the mount began: the first run is a whole interval after it.
+    last: Instant,
 }
 
 impl Keeper {
     pub(super) fn new(collector: Weak<Collector>) -> Keeper {
         Keeper {
             collector,
-            started: Instant::now(),
-            last: None,
+            last: Instant::now(),
         }
     }
 
@@ -41,13 +38,9 @@ impl Keeper {
         let Some(every) = settings.span("retention.auto") else {
             return Some(PERIOD);
         };
-        let due = self.last.map_or_else(
-            || self.started.elapsed() >= every.min(SETTLE),
-            |last| last.elapsed() >= every,
-        );
-        if due {
+        if self.last.elapsed() >= every {
             thin_out(worker, &collector, Retention::of(&settings));
-            self.last = Some(Instant::now());
+            self.last = Instant::now();
         }
         Some(PERIOD)
     }

@@ -17,6 +17,7 @@ mod apply;
 pub(super) mod glance;
 mod guarded;
 mod inodes;
+mod left;
 mod news;
 mod only;
 pub(super) mod plan;

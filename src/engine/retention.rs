@@ -32,6 +32,9 @@ pub struct Retention {
     /// Bytes that the history may take: the oldest go until it does not take more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_bytes: Option<u64>,
+    /// Automatic runs count and remove checkpoints that were made on request too.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub manual: bool,
     /// Of which paths less is kept. The first that matches a path counts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tiers: Vec<Tier>,
@@ -50,6 +53,7 @@ impl Retention {
             keep_weekly: settings.number("retention.keep-weekly"),
             keep_ids: Vec::new(),
             max_bytes: settings.number("retention.max-size"),
+            manual: settings.flag("retention.manual"),
             tiers: settings.tiers.iter().map(|set| set.tier.clone()).collect(),
         }
     }
@@ -76,6 +80,8 @@ pub enum Rule {
     Pinned,
     /// A branch is based on it.
     Branch,
+    /// It was made on request, and the run is automatic (`retention.manual`).
+    Asked,
     /// It was named: `gc --keep-unpushed`.
     Named,
     /// It has a tag.
@@ -97,6 +103,23 @@ pub enum Rule {
     Weekly,
     /// No rule was given that something should go.
     NoRule,
+}
+
+/// How a run of `gc` applies the rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Applied<'a> {
+    pub retention: &'a Retention,
+    /// The daemon runs it by itself (`retention.auto`): without [`Retention::manual`] it counts and
+    /// removes no checkpoint that was made on request.
+    pub automatic: bool,
+    /// Wall clock, nanoseconds since 1970.
+    pub now_ns: i64,
+}
+
+impl Applied<'_> {
+    fn spares(&self, one: &Known) -> bool {
+        self.automatic && !self.retention.manual && one.manual
+    }
 }
 
 /// What is to be known of a checkpoint.
@@ -123,6 +146,11 @@ pub(super) struct Known {
 }
 
 impl Known {
+    /// It was deleted, and can come back for a while yet.
+    pub(super) fn is_waiting(&self, rules: &[Rule]) -> bool {
+        self.hidden && rules == [Rule::Undo]
+    }
+
     /// What keeps it whatever is asked for.
     fn held(&self) -> Vec<Rule> {
         let rules = [
@@ -136,12 +164,10 @@ impl Known {
 
 /// The rules that keep each checkpoint, in the order given: oldest first. None keep those that are
 /// to go.
-pub(super) fn rules(
-    known: &[Known],
-    retention: &Retention,
-    now_ns: i64,
-    zone: &TimeZone,
-) -> Vec<Vec<Rule>> {
+pub(super) fn rules(known: &[Known], applied: Applied<'_>, zone: &TimeZone) -> Vec<Vec<Rule>> {
+    let Applied {
+        retention, now_ns, ..
+    } = applied;
     let mut kept: Vec<Vec<Rule>> = known.iter().map(Known::held).collect();
     let seen = || {
         known
@@ -151,7 +177,7 @@ pub(super) fn rules(
             .filter(|(_, one)| !one.hidden)
     };
     // Whoever wants the last three means their own.
-    let counted = || seen().filter(|(_, one)| !one.guard);
+    let counted = || seen().filter(|(_, one)| !one.guard && !applied.spares(one));
     let mut keep = |at: usize, rule: Rule| {
         if let Some(rules) = kept.get_mut(at) {
             rules.push(rule);
@@ -160,6 +186,9 @@ pub(super) fn rules(
     seen()
         .filter(|(_, one)| one.tagged)
         .for_each(|(at, _)| keep(at, Rule::Tagged));
+    seen()
+        .filter(|(_, one)| applied.spares(one))
+        .for_each(|(at, _)| keep(at, Rule::Asked));
     counted().take(1).for_each(|(at, _)| keep(at, Rule::Newest));
     known
         .iter()
@@ -224,7 +253,12 @@ pub fn keeps(copies: &[(i64, bool)], retention: &Retention) -> Vec<bool> {
         })
         .collect();
     let now_ns = i64::try_from(Timestamp::now().as_nanosecond()).unwrap_or(i64::MAX);
-    let rules = rules(&known, retention, now_ns, &TimeZone::system());
+    let applied = Applied {
+        retention,
+        automatic: false,
+        now_ns,
+    };
+    let rules = rules(&known, applied, &TimeZone::system());
     rules.iter().map(|rules| !rules.is_empty()).collect()
 }
 
@@ -271,10 +305,12 @@ fn span_of(rule: Rule, at_ns: i64, zone: &TimeZone) -> String {
     }
 }
 
-/// The order in which checkpoints go: those that nobody sees any more, those that no rule keeps,
-/// and, as far as the history is too large, what rules keep but neither a pin, a tag nor being the
-/// newest does: first what nobody asked for. Oldest first each. How many of them go whatever the
-/// size is.
+/// The order in which checkpoints go: those that were deleted, those that no rule keeps, and, as
+/// far as the history is too large, those that are kept only by a rule that counts: first those not
+/// made on request. Oldest first each. With it, how many of them go whatever the size is.
+///
+/// Deleted ones that only wait for `retention.keep-undone` to pass follow the other deleted ones,
+/// so that the size of the history is counted without them.
 pub(super) fn order(known: &[Known], rules: &[Vec<Rule>]) -> (Vec<usize>, usize) {
     let each = || known.iter().zip(rules).enumerate();
     let unkept = |hidden: bool| {
@@ -282,7 +318,10 @@ pub(super) fn order(known: &[Known], rules: &[Vec<Rule>]) -> (Vec<usize>, usize)
             .filter(move |(_, (one, rules))| rules.is_empty() && one.hidden == hidden)
             .map(|(at, _)| at)
     };
-    let mut order: Vec<usize> = unkept(true).chain(unkept(false)).collect();
+    let waiting = each()
+        .filter(|(_, (one, rules))| one.is_waiting(rules))
+        .map(|(at, _)| at);
+    let mut order: Vec<usize> = unkept(true).chain(waiting).chain(unkept(false)).collect();
     let sure = order.len();
     let held = |rules: &[Rule]| {
         rules.iter().any(|rule| {
@@ -294,6 +333,7 @@ pub(super) fn order(known: &[Known], rules: &[Vec<Rule>]) -> (Vec<usize>, usize)
                     | Rule::Tagged
                     | Rule::Newest
                     | Rule::Undo
+                    | Rule::Asked
             )
         })
     };
@@ -310,252 +350,4 @@ pub(super) fn order(known: &[Known], rules: &[Vec<Rule>]) -> (Vec<usize>, usize)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const HOUR_NS: i64 = 3_600_000_000_000;
-    const NOW_NS: i64 = 1_700_000_000_000_000_000;
-
-    /// One each hour, the last just now; numbers from 1.
-    fn hourly(count: u64) -> Vec<Known> {
-        let age = |id: u64| i64::try_from(count - id).unwrap();
-        let known = |id: u64| Known {
-            id: CheckpointId(id),
-            made_ns: NOW_NS - age(id) * HOUR_NS,
-            manual: true,
-            by_mkdir: false,
-            tagged: false,
-            pinned: false,
-            base: false,
-            hidden: false,
-            guard: false,
-            needed: false,
-            named: false,
-        };
-        (1..=count).map(known).collect()
-    }
-
-    fn kept(known: &[Known], retention: &Retention) -> Vec<u64> {
-        let rules = rules(known, retention, NOW_NS, &TimeZone::UTC);
-        known
-            .iter()
-            .zip(rules)
-            .filter(|(_, rules)| !rules.is_empty())
-            .map(|(one, _)| one.id.0)
-            .collect()
-    }
-
-    #[test]
-    fn what_is_older_than_its_number_says_keeps_nothing_newer_out() {
-        // Three days that were imported today, after two checkpoints of today.
-        let mut known = hourly(5);
-        for (one, days) in known.iter_mut().skip(2).zip([3, 2, 1]) {
-            one.made_ns = NOW_NS - days * 24 * HOUR_NS;
-        }
-        assert_eq!(
-            kept(
-                &known,
-                &Retention {
-                    keep_daily: Some(2),
-                    ..Retention::default()
-                }
-            ),
-            [2, 5],
-            "today's, and yesterday's"
-        );
-    }
-
-    #[test]
-    fn each_rule_keeps_what_it_says_and_together_they_keep_what_one_does() {
-        let known = hourly(100);
-        let none = Retention::default();
-        let last = |count| Retention {
-            keep_last: Some(count),
-            ..Retention::default()
-        };
-        let within = Retention {
-            keep_within_s: Some(7200),
-            ..none.clone()
-        };
-        let two_hours = Retention {
-            keep_hourly: Some(2),
-            ..none.clone()
-        };
-        let three_days = Retention {
-            keep_daily: Some(3),
-            ..none.clone()
-        };
-        let two_weeks = Retention {
-            keep_weekly: Some(2),
-            ..none.clone()
-        };
-        let both = Retention {
-            keep_daily: Some(2),
-            ..last(2)
-        };
-        let cases: [(&Retention, &[u64], &str); 7] = [
-            (&last(3), &[98, 99, 100], ""),
-            (&last(0), &[100], "the newest stays"),
-            (&within, &[98, 99, 100], ""),
-            (&two_hours, &[99, 100], ""),
-            (
-                &three_days,
-                &[53, 77, 100],
-                "2023-11-14 22:13 UTC: the days before ended with these",
-            ),
-            (
-                &two_weeks,
-                &[53, 100],
-                "a Tuesday; the week before ended with 53",
-            ),
-            (&both, &[77, 99, 100], ""),
-        ];
-        for (retention, stay, why) in cases {
-            assert_eq!(kept(&known, retention), stay, "{why}");
-        }
-        assert_eq!(kept(&known, &none).len(), 100, "without a rule all stays");
-        assert!(kept(&[], &last(1)).is_empty());
-    }
-
-    #[test]
-    fn pins_and_tags_stay_and_what_a_person_asked_for_stands_for_its_day() {
-        let mut known = hourly(60);
-        (known[4].pinned, known[9].tagged) = (true, true);
-        known
-            .iter_mut()
-            .skip(30)
-            .for_each(|one| one.manual = one.id.0 == 40);
-        assert_eq!(
-            kept(
-                &known,
-                &Retention {
-                    keep_last: Some(1),
-                    ..Retention::default()
-                }
-            ),
-            [5, 10, 60]
-        );
-        // The newest is of the day that began with 38: 40 stands for it, and 37 for the one before
-        // (30 is the last manual one there).
-        assert_eq!(
-            kept(
-                &known,
-                &Retention {
-                    keep_daily: Some(2),
-                    ..Retention::default()
-                }
-            ),
-            [5, 10, 30, 40, 60]
-        );
-    }
-
-    /// Two restores an hour had left nothing of the last three but guards.
-    #[test]
-    fn guards_are_not_counted_and_stay_as_long_as_undo_needs_them() {
-        let mut known = hourly(8);
-        known
-            .iter_mut()
-            .skip(4)
-            .for_each(|one| (one.guard, one.manual) = (true, false));
-        known[6].needed = true;
-        assert_eq!(
-            kept(
-                &known,
-                &Retention {
-                    keep_last: Some(2),
-                    ..Retention::default()
-                }
-            ),
-            [3, 4, 7]
-        );
-        assert_eq!(
-            kept(
-                &known,
-                &Retention {
-                    keep_last: Some(0),
-                    ..Retention::default()
-                }
-            ),
-            [4, 7],
-            "the newest is one that counts"
-        );
-        assert_eq!(
-            kept(
-                &known,
-                &Retention {
-                    keep_hourly: Some(2),
-                    ..Retention::default()
-                }
-            ),
-            [3, 4, 7]
-        );
-        assert_eq!(
-            kept(
-                &known,
-                &Retention {
-                    keep_within_s: Some(3600),
-                    ..Retention::default()
-                }
-            ),
-            [4, 7, 8],
-            "but what is young is young"
-        );
-        let retention = Retention {
-            keep_last: Some(1),
-            max_bytes: Some(0),
-            ..Retention::default()
-        };
-        let rules = rules(&known, &retention, NOW_NS, &TimeZone::UTC);
-        assert!(
-            !order(&known, &rules).0.contains(&6),
-            "nor does it go because there is too much"
-        );
-    }
-
-    /// A container that may make checkpoints with mkdir(2) and, where the root directory is sticky,
-    /// delete none of others' had `keep-last` do it.
-    #[test]
-    fn what_mkdir_made_pushes_out_nothing_that_a_verb_made() {
-        let mut known = hourly(60);
-        known.iter_mut().skip(6).for_each(|one| one.by_mkdir = true);
-        assert_eq!(
-            kept(
-                &known,
-                &Retention {
-                    keep_last: Some(2),
-                    ..Retention::default()
-                }
-            ),
-            [5, 6, 59, 60]
-        );
-        assert_eq!(
-            kept(
-                &known,
-                &Retention {
-                    keep_hourly: Some(2),
-                    ..Retention::default()
-                }
-            ),
-            [5, 6, 59, 60]
-        );
-    }
-
-    #[test]
-    fn what_goes_goes_oldest_first_and_what_nobody_asked_for_before_the_rest() {
-        let mut known = hourly(6);
-        known[3].manual = false;
-        (known[1].hidden, known[0].pinned) = (true, true);
-        let rules = rules(
-            &known,
-            &Retention {
-                keep_last: Some(3),
-                ..Retention::default()
-            },
-            NOW_NS,
-            &TimeZone::UTC,
-        );
-        let (order, sure) = order(&known, &rules);
-        let ids: Vec<u64> = order.iter().map(|at| known[*at].id.0).collect();
-        assert_eq!((ids, sure), (vec![2, 3, 4, 5], 2));
-    }
-}
+mod tests;

@@ -23,13 +23,18 @@ use super::restore::stale::Asked;
 use crate::history::operations::{Told, Walk};
 use crate::store::ids::CheckpointId;
 use crate::store::journal::codec::TAGS_MAX;
-use crate::store::operation::{Deed, Operation, Retagged};
+use crate::store::operation::{BY_RULE, Deed, Operation, Retagged};
 use crate::store::record::{Actor, Kept, Reason, Trigger};
 use crate::sys::lock::MutexGuard;
 use crate::sys::{Errno, SysResult};
 
 /// Operations that one answer tells at most.
 const OPERATIONS_MAX: usize = 10_000;
+
+fn rfc3339(at_ns: i64) -> String {
+    let time = jiff::Timestamp::from_nanosecond(i128::from(at_ns));
+    time.map(|time| time.to_string()).unwrap_or_default()
+}
 
 fn info(told: &Told, obstacle: Option<String>) -> OperationInfo {
     let Operation {
@@ -64,9 +69,7 @@ fn info(told: &Told, obstacle: Option<String>) -> OperationInfo {
     };
     let mut info = OperationInfo {
         number: *number,
-        at: jiff::Timestamp::from_nanosecond(i128::from(*at_ns))
-            .map(|time| time.to_string())
-            .unwrap_or_default(),
+        at: rfc3339(*at_ns),
         by: by.clone(),
         what,
         checkpoint,
@@ -76,7 +79,8 @@ fn info(told: &Told, obstacle: Option<String>) -> OperationInfo {
         tags: Vec::new(),
         branch: None,
         reason: None,
-        undoes: *undoes,
+        by_rule: *undoes == BY_RULE,
+        undoes: undoes.filter(|_| *undoes != BY_RULE),
         undone_by: told.undone_by,
         in_effect: told.in_effect,
         obstacle,
@@ -258,17 +262,30 @@ impl<'a> Undoer<'a> {
             UndoWalk::To(number) if number > 0 && !timeline.operations.has_operation(number) => {
                 return Err(error::no_operation(number));
             }
+            UndoWalk::Only(number) => vec![self.alone(number)?],
             UndoWalk::To(number) => timeline.operations.walk(Walk::To(number)),
         };
         let (wanted, verb) = match options.walk {
             UndoWalk::Undo(steps) => (steps, "undone"),
             UndoWalk::Redo(steps) => (steps, "redone"),
-            UndoWalk::To(_) => (all.len(), "undone"),
+            UndoWalk::To(_) | UndoWalk::Only(_) => (all.len(), "undone"),
         };
         if all.len() < wanted {
             Err(error::too_far(verb, all.len()))
         } else {
             Ok((all, wanted))
+        }
+    }
+
+    /// Checks that an operation can be undone without those after it. The undoing of a restore or
+    /// merge would take back every later change of the tree.
+    fn alone(&self, number: u64) -> VerbResult<u64> {
+        let told = self.one_operation(number)?;
+        let told = told.ok_or_else(|| error::no_operation(number))?;
+        match told.operation.deed {
+            Deed::Restored { .. } => Err(error::not_alone(number)),
+            _ if !told.in_effect => Err(error::undone_already(number)),
+            _ => Ok(number),
         }
     }
 

@@ -66,6 +66,10 @@ pub enum Deed {
     },
 }
 
+/// [`Operation::undoes`] of an operation that a rule made and no user: neither `undo` nor `redo`
+/// comes to it, and what can be done again stays so. There is no operation 0.
+pub const BY_RULE: Option<u64> = Some(0);
+
 /// How the tags of a checkpoint changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Retagged {

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use jiff::tz::TimeZone;
 
-use super::super::retention::{Known, order, rules};
+use super::super::retention::{Known, Rule, order, rules};
 use super::held::Held;
 use super::tiers::{Fate, Matching};
 use super::{GcGone, GcKept, GcOptions, GcReport, GcTier, GcWhy};
@@ -19,10 +19,21 @@ use crate::sys::Gently;
 pub(super) struct Step {
     /// A checkpoint, as it was when the plan was made; `None`: what nobody needs.
     pub(super) checkpoint: Option<Kept>,
+    /// The checkpoint can come back until a later run frees it.
+    pub(super) hides: bool,
+    /// A checkpoint that was deleted waits here to be freed by a later run.
+    waits: bool,
     /// A tier, by its number.
     pub(super) tier: Option<usize>,
     /// The versions that go with it.
     pub(super) versions: Vec<Captured>,
+}
+
+impl Step {
+    /// Its versions are freed by a later run.
+    fn frees_later(&self) -> bool {
+        self.hides || self.waits
+    }
 }
 
 /// What is to go.
@@ -121,8 +132,10 @@ fn with_the_last(
 /// A plan that is being made, in the order in which things go.
 struct Planning<'a> {
     options: &'a GcOptions,
-    /// What comes free with each step.
+    /// What comes free with each step, now or when what is deleted is freed.
     freed: Vec<u64>,
+    /// Bytes of the history that come free with the steps so far, likewise.
+    counted: u64,
     report: GcReport,
     steps: Vec<Step>,
 }
@@ -136,12 +149,15 @@ impl Planning<'_> {
     /// What there is after the steps so far.
     fn left(&self) -> u64 {
         let report = &self.report;
-        report.history_bytes.saturating_sub(report.freed_bytes)
+        report.history_bytes.saturating_sub(self.counted)
     }
 
     fn add(&mut self, step: Step) -> u64 {
         let bytes = self.next_freed();
-        self.report.freed_bytes = self.report.freed_bytes.saturating_add(bytes);
+        self.counted = self.counted.saturating_add(bytes);
+        if !step.frees_later() {
+            self.report.freed_bytes = self.report.freed_bytes.saturating_add(bytes);
+        }
         self.steps.push(step);
         bytes
     }
@@ -165,14 +181,33 @@ impl Planning<'_> {
         }
     }
 
+    /// A checkpoint that was deleted, and that a later run frees.
+    fn add_waiting(&mut self) {
+        self.add(Step {
+            waits: true,
+            ..Step::default()
+        });
+    }
+
     fn add_checkpoint(&mut self, checkpoint: &Kept, why: GcWhy) {
         let bytes = self.add(Step {
             checkpoint: Some(checkpoint.clone()),
+            hides: self.options.automatic && !checkpoint.hidden,
             ..Step::default()
         });
         let id = checkpoint.id;
         self.report.gone.push(GcGone { id, why, bytes });
     }
+}
+
+/// The checkpoints that do not go, with what keeps each.
+fn staying(report: &GcReport, known: &[Known], rules: Vec<Vec<Rule>>) -> Vec<GcKept> {
+    let gone: HashSet<CheckpointId> = report.gone.iter().map(|gone| gone.id).collect();
+    let stays = known.iter().zip(rules);
+    stays
+        .filter(|(one, _)| !gone.contains(&one.id))
+        .map(|(one, rules)| GcKept { id: one.id, rules })
+        .collect()
 }
 
 pub(super) fn plan(matching: &Matching, options: &GcOptions, held: &Held) -> Plan {
@@ -181,13 +216,14 @@ pub(super) fn plan(matching: &Matching, options: &GcOptions, held: &Held) -> Pla
         known(census, &matching.checkpoints, held, &retention.keep_ids)
             .into_iter()
             .unzip();
-    let rules = rules(&known, retention, now_ns(), &TimeZone::system());
+    let rules = rules(&known, options.applied(now_ns()), &TimeZone::system());
     let (order, sure) = order(&known, &rules);
     let tiers = retention.tiers.len();
     let steps = steps_with_tiers(matching, &order, sure, tiers);
     let mut planning = Planning {
         options,
         freed: matching.space.freed(&steps, 1 + order.len() + tiers),
+        counted: 0,
         report: GcReport {
             dry_run: options.dry_run,
             history_bytes: matching.space.freed_with_all(matching.measured.len()),
@@ -196,9 +232,16 @@ pub(super) fn plan(matching: &Matching, options: &GcOptions, held: &Held) -> Pla
         steps: Vec::new(),
     };
     planning.report.leftover_bytes = planning.add(Step::default());
-    for (number, kept) in order.iter().filter_map(|at| kept.get(*at)).enumerate() {
+    let in_order = order
+        .iter()
+        .filter_map(|at| Some((*kept.get(*at)?, known.get(*at)?.is_waiting(rules.get(*at)?))));
+    for (number, (kept, waits)) in in_order.enumerate() {
         if number == sure {
             planning.add_tiers(matching, &steps);
+        }
+        if waits {
+            planning.add_waiting();
+            continue;
         }
         let why = match number < sure {
             true if kept.hidden => GcWhy::Deleted,
@@ -220,12 +263,7 @@ pub(super) fn plan(matching: &Matching, options: &GcOptions, held: &Held) -> Pla
     report.over_bytes = retention
         .max_bytes
         .map_or(0, |max| left.saturating_sub(max));
-    let gone: HashSet<CheckpointId> = report.gone.iter().map(|gone| gone.id).collect();
-    let stays = known.iter().zip(rules);
-    report.kept = stays
-        .filter(|(one, _)| !gone.contains(&one.id))
-        .map(|(one, rules)| GcKept { id: one.id, rules })
-        .collect();
+    report.kept = staying(&report, &known, rules);
     share_out(matching, &steps, &mut planned);
     report.leftovers = planned.first().map_or(0, |step| step.versions.len() as u64);
     report.total = planned
@@ -243,9 +281,15 @@ pub(super) fn plan(matching: &Matching, options: &GcOptions, held: &Held) -> Pla
     }
 }
 
-/// Gives each step its versions.
+/// Gives each step its versions. Those of a step that frees nothing yet go by their tier, if by any.
 fn share_out(matching: &Matching, steps: &[Option<usize>], planned: &mut [Step]) {
-    for (at, step) in matching.measured.iter().zip(steps) {
+    for ((at, step), fate) in matching.measured.iter().zip(steps).zip(&matching.fates) {
+        let by_tier = match fate {
+            Fate::Goes(tier) => planned.iter().position(|step| step.tier == Some(*tier)),
+            _ => None,
+        };
+        let later = |step: usize| planned.get(step).is_some_and(Step::frees_later);
+        let step = step.and_then(|step| if later(step) { by_tier } else { Some(step) });
         let step = step.and_then(|step| planned.get_mut(step));
         if let (Some(step), Some(version)) = (step, matching.census.versions.get(*at)) {
             step.versions.push(version.clone());

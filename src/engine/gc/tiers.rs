@@ -13,11 +13,11 @@ use jiff::tz::TimeZone;
 
 use super::super::api::VerbResult;
 use super::super::error;
-use super::super::retention::{Known, Retention, order, rules};
+use super::super::retention::{Known, order, rules};
 use super::super::space::Space;
 use super::super::tiers::{Matcher, Tier};
-use super::GcTier;
 use super::held::Held;
+use super::{GcOptions, GcTier};
 use crate::engine::gc::Collector;
 use crate::history::append::now_ns;
 use crate::history::needed::{Captured, Census};
@@ -60,10 +60,10 @@ impl Matching {
     pub(super) fn new(
         (census, measured, space): (Census, Vec<usize>, Space),
         checkpoints: Vec<Kept>,
-        retention: &Retention,
+        options: &GcOptions,
         held: &Held,
     ) -> VerbResult<Matching> {
-        let now_ns = now_ns();
+        let (retention, now_ns) = (&options.retention, now_ns());
         let wrong = |why: String| error::error(error::Code::BadValue, format!("tiers: {why}"));
         if retention.tiers.len() > TIERS_MAX {
             return Err(wrong(format!("there are more than {TIERS_MAX}")));
@@ -85,7 +85,7 @@ impl Matching {
         let known: Vec<Known> = of.iter().map(|(_, known)| *known).collect();
         let (order, sure) = order(
             &known,
-            &rules(&known, retention, now_ns, &TimeZone::system()),
+            &rules(&known, options.applied(now_ns), &TimeZone::system()),
         );
         let mut stays = vec![true; census.kept.len()];
         order.iter().take(sure).for_each(|at| {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::super::Engine;
 use super::super::api::Times;
+use super::left::{Left, put_aside};
 use super::plan::{Plan, Which};
 use super::spared::Spared;
 use crate::history::diff::join;
@@ -19,7 +20,7 @@ use crate::store::ids::{CheckpointId, Name, Slot};
 use crate::store::record::{Child, Place};
 use crate::sys::{Errno, Kind, SysResult};
 use crate::tree;
-use crate::tree::plan::{Content, DirPlan, Kept, NamePlan};
+use crate::tree::plan::{Content, DirPlan, NamePlan};
 use crate::tree::states::States;
 
 /// What a plan is made from.
@@ -59,6 +60,11 @@ pub(super) struct Planner<'a> {
     /// What stays as it is, and where that is in the live tree.
     pub(super) spared: Spared,
     pub(super) spared_places: HashSet<Place>,
+    /// Paths of which it is not known what they led to and of which nothing else is planned: what
+    /// is there stays there though the directory that it is in goes.
+    pub(super) rescued: BTreeSet<Vec<u8>>,
+    /// Such paths, found by this pass.
+    pub(super) left: Left,
     /// Directories of the checkpoint that are wanted.
     passed: HashSet<Slot>,
     pub(super) plan: Plan,
@@ -77,7 +83,37 @@ enum Step<'p> {
 
 impl Plan {
     /// Compares the live tree with a checkpoint, in the whole or below the given paths.
+    ///
+    /// A path whose past is not known is left as it is. If it is in a directory that comes back
+    /// while another one is in its place, that is found out too late for what was planned before,
+    /// so a second pass plans with it.
     pub(super) fn make(ground: Ground<'_>, which: Which<'_>) -> SysResult<Plan> {
+        let (plan, left) = Plan::pass(ground, which, BTreeSet::new())?;
+        let now = ground.view(State::Live);
+        let mut rescued = BTreeSet::new();
+        for (path, inside) in left {
+            let found = now.walk(&path)?.and_then(|(_, trail)| trail.up.clone());
+            let stays = match found {
+                Some(dir) => Some(dir.slot) == inside,
+                None => put_aside(&now, &path)?.is_none(),
+            };
+            if !stays {
+                rescued.insert(path);
+            }
+        }
+        if rescued.is_empty() {
+            return Ok(plan);
+        }
+        Plan::pass(ground, which, rescued).map(|(plan, _)| plan)
+    }
+
+    /// A plan, and the paths that are left as they are, each with the directory in which it needs
+    /// no rescue.
+    fn pass(
+        ground: Ground<'_>,
+        which: Which<'_>,
+        rescued: BTreeSet<Vec<u8>>,
+    ) -> SysResult<(Plan, Left)> {
         let Ground {
             engine,
             target,
@@ -93,7 +129,7 @@ impl Plan {
         let (view, now) = (ground.view(State::At(target)), ground.view(State::Live));
         let plan = Plan {
             target,
-            whole: paths.is_empty() && !exact && spared.is_empty(),
+            whole: paths.is_empty() && !exact && spared.is_empty() && rescued.is_empty(),
             tree: tree::plan::Plan::default(),
             times,
             unknown: BTreeSet::new(),
@@ -104,7 +140,7 @@ impl Plan {
             roots.extend(live_place(&now, path)?);
         }
         let mut spared_places = HashSet::new();
-        for path in spared.paths() {
+        for path in spared.paths().chain(&rescued) {
             spared_places.extend(live_place(&now, path)?);
         }
         let inside = RefCell::default();
@@ -119,6 +155,8 @@ impl Plan {
             inside,
             spared: spared.clone(),
             spared_places,
+            rescued,
+            left: Left::new(),
             passed: HashSet::new(),
             plan,
         };
@@ -136,16 +174,9 @@ impl Plan {
         } else if !split.is_empty() {
             planner.paths(split)?;
         }
-        let mut plan = planner.plan;
-        let lost = std::mem::take(&mut plan.lost);
-        for dir in &mut plan.tree.dirs {
-            dir.names.retain(|name| {
-                name.want
-                    .as_ref()
-                    .is_none_or(|(child, _)| child.kind == Kind::Dir || !lost.contains(&child.slot))
-            });
-        }
-        Ok(plan)
+        let (mut plan, left) = (planner.plan, planner.left);
+        plan.leave_lost();
+        Ok((plan, left))
     }
 }
 
@@ -180,25 +211,20 @@ impl States for Planner<'_> {
                 .unwrap_or_default(),
             _ => {
                 let known = self.view.list_known(want)?;
-                self.plan.unknown.extend(
-                    known
-                        .unknown
-                        .iter()
-                        .map(|name| join(&want.path(), name))
-                        .chain(known.partial.then(|| want.path())),
-                );
                 let there = live.map_or_else(|| Ok(Vec::new()), |live| self.now.list(live))?;
+                self.leave(want, live, &known)?;
                 let both = known.names.into_iter().chain(there);
                 both.map(|(name, _)| name).collect()
             }
         };
-        if !self.spared.is_empty() {
+        if !self.spared.is_empty() || !self.rescued.is_empty() {
             let path = want.path();
-            let spared: Vec<Name> = names
+            let mut spared: BTreeSet<Name> = names
                 .iter()
                 .filter(|name| self.spared.has(&join(&path, name)))
                 .cloned()
                 .collect();
+            spared.extend(self.rescued_in(&path));
             for name in spared {
                 self.rescue(&join(&path, &name), &name, live)?;
                 names.remove(&name);
@@ -210,7 +236,9 @@ impl States for Planner<'_> {
             let wanted = match wanted {
                 // Changed while nobody served the tree, or damaged: it stays as it is.
                 Err(Errno::EIO) => {
-                    self.plan.unknown.insert(join(&want.path(), &name));
+                    let path = join(&want.path(), &name);
+                    self.left.insert(path.clone(), live.map(|live| live.slot));
+                    self.plan.unknown.insert(path);
                     continue;
                 }
                 wanted => wanted?,
@@ -282,6 +310,9 @@ impl States for Planner<'_> {
         }
         self.plan.unknown.insert(trail.path());
         if !alive {
+            let up = trail.up.as_ref().map(|up| up.slot);
+            let inside = up.filter(|up| self.plan.tree.alive_dirs.contains(up));
+            self.left.insert(trail.path(), inside);
             self.plan.lost.insert(child.slot);
         }
         Ok(Content::Same)
@@ -338,7 +369,9 @@ impl Planner<'_> {
             let want = then
                 .as_ref()
                 .map_or(Ok(None), |dir| self.view.step(dir, name))?;
-            if rest.is_empty() && self.stays(live.as_ref().or(then.as_ref()), name) {
+            if rest.is_empty()
+                && self.stays(live.as_ref().or(then.as_ref()), name, live.as_ref())?
+            {
                 continue;
             }
             let plan = NamePlan {
@@ -403,7 +436,8 @@ impl Planner<'_> {
                 let wanted = then
                     .as_ref()
                     .map_or(Ok(None), |dir| self.view.step(dir, name))?;
-                let chosen = chosen && !self.stays(then.as_ref().or(live.as_ref()), name);
+                let chosen =
+                    chosen && !self.stays(then.as_ref().or(live.as_ref()), name, live.as_ref())?;
                 if chosen {
                     if let Some(live) = &live {
                         self.roots.insert(Place {
@@ -448,66 +482,10 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// A name of a directory stays as it is.
-    fn stays(&self, dir: Option<&Arc<Trail>>, name: &Name) -> bool {
-        !self.spared.is_empty() && dir.is_some_and(|dir| self.spared.has(&join(&dir.path(), name)))
-    }
-
     /// Plans what a chosen path led to; of a directory gives where it is now, and was.
     fn chosen(&mut self, child: Child, trail: Arc<Trail>) -> SysResult<Option<Ways>> {
         let is_dir = self.inode(child, &trail, false)?;
         let alive = self.plan.tree.alive_dirs.contains(&child.slot);
         Ok(is_dir.then(|| (alive.then(|| Arc::clone(&trail)), trail)))
-    }
-
-    /// What is at a path that stays, and would go with the directory that it is in: it comes to the
-    /// directory that is planned next, unless that has something there. A restore that was
-    /// interrupted may have put it aside.
-    fn rescue(&mut self, path: &[u8], name: &Name, live: Option<&Arc<Trail>>) -> SysResult<()> {
-        if live
-            .map_or(Ok(None), |live| self.now.child(live, name))?
-            .is_some()
-        {
-            return Ok(());
-        }
-        let number = self
-            .spared
-            .paths()
-            .position(|spared| spared == path)
-            .unwrap_or_default();
-        let aside = Place {
-            parent: Slot::STAGING,
-            name: Name::new(format!("kept-{number}").as_bytes()),
-        };
-        let found = match self.now.walk(path)? {
-            Some((child, trail)) => trail.up.as_ref().map(|up| {
-                (
-                    child,
-                    Place {
-                        parent: up.slot,
-                        name: trail.name.clone(),
-                    },
-                )
-            }),
-            None => {
-                let beside = Arc::new(Trail {
-                    slot: Slot::STAGING,
-                    name: Name::new(b""),
-                    up: None,
-                });
-                self.now
-                    .child(&beside, &aside.name)?
-                    .map(|child| (child, aside.clone()))
-            }
-        };
-        let dir = self.plan.tree.dirs.len();
-        self.plan.tree.kept.extend(found.map(|(child, from)| Kept {
-            dir,
-            name: name.clone(),
-            child,
-            from,
-            aside,
-        }));
-        Ok(())
     }
 }

@@ -46,6 +46,8 @@ pub enum Kind {
     Word(&'static [&'static str]),
     /// Permission bits, octal, as text.
     Mode,
+    /// `true` or `false`.
+    Flag,
 }
 
 impl Kind {
@@ -63,6 +65,7 @@ impl Kind {
                     .collect::<Vec<_>>()
                     .join(", ")
             ),
+            Kind::Flag => "true or false".into(),
             Kind::Mode => "an octal mode up to 1777 as text, such as \"0700\"".into(),
         }
     }
@@ -96,8 +99,10 @@ pub const KEYS: &[Key] = keys! {
     "retention.keep-weekly", Kind::Count, Both: "keep one per week, for this many weeks that have one";
     "retention.max-size", Kind::Bytes, Both: "free the oldest until the history takes no more than this";
     "retention.auto", Kind::Span, Store: "how often the daemon runs gc by itself";
+    "retention.manual", Kind::Flag, Store:
+        "the daemon's own gc counts and removes checkpoints made on request too (false)";
     "retention.keep-undone", Kind::Span, Store:
-        "how long the daemon keeps what undo and redo need (1d)";
+        "how long the daemon keeps what undo and redo need, and checkpoints that it expired (1d)";
     "tripwire.count", Kind::Count, Store:
         "number of removals by one process tree that triggers a checkpoint; 0: never";
     "tripwire.within", Kind::Span, Store: "the time within which they count";
@@ -159,6 +164,8 @@ pub enum Value {
     Number(u64),
     /// Of [`Kind::Span`], with what was written.
     Span(Duration, String),
+    /// Of [`Kind::Flag`].
+    Flag(bool),
     /// Of the others.
     Text(String),
 }
@@ -167,6 +174,7 @@ impl std::fmt::Display for Value {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Value::Number(number) => write!(f, "{number}"),
+            Value::Flag(flag) => write!(f, "{flag}"),
             Value::Span(_, text) | Value::Text(text) => f.write_str(text),
         }
     }
@@ -176,6 +184,7 @@ impl Serialize for Value {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
             Value::Number(number) => serializer.serialize_u64(*number),
+            Value::Flag(flag) => serializer.serialize_bool(*flag),
             Value::Span(_, text) | Value::Text(text) => serializer.serialize_str(text),
         }
     }
@@ -243,6 +252,12 @@ impl Settings {
             Value::Span(span, _) => Some(span),
             _ => None,
         }
+    }
+
+    /// Whether this is set, and to `true`.
+    pub fn flag(&self, name: &str) -> bool {
+        self.get(name)
+            .is_some_and(|setting| setting.value == Value::Flag(true))
     }
 
     /// A text.

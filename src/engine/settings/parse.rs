@@ -249,7 +249,10 @@ fn value(key: &Key, item: &Item) -> Result<Value, String> {
                 .map(Value::Number)
                 .map_err(|_| "it is negative".to_owned())
         }
-        Some(toml_edit::Value::String(text)) if key.kind != Kind::Count => {
+        Some(toml_edit::Value::Boolean(flag)) if key.kind == Kind::Flag => {
+            Ok(Value::Flag(*flag.value()))
+        }
+        Some(toml_edit::Value::String(text)) if !matches!(key.kind, Kind::Count | Kind::Flag) => {
             of_text(key, text.value())
         }
         Some(other) => Err(format!(
@@ -284,6 +287,7 @@ fn of_text(key: &Key, text: &str) -> Result<Value, String> {
     let wrong = || format!("{text:?} is not {}", key.kind.wanted());
     match key.kind {
         Kind::Count => Err(wrong()),
+        Kind::Flag => text.parse().map(Value::Flag).map_err(|_| wrong()),
         Kind::Bytes => bytes(text).map(Value::Number).ok_or_else(wrong),
         Kind::Span => span(text)
             .map(|span| Value::Span(span, text.to_owned()))
@@ -376,6 +380,7 @@ pub fn set(text: &str, key: &Key, value: Option<&Value>) -> Result<String, Confi
                 i64::try_from(*number).map_err(|_| wrong(format!("{number} is too large")))?;
             put(table_like, name, number.into());
         }
+        Some(Value::Flag(flag)) => put(table_like, name, (*flag).into()),
         Some(Value::Span(_, text) | Value::Text(text)) => {
             put(table_like, name, text.as_str().into())
         }

@@ -74,6 +74,7 @@ fn a_user_s_file_cannot_tell_the_daemon_what_to_do() {
         let (table, name) = key.name.split_once('.').unwrap();
         let value = match key.kind {
             Kind::Count => "1".to_owned(),
+            Kind::Flag => "true".to_owned(),
             Kind::Word(words) => format!("{:?}", words[0]),
             _ => "\"1h\"".to_owned(),
         };

@@ -75,6 +75,9 @@ pub struct OperationInfo {
     /// Of a pin: why.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// A retention rule deleted the checkpoint, and no user.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub by_rule: bool,
     /// The operation that it undid, if it was the undoing of one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub undoes: Option<u64>,
@@ -98,6 +101,8 @@ pub enum UndoWalk {
     Redo(usize),
     /// Back to how everything was right after this operation; 0: before the first.
     To(u64),
+    /// Undo this operation only.
+    Only(u64),
 }
 
 /// What is to be undone.

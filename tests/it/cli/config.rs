@@ -17,7 +17,11 @@ fn what_is_set_is_shown_with_where_it_is_set() {
     let sandbox = mounted();
     sandbox
         .ckptfs_in("p", &["config", "set", "retention.keep-last", "5"])
-        .is(0, "", "retention.keep-last = 5\n");
+        .is(
+            0,
+            "",
+            "retention.keep-last = 5\nwith these rules `ckptfs gc` deletes no checkpoint\n",
+        );
     sandbox
         .ckptfs_in(
             "p",

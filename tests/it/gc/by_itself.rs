@@ -1,19 +1,96 @@
-//! The daemon thins out the history by itself, if it is told to.
+//! The daemon thins out the history by itself, if the configuration says so.
+
+use std::fs;
 
 use super::story::{ids, rounds};
 use crate::common::wait::{same, wait_until};
-use crate::common::{Variant, for_each_variant};
+use crate::common::{Mount, MountOpts, Variant, for_each_variant};
 
-for_each_variant! { xfs => the_daemon_thins_out_by_itself }
+for_each_variant! { xfs =>
+    the_daemon_thins_out_by_itself,
+    what_was_made_on_request_neither_goes_nor_counts,
+}
+
+fn deleted(mount: &Mount) -> Vec<u64> {
+    let listed = mount.json(&["log", "--deleted"]);
+    let listed = listed.as_array().unwrap().iter().rev();
+    listed.map(|one| one["id"].as_u64().unwrap()).collect()
+}
 
 fn the_daemon_thins_out_by_itself(v: Variant) {
     let rig = v.start();
+    let config = |key: &str, value: &str| {
+        let set = rig
+            .mount
+            .command(&["config", "set", key, value])
+            .output()
+            .unwrap();
+        assert!(set.status.success(), "{set:?}");
+        String::from_utf8_lossy(&set.stderr).into_owned()
+    };
     rounds(&rig.mount, 5, 4096);
-    rig.mount.ok(&["config", "set", "retention.keep-last", "2"]);
+    config("retention.manual", "true");
+    let told = config("retention.keep-last", "2");
+    assert!(
+        told.contains("with these rules `ckptfs gc` deletes 3 checkpoints: 1, 2, 3"),
+        "{told}"
+    );
     assert_eq!(ids(&rig.mount).len(), 5, "rules alone do nothing");
-    rig.mount.ok(&["config", "set", "retention.auto", "1s"]);
+    let told = config("retention.auto", "1s");
+    assert!(
+        told.contains("runs gc every 1s, deletes 3 checkpoints: 1, 2, 3"),
+        "{told}"
+    );
     wait_until("two are left", || same(ids(&rig.mount), [4, 5]));
-    // What the file says later counts.
-    rig.mount.ok(&["config", "set", "retention.keep-last", "1"]);
+    // None is freed yet, and each can come back; `undo` finds only operations of users.
+    wait_until("the others can come back", || {
+        same(deleted(&rig.mount), [1, 2, 3])
+    });
+    config("retention.auto", "1h");
+    let newest = &rig.mount.json(&["ops", "-n", "3"])[2];
+    assert_eq!(
+        (&newest["what"], &newest["by_rule"]),
+        (&"delete".into(), &true.into())
+    );
+    rig.mount.ok(&["tag", "5", "mine"]);
+    rig.mount
+        .ok(&["undo", "--op", &newest["number"].to_string()]);
+    assert_eq!(ids(&rig.mount), [1, 4, 5]);
+    assert_eq!(
+        fs::read_to_string(rig.view(1).join("dir0/small")).unwrap(),
+        "small 0\n"
+    );
+    // What the file says later counts. What is deleted is freed when its time is over.
+    config("retention.keep-last", "1");
+    config("retention.keep-undone", "1s");
+    config("retention.auto", "1s");
     wait_until("one is left", || same(ids(&rig.mount), [5]));
+    wait_until("the others are freed", || {
+        same(deleted(&rig.mount), Vec::<u64>::new())
+    });
+}
+
+/// `retention.keep-daily 7` and `retention.auto 1h` removed all checkpoints with a note but the
+/// newest, for good, ten seconds after the mount.
+fn what_was_made_on_request_neither_goes_nor_counts(v: Variant) {
+    let rig = v.start_with(MountOpts::new(v.io).arg("--auto-every=200ms"), |_| {});
+    rig.mount.ok(&["config", "set", "retention.keep-last", "2"]);
+    let of = |reason: &str| -> Vec<u64> {
+        let listed = rig.mount.log_json();
+        let of = |one: &&serde_json::Value| one["reason"].to_string().contains(reason);
+        let listed = listed.as_array().unwrap().iter().rev().filter(of);
+        listed.map(|one| one["id"].as_u64().unwrap()).collect()
+    };
+    let mut asked = Vec::new();
+    for round in 0..4 {
+        asked.push(rig.mount.checkpoint());
+        fs::write(rig.path().join("changed"), round.to_string()).unwrap();
+        wait_until("a checkpoint is made by itself", || {
+            let made = of("interval");
+            same(made.last() > asked.last(), true)
+        });
+    }
+    rig.mount.ok(&["config", "set", "retention.auto", "1s"]);
+    wait_until("two of its own are left", || same(of("interval").len(), 2));
+    assert_eq!(of("asked"), asked);
 }

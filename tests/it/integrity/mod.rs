@@ -9,6 +9,7 @@ mod baseline;
 mod behind;
 mod flips;
 mod fsck;
+mod left;
 mod numbers;
 mod reads;
 mod released;

@@ -8,7 +8,7 @@ use super::support::{changes, run};
 use crate::common::command::sh;
 use crate::common::{MountOpts, Rig, Variant, for_each_variant};
 use ckptfs::internals::sys::Errno;
-use ckptfs::internals::sys::fault::Plan;
+use ckptfs::internals::sys::fault::{Call, Plan};
 
 for_each_variant! { xfs =>
     a_merge_reads_what_was_touched_since_the_last_ones,
@@ -25,9 +25,10 @@ fn branched(v: Variant, base: &str) -> (Rig, PathBuf) {
     (rig, branch)
 }
 
-/// System calls of the daemon for a verb.
+/// How often the daemon looks at an inode for a verb. What its other threads do meanwhile, the
+/// indexer and the sealer, is mostly reading and writing.
 fn calls(rig: &Rig, verb: &[&str]) -> u64 {
-    rig.fault(Some(Plan::nth(0, Errno::EIO)));
+    rig.fault(Some(Plan::nth(0, Errno::EIO).only(Call::Stat)));
     rig.mount.ok(verb);
     rig.fault(None).0
 }

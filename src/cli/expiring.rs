@@ -1,0 +1,57 @@
+//! `ckptfs config set retention.*`: prints which checkpoints the rules of retention remove.
+
+use super::context::Context;
+use super::error::Outcome;
+use super::freeing::freeing;
+use super::{config, gc};
+use crate::engine::api::{GcOptions, GcWhy, Retention, VerbResult};
+use crate::engine::settings::Setting;
+
+pub use super::config::Args;
+
+/// `ckptfs config`.
+pub fn run(args: Args, context: &mut Context) -> Outcome {
+    let sets_retention = args.sets("retention.");
+    config::run(args, context)?;
+    if sets_retention {
+        print(context)?;
+    }
+    Ok(())
+}
+
+/// Makes the plan of a run by the rules as they are now; nothing is deleted.
+fn print(context: &Context) -> VerbResult<()> {
+    let settings = config::retention_settings(context.dir())?;
+    let retention = Retention::of(&settings);
+    if !retention.has_rules() && retention.max_bytes.is_none() {
+        return Ok(());
+    }
+    let auto = settings.get("retention.auto");
+    let options = GcOptions {
+        retention,
+        dry_run: true,
+        automatic: auto.is_some(),
+        ..GcOptions::default()
+    };
+    let plan = gc::whole(&mut freeing(context.dir())?, options, context)?;
+    let gone = plan.gone.iter().filter(|gone| gone.why != GcWhy::Deleted);
+    let ids: Vec<String> = gone.map(|gone| gone.id.to_string()).collect();
+    let many = ids.len();
+    let which = match many {
+        0 => "no checkpoint".to_owned(),
+        1 => format!("checkpoint {}", ids.concat()),
+        2..=10 => format!("{many} checkpoints: {}", ids.join(", ")),
+        _ => format!(
+            "{many} checkpoints, from {} on",
+            ids.first().map_or("", String::as_str)
+        ),
+    };
+    let run = match auto {
+        Some(Setting { value: every, .. }) => format!("the daemon, which runs gc every {every},"),
+        None => "`ckptfs gc`".to_owned(),
+    };
+    context
+        .out
+        .talk(&format!("with these rules {run} deletes {which}"));
+    Ok(())
+}

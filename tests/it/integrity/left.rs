@@ -1,0 +1,65 @@
+//! What a restore reports as "left as it is" is there after it, also where the directory that it is
+//! in was made anew and the old one comes back. It was removed with the new directory.
+
+use std::fs;
+use std::path::Path;
+
+use crate::common::{Mount, MountOpts, Rig, Variant, for_each_variant};
+
+for_each_variant! { all =>
+    a_file_whose_content_is_not_known_stays_in_a_directory_made_anew,
+}
+
+const PATH: &str = "node_modules/deep/swc.node";
+
+/// A tree whose `node_modules` was replaced while nothing was mounted, as `npm ci` does, with a
+/// file in it of which no content was kept.
+fn replaced(v: Variant) -> Rig {
+    let mut rig = v.start_with(MountOpts::new(v.io), |dir| {
+        fs::create_dir_all(dir.join("node_modules/deep")).unwrap();
+        fs::write(dir.join(PATH), "old").unwrap();
+        fs::write(dir.join("node_modules/small"), "").unwrap();
+        fs::write(dir.join("app.js"), "a").unwrap();
+    });
+    rig.mount.ok(&["config", "set", "umount.keep", "none"]);
+    assert_eq!(rig.mount.checkpoint(), 1);
+    rig.mount.umount();
+    let root = rig.path().to_owned();
+    fs::remove_dir_all(root.join("node_modules")).unwrap();
+    fs::create_dir_all(root.join("node_modules/deep")).unwrap();
+    fs::write(root.join(PATH), "new").unwrap();
+    fs::write(root.join("node_modules/small"), "").unwrap();
+    rig.mount.remount();
+    fs::write(root.join("app.js"), "b").unwrap();
+    rig
+}
+
+fn is_left(mount: &Mount, verb: &[&str]) {
+    let output = mount.command(verb).output().unwrap();
+    let said = format!("{output:?}");
+    assert!(said.contains(PATH), "{verb:?}: {said}");
+    let read = |path: &str| fs::read_to_string(Path::join(mount.path(), path));
+    assert_eq!(read(PATH).ok().as_deref(), Some("new"), "{verb:?}: {said}");
+    assert_eq!(read("node_modules/small").unwrap(), "", "{verb:?}");
+}
+
+fn a_file_whose_content_is_not_known_stays_in_a_directory_made_anew(v: Variant) {
+    let rig = replaced(v);
+    let ways: [&[&str]; 4] = [
+        &["restore", "1"],
+        &["restore", "1", "node_modules"],
+        &["restore", "1", "node_modules/deep"],
+        &["restore", "1", "node_modules/deep/swc.node", "app.js"],
+    ];
+    for way in ways {
+        is_left(&rig.mount, way);
+        // The next way begins with a new directory again.
+        let root = rig.path();
+        fs::rename(root.join("node_modules"), root.join("old")).unwrap();
+        fs::create_dir_all(root.join("node_modules/deep")).unwrap();
+        fs::write(root.join(PATH), "new").unwrap();
+        fs::write(root.join("node_modules/small"), "").unwrap();
+        fs::remove_dir_all(root.join("old")).unwrap();
+        fs::write(root.join("app.js"), "b").unwrap();
+    }
+}
