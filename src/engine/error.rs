@@ -329,13 +329,13 @@ pub(super) fn undone_meanwhile(number: u64) -> VerbError {
 
 /// An operation that is to be undone without those after it changed the tree.
 pub(super) fn not_alone(number: u64) -> VerbError {
-    let before = number.saturating_sub(1);
+    let id = number.saturating_sub(1);
     hinted(
         Code::TooFar,
         format!(
             "operation {number} changed the tree; it cannot be undone without the operations after it"
         ),
-        format!("ckptfs undo --to {before} undoes all of them"),
+        format!("to undo all of them: ckptfs undo --to {id}"),
     )
 }
 
