@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 use crate::common::strace::Strace;
 use crate::common::wait::{seen, wait_until};
@@ -101,6 +102,18 @@ fn append_all(dir: &Path) {
     }
 }
 
+/// Waits until the daemon has handled every close in a tree: a checkpoint starts the writeback of
+/// files that are open for writing.
+fn all_is_closed(rig: &Rig, tree: &Path) {
+    wait_until("every file is closed", || {
+        let mut stats = Command::new(rig.mount.command::<&str>(&[]).get_program());
+        stats.arg("-C").arg(tree).args(["stats", "--json"]);
+        let stats = stats.output().unwrap();
+        let stats: serde_json::Value = serde_json::from_slice(&stats.stdout).unwrap();
+        seen(stats["open_files"] == 0, stats)
+    });
+}
+
 /// What both have in common then was written with four syncs in the freeze, and with four behind
 /// it, before the answer.
 #[test]
@@ -128,6 +141,7 @@ fn a_branch_is_merged_and_updated_without_a_sync() {
         ];
         for (changed, verb) in rounds {
             append_all(changed);
+            all_is_closed(&rig, changed);
             let log = dir.path().join(format!("{}-{round}", verb.len()));
             let merge = || drop(rig.mount.ok(verb));
             let Some(made) = calls(&rig, "renameat2", &log, merge) else {

@@ -269,7 +269,11 @@ fn undo_after_a_burst_offers_what_was_there(variant: Variant) {
 /// went within two seconds.
 fn retention_leaves_what_was_caught_and_what_was_undone(variant: Variant) {
     let rig = start(variant);
-    for (key, value) in [("retention.keep-last", "1"), ("retention.auto", "1s")] {
+    for (key, value) in [
+        ("retention.manual", "true"),
+        ("retention.keep-last", "1"),
+        ("retention.auto", "1s"),
+    ] {
         rig.mount.ok(&["config", "set", key, value]);
     }
     rig.mount.checkpoint();
