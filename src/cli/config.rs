@@ -58,7 +58,7 @@ enum What {
 }
 
 impl Args {
-    /// A key of the store's file that begins so is set or unset.
+    /// Whether the command sets or unsets a key of the store's file with this prefix.
     pub fn sets(&self, prefix: &str) -> bool {
         matches!(&self.what, What::Set { key, user: false, .. } if key.starts_with(prefix))
     }
@@ -152,8 +152,8 @@ pub fn settings(dir: Option<&Path>) -> VerbResult<Settings> {
     Ok(found.of_store()?.or(found.of_user()?))
 }
 
-/// What the daemon runs `gc` by: the store's file alone if that has `retention.auto`, else as
-/// [`settings()`].
+/// The settings of the next run of `gc`: the store's file alone if that has `retention.auto`, for
+/// the daemon reads no other, else as [`settings()`].
 pub fn retention_settings(dir: Option<&Path>) -> VerbResult<Settings> {
     let found = Found::around(dir)?;
     let of_store = found.of_store()?;

@@ -2,8 +2,9 @@
 
 use super::context::Context;
 use super::error::Outcome;
-use super::freeing::freeing;
+use super::locate::{Located, locate, start};
 use super::{config, gc};
+use crate::control::History;
 use crate::engine::api::{GcOptions, GcWhy, Retention, VerbResult};
 use crate::engine::settings::Setting;
 
@@ -14,18 +15,25 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let sets_retention = args.sets("retention.");
     config::run(args, context)?;
     if sets_retention {
-        print(context)?;
+        // The key is set already.
+        print(context).unwrap_or_else(|error| context.out.warn(&error.message));
     }
     Ok(())
 }
 
-/// Makes the plan of a run by the rules as they are now; nothing is deleted.
+/// Asks the daemon for the plan of a run by the rules as they are now; nothing is deleted. Without a
+/// daemon, prints the command that shows the plan: to make one here would open the store.
 fn print(context: &Context) -> VerbResult<()> {
     let settings = config::retention_settings(context.dir())?;
     let retention = Retention::of(&settings);
     if !retention.has_rules() && retention.max_bytes.is_none() {
         return Ok(());
     }
+    let Located::Served(served) = locate(start(context.dir())?)? else {
+        let hint = "to see which checkpoints these rules remove: ckptfs gc --dry-run";
+        context.out.talk(hint);
+        return Ok(());
+    };
     let auto = settings.get("retention.auto");
     let options = GcOptions {
         retention,
@@ -33,7 +41,7 @@ fn print(context: &Context) -> VerbResult<()> {
         automatic: auto.is_some(),
         ..GcOptions::default()
     };
-    let plan = gc::whole(&mut freeing(context.dir())?, options, context)?;
+    let plan = gc::whole(&mut History::Daemon(served.client), options, context)?;
     let gone = plan.gone.iter().filter(|gone| gone.why != GcWhy::Deleted);
     let ids: Vec<String> = gone.map(|gone| gone.id.to_string()).collect();
     let many = ids.len();

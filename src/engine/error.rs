@@ -327,7 +327,7 @@ pub(super) fn undone_meanwhile(number: u64) -> VerbError {
     )
 }
 
-/// An operation that is to be undone without those after it changed the tree.
+/// A restore or merge is to be undone without the operations after it.
 pub(super) fn not_alone(number: u64) -> VerbError {
     let id = number.saturating_sub(1);
     hinted(

@@ -19,7 +19,10 @@ pub(super) const PERIOD: Duration = Duration::from_secs(2);
 /// Looks whether it is due.
 pub(super) struct Keeper {
     collector: Weak<Collector>,
-    /// When the last run ended, or the mount began: the first run is a whole interval after it.
+    /// `retention.auto` as of the last round.
+    every: Option<Duration>,
+    /// When the last run ended, or this interval was set or the mount began: the first run is a
+    /// whole interval later.
     last: Instant,
 }
 
@@ -27,6 +30,7 @@ impl Keeper {
     pub(super) fn new(collector: Weak<Collector>) -> Keeper {
         Keeper {
             collector,
+            every: None,
             last: Instant::now(),
         }
     }
@@ -35,7 +39,11 @@ impl Keeper {
     pub(super) fn round(&mut self, worker: &Worker) -> Option<Duration> {
         let collector = self.collector.upgrade()?;
         let settings = collector.serving.settings();
-        let Some(every) = settings.span("retention.auto") else {
+        let every = settings.span("retention.auto");
+        if every != self.every {
+            (self.every, self.last) = (every, Instant::now());
+        }
+        let Some(every) = every else {
             return Some(PERIOD);
         };
         if self.last.elapsed() >= every {

@@ -277,8 +277,8 @@ impl<'a> Undoer<'a> {
         }
     }
 
-    /// Checks that an operation can be undone without those after it. The undoing of a restore or
-    /// merge would take back every later change of the tree.
+    /// Checks that an operation can be undone without those after it, and returns its number. A
+    /// restore or merge cannot: its undoing takes back every later change of the tree.
     fn alone(&self, number: u64) -> VerbResult<u64> {
         let told = self.one_operation(number)?;
         let told = told.ok_or_else(|| error::no_operation(number))?;
@@ -320,8 +320,12 @@ impl<'a> Undoer<'a> {
         }
         // Who walks back step by step wants the tree back; which checkpoints there are is asked for
         // by number.
-        if let (UndoWalk::Undo(_), false, None, Deed::Made { id } | Deed::Revived { id }) =
-            (options.walk, options.force, &obstacle, &told.operation.deed)
+        if let (
+            UndoWalk::Undo(_) | UndoWalk::Only(_),
+            false,
+            None,
+            Deed::Made { id } | Deed::Revived { id },
+        ) = (options.walk, options.force, &obstacle, &told.operation.deed)
         {
             let why = error::was_asked_for(number, *id);
             if !options.skip {

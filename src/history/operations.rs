@@ -14,7 +14,7 @@ use super::append::{Appender, asked, fault, now_ns};
 use super::catalogue::Catalogue;
 use crate::store::error::CodecError;
 use crate::store::ids::CheckpointId;
-use crate::store::operation::{Deed, Line, Operation};
+use crate::store::operation::{BY_RULE, Deed, Line, Operation};
 use crate::store::record::{Actor, Kept, Record};
 use crate::store::{Address, StoreError};
 use crate::sys::SysResult;
@@ -61,10 +61,11 @@ impl Order {
     }
 
     /// What is to be undone, in this order, so that everything is as it was right after operation
-    /// `to`. What was done and undone since is left out.
+    /// `to`. What was done and undone since is left out, and so is what a retention rule did.
     fn since(&self, to: u64) -> Vec<u64> {
         let mut left: Vec<u64> = Vec::new();
-        for (number, (_, undoes)) in self.known.range(to.saturating_add(1)..) {
+        let since = self.known.range(to.saturating_add(1)..);
+        for (number, (_, undoes)) in since.filter(|(_, (_, undoes))| *undoes != BY_RULE) {
             match undoes.and_then(|undone| left.iter().rposition(|known| *known == undone)) {
                 Some(place) => drop(left.remove(place)),
                 None => left.push(*number),
@@ -470,6 +471,18 @@ mod tests {
             stacks(&[None, None, Some(2), None, Some(4), Some(3)]),
             (vec![1, 6], vec![])
         );
+    }
+
+    #[test]
+    fn the_way_back_and_forth_leaves_out_what_a_rule_did() {
+        let order = done(&[None, None, Some(2), BY_RULE, None, BY_RULE, Some(4)]);
+        assert_eq!(
+            order.line.undo,
+            [1, 5, 7],
+            "5 is new, 7 brought back what 4 deleted"
+        );
+        assert_eq!(done(&[None, Some(1), BY_RULE]).line.redo, [2]);
+        assert_eq!(order.since(1), [7, 5]);
     }
 
     #[test]

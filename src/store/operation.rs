@@ -66,8 +66,9 @@ pub enum Deed {
     },
 }
 
-/// [`Operation::undoes`] of an operation that a rule made and no user: neither `undo` nor `redo`
-/// comes to it, and what can be done again stays so. There is no operation 0.
+/// [`Operation::undoes`] of a deletion by a retention rule. There is no operation 0, so [`Line`]
+/// leaves the deletion out: `undo`, `redo` and `undo --to` do not come to it, and it does not end
+/// what can be redone.
 pub const BY_RULE: Option<u64> = Some(0);
 
 /// How the tags of a checkpoint changed.

@@ -333,6 +333,8 @@ fn keep(value: &str) -> Option<Vec<(&'static str, String)>> {
         before = span;
     }
     keys.push(("retention.auto", "1h".to_owned()));
+    // The driver asks the daemon for its own checkpoints (`auto`), and `keep` is about all of them.
+    keys.push(("retention.manual", "true".to_owned()));
     Some(keys)
 }
 

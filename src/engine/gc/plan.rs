@@ -19,9 +19,9 @@ use crate::sys::Gently;
 pub(super) struct Step {
     /// A checkpoint, as it was when the plan was made; `None`: what nobody needs.
     pub(super) checkpoint: Option<Kept>,
-    /// The checkpoint can come back until a later run frees it.
+    /// The checkpoint is deleted only; a later run frees it.
     pub(super) hides: bool,
-    /// A checkpoint that was deleted waits here to be freed by a later run.
+    /// Stands for a checkpoint that was deleted before and that a later run frees.
     waits: bool,
     /// A tier, by its number.
     pub(super) tier: Option<usize>,
@@ -132,9 +132,9 @@ fn with_the_last(
 /// A plan that is being made, in the order in which things go.
 struct Planning<'a> {
     options: &'a GcOptions,
-    /// What comes free with each step, now or when what is deleted is freed.
+    /// Bytes that come free with each step, now or later.
     freed: Vec<u64>,
-    /// Bytes of the history that come free with the steps so far, likewise.
+    /// Bytes that come free with the steps so far, now or later.
     counted: u64,
     report: GcReport,
     steps: Vec<Step>,
@@ -181,7 +181,7 @@ impl Planning<'_> {
         }
     }
 
-    /// A checkpoint that was deleted, and that a later run frees.
+    /// Adds a checkpoint that was deleted before and that a later run frees.
     fn add_waiting(&mut self) {
         self.add(Step {
             waits: true,
@@ -281,15 +281,17 @@ pub(super) fn plan(matching: &Matching, options: &GcOptions, held: &Held) -> Pla
     }
 }
 
-/// Gives each step its versions. Those of a step that frees nothing yet go by their tier, if by any.
+/// Gives each step its versions. Those of a step that frees nothing yet go with their tier's step,
+/// if a tier drops them.
 fn share_out(matching: &Matching, steps: &[Option<usize>], planned: &mut [Step]) {
+    let first_tier = planned.iter().position(|step| step.tier == Some(0));
     for ((at, step), fate) in matching.measured.iter().zip(steps).zip(&matching.fates) {
-        let by_tier = match fate {
-            Fate::Goes(tier) => planned.iter().position(|step| step.tier == Some(*tier)),
-            _ => None,
-        };
         let later = |step: usize| planned.get(step).is_some_and(Step::frees_later);
-        let step = step.and_then(|step| if later(step) { by_tier } else { Some(step) });
+        let step = match (*step, fate) {
+            (Some(step), Fate::Goes(tier)) if later(step) => first_tier.map(|first| first + tier),
+            (Some(step), _) if later(step) => None,
+            (step, _) => step,
+        };
         let step = step.and_then(|step| planned.get_mut(step));
         if let (Some(step), Some(version)) = (step, matching.census.versions.get(*at)) {
             step.versions.push(version.clone());

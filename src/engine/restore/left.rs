@@ -1,7 +1,8 @@
-//! What a restore leaves as it is, because it is not known what it was or because a tier has dropped
-//! it, also where the directory that it is in goes and another one comes.
+//! Paths that a restore leaves as they are, because their past is not known or because a tier has
+//! dropped their content. If the directory of such a path is replaced, the path is rescued: it is
+//! put aside in the staging directory and then moved to the directory that comes.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
 use super::plan::Plan;
@@ -14,10 +15,11 @@ use crate::store::record::{Child, Place};
 use crate::sys::{Kind, SysResult};
 use crate::tree::plan::Kept;
 
-/// Paths that are left as they are, each with the directory in which it needs no rescue.
+/// Paths that are left as they are, each with the live directory that stays and holds it.
 pub(super) type Left = BTreeMap<Vec<u8>, Option<Slot>>;
 
-/// Where what stays at a path is put while the directory that it is in goes.
+/// The name of a rescued path in the staging directory: a hash, so that a path of any length fits
+/// and a restore that was interrupted is continued.
 fn aside_of(path: &[u8]) -> Place {
     let hash = blake3::hash(path).to_hex();
     Place {
@@ -26,18 +28,49 @@ fn aside_of(path: &[u8]) -> Place {
     }
 }
 
-/// What a restore that was interrupted has put aside for a path.
-pub(super) fn put_aside(now: &View<'_>, path: &[u8]) -> SysResult<Option<Child>> {
-    let beside = Arc::new(Trail {
+fn staging() -> Arc<Trail> {
+    Arc::new(Trail {
         slot: Slot::STAGING,
         name: Name::new(b""),
         up: None,
-    });
-    now.child(&beside, &aside_of(path).name)
+    })
+}
+
+/// The inode that an interrupted restore has put aside for a path.
+fn put_aside(now: &View<'_>, path: &[u8]) -> SysResult<Option<Child>> {
+    now.child(&staging(), &aside_of(path).name)
+}
+
+/// The paths that would go with the directory that they are in, and those that an interrupted
+/// restore has put aside. Looks at each directory once, and at a path only if its directory goes.
+///
+/// # Errors
+/// As [`View::walk`].
+pub(super) fn to_rescue(now: &View<'_>, left: Left) -> SysResult<BTreeSet<Vec<u8>>> {
+    if left.is_empty() {
+        return Ok(BTreeSet::new());
+    }
+    let interrupted = !now.list(&staging())?.is_empty();
+    let mut rescued = BTreeSet::new();
+    let mut dir: Option<(Vec<u8>, Option<Slot>)> = None;
+    for (path, inside) in left {
+        let end = path.iter().rposition(|byte| *byte == b'/').unwrap_or(0);
+        let above = path.get(..end).unwrap_or_default();
+        if dir.as_ref().is_none_or(|(known, _)| known != above) {
+            let there = now.walk(above)?.map(|(child, _)| child.slot);
+            dir = Some((above.to_vec(), there));
+        }
+        let there = dir.as_ref().and_then(|(_, there)| *there);
+        let goes = there.is_some() && there != inside && now.walk(&path)?.is_some();
+        if goes || interrupted && put_aside(now, &path)?.is_some() {
+            rescued.insert(path);
+        }
+    }
+    Ok(rescued)
 }
 
 impl Plan {
-    /// Files that are gone and cannot be made again are not planned.
+    /// Removes the names of files that are gone and whose content is not known.
     pub(super) fn leave_lost(&mut self) {
         let lost = std::mem::take(&mut self.lost);
         for dir in &mut self.tree.dirs {
@@ -80,7 +113,7 @@ impl Planner<'_> {
             .collect()
     }
 
-    /// Notes what is not known of the names of a directory, so that it stays as it is.
+    /// Records the names of a directory whose past is not known: they are left as they are.
     pub(super) fn leave(
         &mut self,
         want: &Arc<Trail>,
@@ -110,9 +143,8 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// What is at a path that stays, and would go with the directory that it is in: it comes to the
-    /// directory that is planned next, unless that has something there. A restore that was
-    /// interrupted may have put it aside.
+    /// Plans to move the live file at a path, or the one that an interrupted restore has put aside,
+    /// to the directory that is planned next, unless that directory has the name.
     pub(super) fn rescue(
         &mut self,
         path: &[u8],

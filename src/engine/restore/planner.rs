@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::super::Engine;
 use super::super::api::Times;
-use super::left::{Left, put_aside};
+use super::left::{Left, to_rescue};
 use super::plan::{Plan, Which};
 use super::spared::Spared;
 use crate::history::diff::join;
@@ -60,10 +60,10 @@ pub(super) struct Planner<'a> {
     /// What stays as it is, and where that is in the live tree.
     pub(super) spared: Spared,
     pub(super) spared_places: HashSet<Place>,
-    /// Paths of which it is not known what they led to and of which nothing else is planned: what
-    /// is there stays there though the directory that it is in goes.
+    /// Paths whose past is not known, in directories that go: the live file is moved over to the
+    /// directory that comes.
     pub(super) rescued: BTreeSet<Vec<u8>>,
-    /// Such paths, found by this pass.
+    /// Every path whose past is not known and which therefore is not planned.
     pub(super) left: Left,
     /// Directories of the checkpoint that are wanted.
     passed: HashSet<Slot>,
@@ -84,31 +84,21 @@ enum Step<'p> {
 impl Plan {
     /// Compares the live tree with a checkpoint, in the whole or below the given paths.
     ///
-    /// A path whose past is not known is left as it is. If it is in a directory that comes back
-    /// while another one is in its place, that is found out too late for what was planned before,
-    /// so a second pass plans with it.
+    /// A path whose past is not known is left as it is. If the directory that it is in goes, a
+    /// second pass plans to move it over: the first pass finds such paths too late, when it has
+    /// planned other names already.
     pub(super) fn make(ground: Ground<'_>, which: Which<'_>) -> SysResult<Plan> {
-        let (plan, left) = Plan::pass(ground, which, BTreeSet::new())?;
-        let now = ground.view(State::Live);
-        let mut rescued = BTreeSet::new();
-        for (path, inside) in left {
-            let found = now.walk(&path)?.and_then(|(_, trail)| trail.up.clone());
-            let stays = match found {
-                Some(dir) => Some(dir.slot) == inside,
-                None => put_aside(&now, &path)?.is_none(),
-            };
-            if !stays {
-                rescued.insert(path);
-            }
-        }
+        let (first, left) = Plan::pass(ground, which, BTreeSet::new())?;
+        let rescued = to_rescue(&ground.view(State::Live), left)?;
         if rescued.is_empty() {
-            return Ok(plan);
+            return Ok(first);
         }
-        Plan::pass(ground, which, rescued).map(|(plan, _)| plan)
+        let (mut plan, _) = Plan::pass(ground, which, rescued)?;
+        plan.unknown.extend(first.unknown);
+        Ok(plan)
     }
 
-    /// A plan, and the paths that are left as they are, each with the directory in which it needs
-    /// no rescue.
+    /// Plans with these paths rescued. Returns the plan and the paths that it leaves as they are.
     fn pass(
         ground: Ground<'_>,
         which: Which<'_>,

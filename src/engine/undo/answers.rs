@@ -113,7 +113,7 @@ pub struct UndoOptions {
     /// Leave out what cannot be undone.
     #[serde(default)]
     pub skip: bool,
-    /// With [`UndoWalk::Undo`]: hide checkpoints that somebody asked for too, and walk although the
+    /// With [`UndoWalk::Undo`] and [`UndoWalk::Only`]: hide checkpoints that somebody asked for too, and walk although the
     /// tripwire has caught something since.
     #[serde(default)]
     pub force: bool,

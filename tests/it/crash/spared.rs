@@ -1,5 +1,6 @@
-//! The daemon is killed at calls of a restore that leaves something alone in a directory that goes:
-//! it is there at the next mount, whichever call it was.
+//! The daemon is killed at calls of a restore that leaves files as they are, because a tier dropped
+//! their content or because they changed while nothing was mounted, in a directory that goes: they
+//! are there at the next mount, whichever call it was.
 
 use std::fs;
 
@@ -9,9 +10,14 @@ use crate::common::random::is_long;
 use crate::common::tree::{TreeOpts, compare, tree};
 use crate::common::{Image, Mount, MountOpts, Variant, for_each_variant, skip, tool};
 
-const CONFIG: &str = "[[tiers]]\npaths = [\"node_modules\", \"*.tmp\"]\nkeep = \"1ms\"\n";
+const CONFIG: &str =
+    "[umount]\nkeep = \"none\"\n[[tiers]]\npaths = [\"node_modules\", \"*.tmp\"]\nkeep = \"1ms\"\n";
 /// What stays, below a directory that was removed and made anew since.
-const STAYS: [(&str, &str); 2] = [("a/node_modules/now", "now\n"), ("a/b/kept.tmp", "kept\n")];
+const STAYS: [(&str, &str); 3] = [
+    ("a/node_modules/now", "now\n"),
+    ("a/b/kept.tmp", "kept\n"),
+    ("a/c/unseen", "here\n"),
+];
 
 fn what_stays_is_there_after_a_kill(v: Variant) {
     if !try_run_limited(&mut tool("strace", &["-V"]), 60)
@@ -26,15 +32,18 @@ fn what_stays_is_there_after_a_kill(v: Variant) {
         let mut mount = Mount::start(&root, &MountOpts::new(v.io));
         sh(
             &root,
-            "mkdir -p a/node_modules a/b; echo then > a/file; echo then > a/node_modules/then; echo then > a/b/kept.tmp; echo then > a/b/file",
+            "mkdir -p a/node_modules a/b a/c; echo then > a/c/unseen; echo then > a/file; echo then > a/node_modules/then; echo then > a/b/kept.tmp; echo then > a/b/file",
         );
         fs::write(root.join(".ckptfs/ckptfs.toml"), CONFIG).unwrap();
         mount.checkpoint();
         sh(&root, "echo 2 > a/node_modules/then; echo 2 > a/b/kept.tmp");
         mount.checkpoint();
+        mount.umount();
+        sh(&root, "mkdir c; echo here > c/unseen; rm -r a/c; mv c a");
+        mount.remount();
         sh(
             &root,
-            "rm -r a; mkdir -p a/node_modules a/b; echo now > a/node_modules/now; echo kept > a/b/kept.tmp; echo new > a/new",
+            "rm -r a; mkdir -p a/node_modules a/b a/c; echo here > a/c/unseen; echo now > a/node_modules/now; echo kept > a/b/kept.tmp; echo new > a/new",
         );
         let before = tree(&root);
         mount.ok(&["gc"]);

@@ -53,6 +53,19 @@ fn the_daemon_thins_out_by_itself(v: Variant) {
         (&"delete".into(), &true.into())
     );
     rig.mount.ok(&["tag", "5", "mine"]);
+    rig.mount.ok(&["undo"]);
+    let tags = &rig.mount.log_json()[0]["tags"];
+    assert_eq!(
+        (tags, ids(&rig.mount)),
+        (&serde_json::json!([]), vec![4, 5])
+    );
+    let asked_for =
+        rig.mount.json(&["ops"]).as_array().unwrap().last().unwrap()["number"].to_string();
+    let refused = rig.mount.run(&["undo", "--op", &asked_for]);
+    assert!(
+        !refused.status.success(),
+        "it would hide a checkpoint without --force"
+    );
     rig.mount
         .ok(&["undo", "--op", &newest["number"].to_string()]);
     assert_eq!(ids(&rig.mount), [1, 4, 5]);

@@ -24,19 +24,23 @@ fn replaced(v: Variant) -> Rig {
     rig.mount.ok(&["config", "set", "umount.keep", "none"]);
     assert_eq!(rig.mount.checkpoint(), 1);
     rig.mount.umount();
-    let root = rig.path().to_owned();
-    fs::remove_dir_all(root.join("node_modules")).unwrap();
-    fs::create_dir_all(root.join("node_modules/deep")).unwrap();
-    fs::write(root.join(PATH), "new").unwrap();
-    fs::write(root.join("node_modules/small"), "").unwrap();
+    make_anew(rig.path());
     rig.mount.remount();
-    fs::write(root.join("app.js"), "b").unwrap();
     rig
 }
 
+/// The new directory is there before the old one goes: ext4 gives a number to the next inode again.
+fn make_anew(root: &Path) {
+    fs::create_dir_all(root.join("new/deep")).unwrap();
+    fs::write(root.join("new/deep/swc.node"), "new").unwrap();
+    fs::write(root.join("new/small"), "").unwrap();
+    fs::rename(root.join("node_modules"), root.join("old")).unwrap();
+    fs::rename(root.join("new"), root.join("node_modules")).unwrap();
+    fs::remove_dir_all(root.join("old")).unwrap();
+}
+
 fn is_left(mount: &Mount, verb: &[&str]) {
-    let output = mount.command(verb).output().unwrap();
-    let said = format!("{output:?}");
+    let said = format!("{:?}", mount.run(verb));
     assert!(said.contains(PATH), "{verb:?}: {said}");
     let read = |path: &str| fs::read_to_string(Path::join(mount.path(), path));
     assert_eq!(read(PATH).ok().as_deref(), Some("new"), "{verb:?}: {said}");
@@ -47,19 +51,15 @@ fn a_file_whose_content_is_not_known_stays_in_a_directory_made_anew(v: Variant) 
     let rig = replaced(v);
     let ways: [&[&str]; 4] = [
         &["restore", "1"],
-        &["restore", "1", "node_modules"],
-        &["restore", "1", "node_modules/deep"],
+        &["restore", "1", "node_modules", "app.js"],
+        &["restore", "1", "node_modules/deep", "app.js"],
         &["restore", "1", "node_modules/deep/swc.node", "app.js"],
     ];
     for way in ways {
+        fs::write(rig.path().join("app.js"), "b").unwrap();
         is_left(&rig.mount, way);
-        // The next way begins with a new directory again.
-        let root = rig.path();
-        fs::rename(root.join("node_modules"), root.join("old")).unwrap();
-        fs::create_dir_all(root.join("node_modules/deep")).unwrap();
-        fs::write(root.join(PATH), "new").unwrap();
-        fs::write(root.join("node_modules/small"), "").unwrap();
-        fs::remove_dir_all(root.join("old")).unwrap();
-        fs::write(root.join("app.js"), "b").unwrap();
+        rig.mount.ok(&["undo"]);
+        assert_eq!(fs::read_to_string(rig.path().join(PATH)).unwrap(), "new");
+        make_anew(rig.path());
     }
 }

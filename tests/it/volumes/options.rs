@@ -251,6 +251,7 @@ fn checkpoints_by_themselves_and_rules_for_keeping_them() {
         "retention.keep-hourly = 24",
         "retention.keep-daily = 14",
         "retention.auto = \"1h\"",
+        "retention.manual = true",
     ] {
         assert!(rules.contains(rule), "{rules}");
     }
