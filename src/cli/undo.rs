@@ -99,6 +99,13 @@ pub fn walk_and_tell(
             line.extend_from_slice(out.text(&remark(step)).as_bytes());
             line.push(b'\n');
             out.bytes(&line)?;
+            if let (true, None, false, Some(id)) =
+                (of.by_rule, &step.skipped, options.dry_run, of.checkpoint)
+            {
+                out.talk(&format!(
+                    "the next automatic gc deletes it again, unless it is pinned: ckptfs pin {id}"
+                ));
+            }
             for path in &step.unknown {
                 out.warn(&format!(
                     "the earlier state of {} is not known: it is left as it is",

@@ -63,11 +63,9 @@ fn what_stays_is_there_after_a_kill(v: Variant) {
             !mount.path().join("a/node_modules/then").exists(),
             "call {nth}"
         );
+        let there = |path: &str| mount.path().join(path).exists();
         match done {
-            true => assert!(
-                !mount.path().join("a/new").exists() && mount.path().join("a/b/file").exists(),
-                "call {nth}"
-            ),
+            true => assert!(!there("a/new") && there("a/b/file"), "call {nth}"),
             false => assert_eq!(
                 compare(&tree(mount.path()), &before, &TreeOpts::default()),
                 Vec::<String>::new(),

@@ -17,16 +17,16 @@ for_each_variant! { xfs =>
     a_drop_tells_what_nobody_has_merged,
 }
 
-/// A tree with a branch `fix`; where that is.
+/// A tree with a branch `fix`, and the path of the branch. Without the sealer, which looks at files at
+/// any time, what a verb looks at can be counted.
 fn branched(v: Variant, base: &str) -> (Rig, PathBuf) {
-    let rig = v.start_with(MountOpts::new(v.io), |dir| run(dir, base));
+    let rig = v.start_with(MountOpts::new(v.io).arg("--seal=off"), |dir| run(dir, base));
     rig.mount.ok(&["branch", "create", "fix"]);
     let branch = rig.path().with_file_name("project@fix");
     (rig, branch)
 }
 
-/// How often the daemon looks at an inode for a verb. What its other threads do meanwhile, the
-/// indexer and the sealer, is mostly reading and writing.
+/// How often the daemon looks at an inode for a verb.
 fn calls(rig: &Rig, verb: &[&str]) -> u64 {
     rig.fault(Some(Plan::nth(0, Errno::EIO).only(Call::Stat)));
     rig.mount.ok(verb);
@@ -53,7 +53,7 @@ fn a_merge_reads_what_was_touched_since_the_last_ones(v: Variant) {
         counts.push((merge, update));
     }
     println!("calls of merges and updates: {counts:?}");
-    // Threads that do something else meanwhile count too: of several rounds the least is taken.
+    // A close that is handled meanwhile counts too: of several rounds the least is taken.
     let least = |rounds: &[(u64, u64)]| {
         let merges = rounds.iter().map(|(merge, _)| *merge).min();
         let updates = rounds.iter().map(|(_, update)| *update).min();
@@ -61,7 +61,7 @@ fn a_merge_reads_what_was_touched_since_the_last_ones(v: Variant) {
     };
     let ((merge, update), (last_merge, last_update)) = (least(&counts[1..5]), least(&counts[5..]));
     assert!(
-        last_merge < merge + merge / 2 && last_update < update + update / 2,
+        last_merge < merge + merge / 10 && last_update < update + update / 10,
         "{counts:?}"
     );
     assert_eq!(sh(rig.path(), "cat d/*"), sh(&branch, "cat d/*"));
