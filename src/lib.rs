@@ -98,9 +98,9 @@ pub mod internals {
     }
     pub mod sys {
         pub use crate::sys::{
-            Errno, ExtentMap, Kind, OpenKind, Stat, SysResult, Time, Xattrs, all_xattrs,
-            allocation, extent_map, fault, fsync, ids, kill_group, open_beneath, open_flags,
-            open_root, read_full_at, stat_fd,
+            Errno, ExtentMap, Kind, OpenKind, Protection, Stat, SysResult, Time, Xattrs,
+            all_xattrs, allocation, extent_map, fault, fsync, ids, kill_group, open_beneath,
+            open_flags, open_root, read_full_at, stat_fd,
         };
         pub mod host {
             pub use crate::sys::host::open_dir_path;

@@ -20,28 +20,36 @@ missing() {
     done
 }
 
-# The suite of the Container Storage Interface, made by Go from its module proxy. Where that cannot be had its test says so and is counted as skipped.
+# Programs made by Go from its module proxy: the suite of the Container Storage Interface, and the function by which the kubelet decides whether
+# a volume may be unstaged. Where they cannot be had their tests say so and are counted as skipped.
 CSI_SANITY=github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity@v5.6.0
+MOUNTREFS=tests/it/csi/mountrefs
 
-install_csi_sanity() {
-    local stamp=$ROOT/csi-sanity.version bin
-    bin=$(mkdir -p "$ROOT/bin" && cd "$ROOT/bin" && pwd)
-    [ ! -x "$bin/csi-sanity" ] || [ "$(cat "$stamp" 2>/dev/null)" != "$CSI_SANITY" ] || return 0
-    rm -f "$bin/csi-sanity" "$stamp"
+# install_go NAME VERSION COMMAND...: has a command of Go make a program, unless it is there in that version.
+install_go() {
+    local name=$1 version=$2 stamp=$ROOT/$1.version try
+    shift 2
+    [ ! -x "$ROOT/bin/$name" ] || [ "$(cat "$stamp" 2>/dev/null)" != "$version" ] || return 0
+    rm -f "$ROOT/bin/$name" "$stamp"
     local PATH=$PATH:/usr/local/go/bin
     if ! command -v go >/dev/null; then
-        echo "tools: no go, so csi-sanity is not installed" >&2
+        echo "tools: no go, so $name is not installed" >&2
         return 0
     fi
-    local try
     for try in 1 2; do
-        echo "tools: installing $CSI_SANITY (try $try)"
-        if GOBIN=$bin GOPROXY="${GOPROXY:-https://proxy.golang.org}" GOFLAGS=-buildvcs=false timeout -k 5 150 go install "$CSI_SANITY"; then
-            echo "$CSI_SANITY" >"$stamp"
+        echo "tools: installing $name (try $try)"
+        if GOBIN=$PWD/$ROOT/bin GOPROXY="${GOPROXY:-https://proxy.golang.org}" GOFLAGS=-buildvcs=false timeout -k 5 150 "$@"; then
+            echo "$version" >"$stamp"
             return 0
         fi
     done
-    echo "tools: csi-sanity cannot be had from the module proxy (see above); its test is skipped" >&2
+    echo "tools: $name cannot be had from the module proxy (see above); its test is skipped" >&2
+}
+
+install_go_programs() {
+    mkdir -p "$ROOT/bin"
+    install_go csi-sanity "$CSI_SANITY" go install "$CSI_SANITY"
+    install_go mountrefs "$(cat $MOUNTREFS/{go.mod,go.sum,main.go} | sha256sum)" go build -C $MOUNTREFS -o "$PWD/$ROOT/bin/mountrefs" .
 }
 
 # Programs of others that our output is for, in an environment of their own: a client of the Model Context Protocol, a parser of Prometheus' format, and
@@ -93,5 +101,5 @@ if [ "${1:-}" = test ]; then
 fi
 main
 install_python "${ALL_PACKAGES[@]}"
-# Last, and within five minutes: the others do not wait for it.
-install_csi_sanity
+# Last, and within ten minutes: the others do not wait for them.
+install_go_programs

@@ -97,6 +97,7 @@ impl Tree {
             mtime: time,
             ctime: time,
             btime: None,
+            protection: Default::default(),
         };
         self.nodes.insert(
             ino,
@@ -379,8 +380,9 @@ impl Service for Null {
             last: true,
         })
     }
-    fn plus(&self, _: NodeId, listed: &Listed) -> Option<Entry> {
-        self.tree.lock().entry(listed.node).ok()
+    fn plus(&self, _: NodeId, listed: &Listed) -> Option<Plus> {
+        let entry = self.tree.lock().entry(listed.node).ok()?;
+        Some(Plus { entry, told: true })
     }
     fn fsyncdir(&self, _: NodeId, _: bool) -> SysResult<()> {
         Ok(())

@@ -36,7 +36,7 @@ the way from one to the other decides small requests.
 - **null**, where asked for: the adapter of ckptfs itself over a tree in memory, with no backing directory and no history: what the requests alone cost.
 
 Requests are counted by the kernel's tracepoint `fuse_request_send` and divided by the files (or operations) of the run. Forgets, for which nobody waits, are
-not counted; otherwise `ckptfs stats` says the same.
+not counted; otherwise `ckptfs status -v` says the same.
 
 *Warm* is after two runs of the same that are not measured: a listing that the kernel had to ask for makes it ask once more for the attributes of each
 directory listed, so the second walk of a tree makes a request for each directory and the third makes none.

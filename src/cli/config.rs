@@ -1,6 +1,7 @@
 //! `ckptfs config`: what the configuration files say, and changing them.
 
 use std::fs;
+use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
@@ -11,7 +12,7 @@ use super::context::Context;
 use super::error::{Failure, On, Outcome, hinted, io_error};
 use super::locate::{self, Located};
 use super::output::{Out, Role};
-use crate::control::{STORE_NAME, Store};
+use crate::control::{Client, STORE_NAME, Store};
 use crate::engine::api::{Code, VerbError, VerbResult};
 use crate::engine::settings::{
     self, ConfigError, FILE_BYTES_MAX, Files, KEYS, Key, Kind, Origin, STORE_FILE, Setting,
@@ -53,14 +54,23 @@ enum What {
         #[arg(long)]
         user: bool,
     },
+    /// Replace the store's file, which a mount shows read-only, by another, if that has no mistake
+    Write {
+        /// The file to copy (`-`: stdin)
+        file: PathBuf,
+    },
     /// Check the files for mistakes
     Check,
 }
 
 impl Args {
-    /// Whether the command sets or unsets a key of the store's file with this prefix.
+    /// Whether the command can set or unset a key of the store's file with this prefix.
     pub fn sets(&self, prefix: &str) -> bool {
-        matches!(&self.what, What::Set { key, user: false, .. } if key.starts_with(prefix))
+        match &self.what {
+            What::Set { key, user, .. } => !user && key.starts_with(prefix),
+            What::Write { .. } => true,
+            What::Show { .. } | What::Get { .. } | What::Check => false,
+        }
     }
 }
 
@@ -87,6 +97,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         What::Show { origin, all } => show(origin, all, context),
         What::Get { key } => get(known(&key)?, context),
         What::Set { key, value, user } => set(known(&key)?, value.as_deref(), user, context),
+        What::Write { file } => write(&file, context),
         What::Check => check(context),
     }
 }
@@ -94,6 +105,8 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
 /// The two files around a directory, and what they say.
 struct Found {
     store: Option<(OwnedFd, PathBuf)>,
+    /// The daemon of the store.
+    daemon: Option<Client>,
     user: Option<PathBuf>,
 }
 
@@ -106,13 +119,18 @@ impl Found {
                 .on(root.display())?;
             Ok::<_, VerbError>(dir.map(|dir| (dir, root.join(STORE_NAME).join(STORE_FILE))))
         };
-        let store = match locate::locate(locate::start(dir)?)? {
-            Located::Served(served) => of(served.root, served.client.store())?,
-            Located::Store { root, store } => of(root, Some(&store))?,
-            Located::Stale { .. } | Located::Foreign { .. } | Located::Nothing { .. } => None,
+        let (store, daemon) = match locate::locate(locate::start(dir)?)? {
+            Located::Served(served) => {
+                (of(served.root, served.client.store())?, Some(served.client))
+            }
+            Located::Store { root, store } => (of(root, Some(&store))?, None),
+            Located::Stale { .. } | Located::Foreign { .. } | Located::Nothing { .. } => {
+                (None, None)
+            }
         };
         Ok(Found {
             store,
+            daemon,
             user: user_file(),
         })
     }
@@ -126,6 +144,21 @@ impl Found {
             Origin::User => self.user.as_ref().map(|path| path.display().to_string()),
         }
         .unwrap_or_default()
+    }
+
+    /// The store, to be changed, and the path of its file.
+    fn store_to_change(self) -> VerbResult<(OwnedFd, PathBuf)> {
+        let (store, path) = self.store.ok_or_else(|| {
+            hinted(
+                Code::NotMounted,
+                "there is no store here",
+                "ckptfs mount DIR makes one; --user sets it for all your trees",
+            )
+        })?;
+        match self.daemon {
+            Some(mut daemon) => Ok((daemon.open_store()?, path)),
+            None => Ok((store, path)),
+        }
     }
 
     fn of_store(&self) -> VerbResult<Settings> {
@@ -172,6 +205,7 @@ pub fn settings_of(backing: &Path) -> VerbResult<Settings> {
     let store = store.map(|store| (store, backing.join(STORE_NAME).join(STORE_FILE)));
     let found = Found {
         store,
+        daemon: None,
         user: user_file(),
     };
     Ok(found.of_store()?.or(found.of_user()?))
@@ -234,7 +268,7 @@ fn known(name: &str) -> VerbResult<&'static Key> {
             return hinted(
                 Code::UnknownKey,
                 "tiers are tables and cannot be set as keys",
-                "add [[tiers]] to the file; `ckptfs config show` prints them",
+                "add [[tiers]] to a copy of the file, and `ckptfs config write COPY`; `ckptfs config show` prints them",
             );
         }
         let hint = match settings::nearest(name) {
@@ -363,11 +397,8 @@ fn get(key: &Key, context: &mut Context) -> Outcome {
 fn set(key: &Key, value: Option<&str>, user: bool, context: &mut Context) -> Outcome {
     let value = value.map(|text| parse_value(key, text)).transpose();
     let value = value.map_err(|why| {
-        hinted(
-            Code::BadValue,
-            format!("{}: {why}", key.name),
-            format!("{} takes {}", key.name, key.kind.wanted()),
-        )
+        let hint = key.hint();
+        hinted(Code::BadValue, format!("{}: {why}", key.name), hint)
     })?;
     let found = Found::around(context.dir())?;
     if user {
@@ -398,14 +429,7 @@ fn set(key: &Key, value: Option<&str>, user: bool, context: &mut Context) -> Out
         let fd = host::open_dir_path(dir).on(dir.display())?;
         sys::replace_file(&fd, "config.toml", text.as_bytes()).on(path.display())?;
     } else {
-        let Some((store, path)) = found.store else {
-            return Err(hinted(
-                Code::NotMounted,
-                "there is no store here",
-                "ckptfs mount DIR makes one; --user sets it for all your trees",
-            )
-            .into());
-        };
+        let (store, path) = found.store_to_change()?;
         let text = settings::store_with(&store, key, value.as_ref())
             .map_err(|error| bad(&path, &error))?;
         sys::replace_file(&store, STORE_FILE, text.as_bytes()).on(path.display())?;
@@ -416,6 +440,31 @@ fn set(key: &Key, value: Option<&str>, user: bool, context: &mut Context) -> Out
             .talk(&format!("{} = {}", key.name, written(key, &value))),
         None => context.out.talk(&format!("{} is no longer set", key.name)),
     }
+    Ok(())
+}
+
+fn write(file: &Path, context: &mut Context) -> Outcome {
+    let mut text = String::new();
+    let (from, name): (Box<dyn Read>, _) = if file == Path::new("-") {
+        (Box::new(std::io::stdin()), Path::new("stdin"))
+    } else {
+        (Box::new(fs::File::open(file).on(file.display())?), file)
+    };
+    let shown = name.display();
+    from.take(FILE_BYTES_MAX + 1)
+        .read_to_string(&mut text)
+        .on(&shown)?;
+    if text.len() as u64 > FILE_BYTES_MAX {
+        return Err(hinted(
+            Code::BadConfig,
+            format!("{shown} has more than {FILE_BYTES_MAX} bytes"),
+            "a configuration is shorter; name its file",
+        )
+        .into());
+    }
+    parse(&text, Origin::Store).map_err(|error| bad(name, &error))?;
+    let (store, path) = Found::around(context.dir())?.store_to_change()?;
+    sys::replace_file(&store, STORE_FILE, text.as_bytes()).on(path.display())?;
     Ok(())
 }
 

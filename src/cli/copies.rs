@@ -364,10 +364,11 @@ struct Failed {
 ///
 /// # Errors
 /// Those of the verb; [`Failure::No`] if it ended without one, and then its stderr was printed.
-pub fn own_verb(verb: &str, dir: &Path, variables: &[(&str, &str)]) -> Outcome {
+pub fn own_verb(verb: &str, dir: &Path, options: &[String], variables: &[(&str, &str)]) -> Outcome {
     let output = Command::new(launch::program())
         .args(["--json", verb])
         .arg(dir)
+        .args(options)
         .envs(variables.iter().copied())
         .stdin(Stdio::null())
         .output();

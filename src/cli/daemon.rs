@@ -28,7 +28,7 @@ use super::launch::{Handshake, Ready, tell, tell_on};
 use super::logging::log_to_stderr;
 use super::serving::{Io, OthersIo, Seal, Serving, Snapdir, SnapdirNames, Writes};
 use super::trees::{Holding, Trees};
-use super::{holder, holders, mounts, serving};
+use super::{git_guard, holder, holders, mounts, nested, serving, size};
 use crate::control::SOCKET_NAME;
 use crate::engine::api::*;
 use crate::engine::branches::{Brancher, Ending};
@@ -98,18 +98,65 @@ impl Args {
     }
 }
 
+/// With a lower limit of file sizes nothing can be served.
+const FILE_SIZE_MIN: u64 = 128 << 20;
+
 /// Serves until the mount is gone.
 pub fn run(args: Args, _: &mut Context) -> Outcome {
-    if !args.worker && !args.no_holder && cfg!(target_os = "linux") {
+    let fits = check_limit(sys::shed_limits());
+    if fits.is_ok() && !args.worker && !args.no_holder && cfg!(target_os = "linux") {
         return holder::hold(args);
     }
-    match serve_tree(&args) {
+    match fits.and_then(|()| serve_tree(&args)) {
         Ok(()) => Ok(()),
         Err(error) if args.foreground => Err(error.into()),
         Err(error) => {
             tell(&Handshake::Error(error))?;
             Err(super::error::Failure::No)
         }
+    }
+}
+
+/// Whether the project's repository ignores the store. What is written for that is no change of the
+/// mount.
+fn is_excluded(root: impl AsFd) -> bool {
+    git_guard::exclude_store(root).unwrap_or_else(|error| {
+        tracing::debug!(%error, "git does not know of the store");
+        false
+    })
+}
+
+/// Refuses to serve where the daemon could not even write its own files.
+fn check_limit(file_size: Option<u64>) -> VerbResult<()> {
+    match file_size.filter(|bytes| *bytes < FILE_SIZE_MIN) {
+        None => Ok(()),
+        Some(bytes) => Err(hinted(
+            Code::MountFailed,
+            format!(
+                "the limit on file sizes is too low for the daemon: {} (ulimit -f)",
+                size::human(bytes)
+            ),
+            "mount from a shell without that limit, or as a user who may lift it (CAP_SYS_RESOURCE)",
+        )),
+    }
+}
+
+/// Opens the engine. From then on git leaves the store of a project alone.
+fn open_engine(config: Config, resumed: bool) -> VerbResult<Arc<Engine>> {
+    let excluded = !resumed && is_excluded(&config.root);
+    let engine = Engine::open(config)?;
+    if excluded && let Err(error) = git_guard::make_repository(engine.store_fd()) {
+        tracing::debug!(%error, "git clean may remove the store");
+    }
+    Ok(engine)
+}
+
+fn warn_of_limit(engine: &Engine) {
+    if let Some(bytes) = sys::shed_limits() {
+        engine.warn(format!(
+            "the daemon has the limit on file sizes of the process that mounted, {} (ulimit -f): larger files cannot be written in the mount",
+            size::human(bytes)
+        ));
     }
 }
 
@@ -128,17 +175,17 @@ fn serve_tree(args: &Args) -> VerbResult<()> {
         .map(|before| before.device.try_clone())
         .transpose()
         .on("/dev/fuse")?;
-    let engine = Engine::open(config(args, link.as_ref(), before)?)?;
-    let listener = listen(&engine, control)?;
     let resumed = device.is_some();
-    let session = match start_session(args, &engine, device) {
-        Ok(session) => session,
-        Err(cause) => {
-            engine.close();
-            engine.unmake();
-            return Err(mount_error(args, &cause));
-        }
-    };
+    let config = config(args, link.as_ref(), before)?;
+    let engine = open_engine(config, resumed)?;
+    let listener = listen(&engine, control)?;
+    let nested = (!resumed).then(|| nested::below(&args.backing));
+    let nested = nested.transpose()?.unwrap_or_default();
+    let session = start_session(args, &engine, device).map_err(|cause| {
+        engine.close();
+        engine.unmake();
+        mount_error(args, &cause)
+    })?;
     if let Some(link) = link.as_ref().filter(|_| !resumed) {
         hand_over(args, link, &engine, &session, listener.as_ref())?;
     }
@@ -162,12 +209,15 @@ fn serve_tree(args: &Args) -> VerbResult<()> {
     if let Some(holding) = &holding {
         holding.let_go_of_rest();
     }
+    warn_of_limit(&engine);
     start_push(args, &engine);
-    let announced = started.and_then(|()| announce(args, &engine, resumed, below));
+    let bind = |()| nested::bind(nested, &args.mountpoint);
+    let nested = started.as_ref().copied().ok().and_then(bind);
+    let announced = started.and_then(|()| announce(args, &engine, resumed, (below, nested)));
     if let Some(link) = &link {
         link.serves();
     }
-    let how = wait_end(args, &engine, announced.is_ok(), &ends);
+    let how = wait_end(&engine, announced.is_ok(), &ends);
     end_branches(&engine, &trees, how);
     engine.close();
     if let Some(answers) = answers.get().filter(|_| announced.is_ok()) {
@@ -241,6 +291,7 @@ fn prepare(args: &Args, on_signal: impl FnOnce(i32) + Send + 'static) -> VerbRes
     }
     sys::umask0();
     sys::raise_nofile();
+    sys::shed_priority();
     sys::keep_no_large_blocks();
     std::env::set_current_dir("/").on("/")?;
     sys::on_terminate(on_signal)
@@ -325,6 +376,7 @@ pub fn config_of(args: &Args, root: OwnedFd) -> Config {
             .others_io
             .map_or(io == IoChoice::Passthrough, |who| who == OthersIo::Kernel),
         strict_writes: args.serving.writes == Some(Writes::Daemon),
+        snapdir_name: args.serving.snapdir_name.clone(),
         snapdir_visible: args.serving.snapdir == Some(Snapdir::Visible),
         snapdir_times: args.serving.snapdir_names == Some(SnapdirNames::Gmt),
         succession: None,
@@ -341,6 +393,7 @@ pub fn config_of(args: &Args, root: OwnedFd) -> Config {
         #[cfg(not(feature = "remote"))]
         before_unmount: None,
         base: None,
+        inherits: None,
         origin: None,
     }
 }
@@ -414,10 +467,19 @@ pub fn watch_below(args: &Args, engine: &Engine) -> Vec<Holder> {
 }
 
 /// Tells the parent that the mount serves, and lets go of it: from then on stderr is the log.
-fn announce(args: &Args, engine: &Engine, resumed: bool, below: Vec<Holder>) -> VerbResult<()> {
+/// `nested`: which mounts there are in it.
+fn announce(
+    args: &Args,
+    engine: &Engine,
+    resumed: bool,
+    (below, nested): (Vec<Holder>, Option<String>),
+) -> VerbResult<()> {
     if args.foreground || resumed {
         if !below.is_empty() {
             tracing::warn!("{}", holders::passed_by(below.iter()));
+        }
+        if let Some(nested) = nested {
+            tracing::warn!("{nested}");
         }
         tracing::info!(mount = %args.mountpoint.display(), "serving");
         return Ok(());
@@ -425,7 +487,8 @@ fn announce(args: &Args, engine: &Engine, resumed: bool, below: Vec<Holder>) -> 
     let log = open_log(engine)?;
     let null = holder::null().on("the daemon's log")?;
     let (io, writes) = engine.io();
-    let (absence, warnings) = (engine.absence(), engine.warnings());
+    let (absence, mut warnings) = (engine.absence(), engine.warnings());
+    warnings.extend(nested);
     // Once it is told, the parent stops reading, and its caller may look: nothing of theirs is held
     // by then but this copy, which goes at once.
     let mut pipe = std::fs::File::from(
@@ -461,22 +524,24 @@ fn end_branches(engine: &Engine, trees: &Trees, how: Ending) {
 
 /// Waits for the end, which comes at once of what does not serve, and makes it come after a signal; how
 /// branches end that are in use.
-fn wait_end(args: &Args, engine: &Engine, serves: bool, ends: &Receiver<End>) -> Ending {
+fn wait_end(engine: &Engine, serves: bool, ends: &Receiver<End>) -> Ending {
     if !serves {
-        detach(args);
+        detach(engine);
         return Ending::Forced;
     }
     match ends.recv() {
         Ok(End::Signal(signal)) => {
             tracing::info!(signal, "asked to end");
             engine.hush();
-            match mounts::unmount(&args.mountpoint, false) {
+            let at = &engine.place().mount();
+            nested::end_at(at);
+            match mounts::unmount(at, false) {
                 Ok(()) => {
                     let _ = ends.recv_timeout(SESSION_END_TIMEOUT);
                 }
                 Err(error) => {
                     tracing::warn!(%error, "the mount is in use; it is detached anyway");
-                    detach(args);
+                    detach(engine);
                 }
             }
             Ending::Forced
@@ -487,8 +552,8 @@ fn wait_end(args: &Args, engine: &Engine, serves: bool, ends: &Receiver<End>) ->
 }
 
 /// Takes the mount away from under its users, who get ENOTCONN once this process has ended.
-fn detach(args: &Args) {
-    if let Err(error) = mounts::unmount(&args.mountpoint, true) {
+fn detach(engine: &Engine) {
+    if let Err(error) = mounts::unmount(&engine.place().mount(), true) {
         tracing::error!(%error, "the mount stays, without a daemon; `ckptfs mount` repairs it");
     }
 }

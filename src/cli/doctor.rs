@@ -10,8 +10,8 @@ use serde::Serialize;
 use super::context::Context;
 use super::error::{Failure, Outcome, io_error, plain};
 use super::output::{Out, Role};
-use super::{locate, mount, mounts};
-use crate::control::{STORE_NAME, Store};
+use super::{caches, locate, mount, mounts};
+use crate::control::{Client, STORE_NAME, Store};
 use crate::engine::api::{GetStatus, VerbResult, host_path};
 use crate::engine::word::word;
 use crate::sys::host;
@@ -199,10 +199,14 @@ fn about_directory(directory: &Path) -> Vec<Finding> {
     };
     let mut findings = vec![served(directory)];
     findings.extend(remote(directory));
-    // Through the mount the store's link leads to the real directory; where nothing is mounted the
-    // directory itself is real.
+    // Through a mount the daemon opens the real directory; where nothing is mounted the directory
+    // itself is real.
     let store = Store::of(directory).ok().flatten();
-    let place = store.as_ref().map_or(&dir, Store::dir);
+    let store = store.and_then(|store| match Client::of(&store) {
+        Ok(mut daemon) => daemon.open_store().ok(),
+        Err(_) => store.dir().try_clone().ok(),
+    });
+    let place = store.as_ref().unwrap_or(&dir);
     let filesystem = sys::statfs_fd(place).map(|info| sys::fs_name(info.fs_type));
     findings.push(match filesystem {
         Ok(name @ ("xfs" | "btrfs" | "apfs")) => ok("filesystem", name),
@@ -231,11 +235,15 @@ fn about_directory(directory: &Path) -> Vec<Finding> {
     });
     findings.push(ok("xattrs", XATTRS));
     findings.push(store_place(directory));
+    let cache =
+        |linker: caches::Linker| warn("caches", linker.does, CACHE_COST, Some(linker.setting));
+    findings.extend(caches::linkers(directory).map(cache));
     findings
 }
 
 const STALE_COST: &str = "nothing in it can be accessed before it is repaired";
 const XATTRS: &str = "supported; if you use neither ACLs nor capabilities, mount --xattrs=off saves two of nine requests per unpacked file, and one per first write";
+const CACHE_COST: &str = "installed files take their space twice: hard links and reflinks from the cache cannot lead into the mount, which is another filesystem";
 const REFLINK_COST: &str = "a changed file is copied once per checkpoint: time and space grow with the size of what changes";
 
 /// Whether the directory is served already.

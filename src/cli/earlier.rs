@@ -4,14 +4,18 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-use super::changes;
 use super::error::hinted;
 use super::locate::Served;
 use super::past;
 use super::tree_path::in_tree;
-use crate::engine::api::{Code, Compare, Query, StateName, TreePath, VerbError, VerbResult};
+use crate::engine::api::{
+    Change, ChangeKind, Code, Query, RestoreOptions, StateName, TreePath, VerbError, VerbResult,
+};
 use crate::engine::word::word;
 use crate::store::ids::CheckpointId;
+
+/// How many versions of the paths are tried.
+const TRIED_MAX: usize = 100;
 
 /// The checkpoint and the paths that `restore WORD [PATHS]` is about. WORD is a checkpoint if it
 /// names one, else `ID:PATH`, else a path itself: then it is the newest checkpoint in which one of
@@ -59,6 +63,8 @@ enum Found {
     NoPath,
 }
 
+/// The newest checkpoint from which a restore of these paths would change something: a version that
+/// has what is in the tree already is no other, whenever it was made.
 fn newest_other(served: &mut Served, paths: &[TreePath]) -> VerbResult<Found> {
     let newest = |before, path: Option<&TreePath>| Query {
         limit: Some(1),
@@ -66,33 +72,80 @@ fn newest_other(served: &mut Served, paths: &[TreePath]) -> VerbResult<Found> {
         before,
         ..Query::default()
     };
-    let Some(latest) = served.client.ask(newest(None, None))?.pop() else {
+    let is_there = |served: &Served, path: &TreePath| {
+        let path = served.root.join(OsStr::from_bytes(&path.0));
+        path.symlink_metadata().is_ok()
+    };
+    if let Some(word) = paths.first()
+        && !is_there(served, word)
+        && served.client.ask(newest(None, Some(word)))?.is_empty()
+    {
         return Ok(Found::NoPath);
-    };
-    let since = served.client.ask(Compare {
-        from: StateName(latest.id.to_string()),
-        to: None,
-        sizes: false,
-    })?;
-    if since.iter().any(|change| changes::is_below(change, paths)) {
-        return Ok(Found::Checkpoint(latest.id));
     }
-    let mut changed = None;
-    for path in paths {
-        let last = served.client.ask(newest(None, Some(path)))?.pop();
-        changed = changed.max(last.map(|checkpoint| checkpoint.id));
+    let is_missing = paths.iter().any(|path| !is_there(served, path));
+    let (mut candidate, mut changed) = (newest_before(served, None, is_missing)?, None);
+    if candidate.is_none() {
+        return Ok(Found::NoPath);
     }
-    let Some(changed) = changed else {
-        let at = |path: &TreePath| served.root.join(OsStr::from_bytes(&path.0));
-        let is_there = paths.iter().any(|path| at(path).symlink_metadata().is_ok());
-        return Ok(if is_there {
-            Found::NoOther
-        } else {
-            Found::NoPath
-        });
-    };
-    let before = served.client.ask(newest(Some(changed), None))?.pop();
-    Ok(before.map_or(Found::NoOther, |before| Found::Checkpoint(before.id)))
+    for _ in 0..TRIED_MAX {
+        match candidate {
+            None => break,
+            Some(id) if would_change(served, id, paths)? => return Ok(Found::Checkpoint(id)),
+            Some(_) => {}
+        }
+        let before = changed.take();
+        for path in paths {
+            let last = served.client.ask(newest(before, Some(path)))?.pop();
+            changed = changed.max(last.map(|checkpoint| checkpoint.id));
+        }
+        candidate = match changed {
+            None => None,
+            changed => newest_before(served, changed, is_missing)?,
+        };
+    }
+    Ok(Found::NoOther)
+}
+
+/// The newest checkpoint before another, or of all. Where nothing is missing in the tree it is no
+/// guard: what a guard has is what a restore took back, and the next one would bring it again.
+fn newest_before(
+    served: &mut Served,
+    mut before: Option<CheckpointId>,
+    is_missing: bool,
+) -> VerbResult<Option<CheckpointId>> {
+    loop {
+        let query = Query {
+            limit: Some(1),
+            before,
+            ..Query::default()
+        };
+        match served.client.ask(query)?.pop() {
+            Some(guard) if !is_missing && guard.reason.is_guard_or_mark() => {
+                before = Some(guard.id)
+            }
+            found => return Ok(found.map(|found| found.id)),
+        }
+    }
+}
+
+/// Whether a restore of these paths would change anything, or cannot know that it would not.
+fn would_change(served: &mut Served, id: CheckpointId, paths: &[TreePath]) -> VerbResult<bool> {
+    let planned = served.client.ask(RestoreOptions {
+        to: StateName(id.to_string()),
+        paths: paths.to_vec(),
+        dry_run: true,
+        times: None,
+    });
+    match planned {
+        Err(error) if error.code == Code::UnknownPath => Ok(false),
+        planned => planned.map(|planned| {
+            let goes = |change: &Change| {
+                change.change == ChangeKind::Deleted && paths.contains(&change.path)
+            };
+            let stays = planned.changes.iter().all(goes);
+            !(stays && planned.unknown.is_empty() && planned.dropped.is_empty())
+        }),
+    }
 }
 
 fn no_other(path: &str) -> VerbError {

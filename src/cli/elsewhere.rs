@@ -45,28 +45,59 @@ const VERBS: &[(&str, &str, &str)] = &[
     ("release", "pin", "pin -d ID"),
     ("destroy", "delete", "delete ID"),
     ("rm", "delete", "delete ID"),
+    ("remove", "delete", "delete ID"),
+    ("forget", "delete", "delete ID, or gc to delete by rules"),
     ("prune", "gc", "gc"),
+    ("info", "status", "status"),
+    ("watch", "status", "status, or log"),
+    ("usage", "du", "du"),
+    ("backup", "export", "export ID DEST"),
+    ("volume", "volumes", "volumes"),
     ("send", "export", "export ID DEST"),
     ("receive", "import", "import DIR"),
     ("get", "config", "config show"),
     ("set", "config", "config set KEY VALUE"),
     ("scrub", "verify", "verify --deep"),
     ("check", "verify", "verify"),
+    ("version", "", "--version"),
+    ("branch merge", "merge", "merge NAME"),
+];
+
+/// What is typed below a verb that has others below it, and what may do it there: the first that
+/// there is.
+const BELOW: &[(&str, &[&str])] = &[
+    ("rm", &["remove", "drop", "delete"]),
+    ("remove", &["rm", "drop", "delete"]),
+    ("delete", &["remove", "drop", "rm"]),
+    ("list", &["ls", "show"]),
+    ("ls", &["list", "show"]),
+    ("show", &["list", "ls"]),
+    ("get", &["show"]),
+    ("new", &["create", "add"]),
+    ("create", &["add"]),
+    ("add", &["create", "set"]),
 ];
 
 /// Tells what is wrong with the command line, or the help that was asked for, and ends.
 pub fn end(mut error: clap::Error, mut command: Command) -> ! {
     command.build();
-    let known = (error.kind() == ErrorKind::InvalidSubcommand)
-        .then(|| error.get(ContextKind::InvalidSubcommand).and_then(known))
-        .flatten();
-    let hint = match known {
-        Some((verb, command)) => {
-            let suggested = ContextValue::Strings(vec![verb.to_owned()]);
-            error.insert(ContextKind::SuggestedSubcommand, suggested);
-            Some(["in ckptfs this is: ckptfs ", command].concat())
+    let known = match error.get(ContextKind::InvalidSubcommand) {
+        Some(ContextValue::String(typed)) if error.kind() == ErrorKind::InvalidSubcommand => {
+            let typed = typed.clone();
+            known(&typed, &above(&error), &command)
         }
-        None => missing(&error, &command),
+        _ => None,
+    };
+    let hint = match known {
+        Some((verb, shown)) => {
+            suggest(&mut error, vec![verb]);
+            Some(["in ckptfs this is: ckptfs ", &shown].concat())
+        }
+        None => {
+            let shown = suggested(&error, &command);
+            suggest(&mut error, shown);
+            missing(&error, &command)
+        }
     };
     let status = error.exit_code();
     if status != 0 && wants_json() {
@@ -80,6 +111,34 @@ pub fn end(mut error: clap::Error, mut command: Command) -> ! {
         eprintln!("Hint: {hint}");
     }
     std::process::exit(status);
+}
+
+/// The verbs that clap found similar and that its help lists.
+fn suggested(error: &clap::Error, command: &Command) -> Vec<String> {
+    let Some(ContextValue::Strings(similar)) = error.get(ContextKind::SuggestedSubcommand) else {
+        return Vec::new();
+    };
+    let Some(group) = group(&above(error), command) else {
+        return Vec::new();
+    };
+    let shown = |verb: &&String| {
+        group
+            .find_subcommand(verb)
+            .is_some_and(|verb| !verb.is_hide_set())
+    };
+    similar.iter().filter(shown).cloned().collect()
+}
+
+/// Has clap suggest these verbs, and no others.
+fn suggest(error: &mut clap::Error, verbs: Vec<String>) {
+    error.remove(ContextKind::SuggestedSubcommand);
+    let verbs: Vec<String> = verbs.into_iter().filter(|verb| !verb.is_empty()).collect();
+    if !verbs.is_empty() {
+        error.insert(
+            ContextKind::SuggestedSubcommand,
+            ContextValue::Strings(verbs),
+        );
+    }
 }
 
 /// `--json` is among what was typed, where a value cannot be meant by it.
@@ -135,12 +194,38 @@ fn missing(error: &clap::Error, command: &Command) -> Option<String> {
     (!hints.is_empty()).then(|| hints.join("; "))
 }
 
-fn known(typed: &ContextValue) -> Option<(&'static str, &'static str)> {
-    let ContextValue::String(typed) = typed else {
-        return None;
+/// The verbs on the way to a word that is not known, as the usage shows them.
+fn above(error: &clap::Error) -> Vec<String> {
+    let Some(ContextValue::StyledStr(usage)) = error.get(ContextKind::Usage) else {
+        return Vec::new();
     };
-    let found = VERBS.iter().find(|(name, ..)| name == typed)?;
-    Some((found.1, found.2))
+    let usage = usage.to_string();
+    let words = usage.split_whitespace().skip(2);
+    words
+        .take_while(|word| word.starts_with(|first: char| first.is_ascii_lowercase()))
+        .map(str::to_owned)
+        .collect()
+}
+
+/// The verb that does what was typed below these verbs, and the whole command.
+fn known(typed: &str, above: &[String], command: &Command) -> Option<(String, String)> {
+    let whole = [above, &[typed.to_owned()]].concat().join(" ");
+    if let Some((_, verb, shown)) = VERBS.iter().find(|(name, ..)| *name == whole) {
+        return Some(((*verb).to_owned(), (*shown).to_owned()));
+    }
+    let group = group(above, command).filter(|_| !above.is_empty())?;
+    let (_, others) = BELOW.iter().find(|(name, _)| *name == typed)?;
+    let found = others.iter().find_map(|other| group.find_subcommand(other));
+    let verb = found?.get_name().to_owned();
+    let shown = format!("{} {verb}", above.join(" "));
+    Some((verb, shown))
+}
+
+/// The verb at the end of this way.
+fn group<'a>(above: &[String], command: &'a Command) -> Option<&'a Command> {
+    above
+        .iter()
+        .try_fold(command, |group, word| group.find_subcommand(word))
 }
 
 #[cfg(test)]
@@ -149,11 +234,63 @@ mod tests {
 
     #[test]
     fn what_is_suggested_is_a_verb_and_what_is_typed_is_none() {
-        let command = super::super::command();
+        let mut command = super::super::command();
+        command.build();
         for (typed, verb, shown) in VERBS {
-            assert!(command.find_subcommand(typed).is_none(), "{typed}");
-            assert!(command.find_subcommand(verb).is_some(), "{verb}");
+            let way: Vec<String> = typed.split(' ').map(str::to_owned).collect();
+            assert!(super::group(&way, &command).is_none(), "{typed}");
+            let is_shown = |verb| {
+                command
+                    .find_subcommand(verb)
+                    .is_some_and(|verb| !verb.is_hide_set())
+            };
+            assert!(is_shown(verb) || shown.starts_with("--"), "{verb}");
             assert!(shown.starts_with(verb), "{shown}");
         }
+    }
+
+    /// `remove` was said to be similar to `more`, `rename` and others that the help does not list.
+    #[test]
+    fn no_hidden_verb_is_suggested() {
+        let mut command = super::super::command();
+        command.build();
+        for typed in ["renam", "untags", "mor", "fsc", "stats2"] {
+            let mut error = command
+                .clone()
+                .try_get_matches_from(["ckptfs", typed])
+                .unwrap_err();
+            let shown = super::suggested(&error, &command);
+            super::suggest(&mut error, shown);
+            let text = error.render().to_string();
+            for hidden in command.get_subcommands().filter(|verb| verb.is_hide_set()) {
+                let name = format!("'{}'", hidden.get_name());
+                assert!(!text.contains(&name), "{text}");
+            }
+        }
+    }
+
+    /// `remote rm` was said to be `delete ID`, which deletes a checkpoint.
+    #[test]
+    fn below_a_verb_its_own_verbs_are_meant() {
+        let mut command = super::super::command();
+        command.build();
+        let hint = |line: &[&str]| {
+            let (typed, above) = line.split_last().expect("a word");
+            let above: Vec<String> = above.iter().map(|word| (*word).to_owned()).collect();
+            super::known(typed, &above, &command).map(|(_, shown)| shown)
+        };
+        for (line, shown) in [
+            (&["rm"] as &[&str], "delete ID"),
+            #[cfg(feature = "remote")]
+            (&["remote", "rm"], "remote remove"),
+            (&["config", "list"], "config show"),
+            (&["branch", "new"], "branch create"),
+        ] {
+            assert_eq!(hint(line).as_deref(), Some(shown), "{line:?}");
+        }
+        assert_eq!(hint(&["config", "stash"]), None);
+        let typed = ["ckptfs", "config", "list"];
+        let error = command.clone().try_get_matches_from(typed).unwrap_err();
+        assert_eq!(super::above(&error), ["config"]);
     }
 }

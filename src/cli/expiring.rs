@@ -1,4 +1,4 @@
-//! `ckptfs config set retention.*`: prints which checkpoints the rules of retention remove.
+//! `ckptfs config set retention.*`, and `write`: prints which checkpoints the rules of retention remove.
 
 use super::context::Context;
 use super::error::Outcome;

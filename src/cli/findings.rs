@@ -4,8 +4,8 @@ use serde::Serialize;
 
 use super::context::Context;
 use super::error::Outcome;
-use super::output::Role;
-use crate::engine::api::{Damage, Verified};
+use super::output::{Out, Role};
+use crate::engine::api::{Damage, TreePath, Verified};
 use crate::engine::word::count;
 
 /// What `--json` prints.
@@ -18,6 +18,8 @@ struct Report<'a> {
     bytes: u64,
     unhashed: u64,
     findings: &'a [Damage],
+    #[serde(skip_serializing_if = "<[TreePath]>::is_empty")]
+    accepted: &'a [TreePath],
     #[serde(skip_serializing_if = "Option::is_none")]
     elsewhere: Option<&'a str>,
     #[serde(skip_serializing_if = "<[String]>::is_empty")]
@@ -32,6 +34,7 @@ pub fn print(found: &Verified, deep: bool, repaired: &[String], context: &mut Co
         bytes,
         unhashed,
         findings,
+        accepted,
         elsewhere,
         ..
     } = found;
@@ -46,31 +49,22 @@ pub fn print(found: &Verified, deep: bool, repaired: &[String], context: &mut Co
             bytes: *bytes,
             unhashed: *unhashed,
             findings,
+            accepted,
             elsewhere: elsewhere.as_deref(),
             repaired,
         };
         return Ok(out.json(&report)?);
     }
-    for finding in findings {
-        let mut line = out.paint(Role::Bad, finding.kind.name()).into_bytes();
-        line.extend_from_slice(format!("  {}", out.text(&finding.on)).as_bytes());
-        if let Some(path) = &finding.path {
-            line.extend_from_slice(b"  ");
-            line.extend_from_slice(&out.name(&path.0));
-        }
-        if let (Some(first), Some(last)) = (finding.checkpoints.first(), finding.checkpoints.last())
-        {
-            let which = match finding.checkpoints.len() {
-                1 => format!("  in checkpoint {first}"),
-                count => format!("  in {count} checkpoints from {first} to {last}"),
-            };
-            line.extend_from_slice(which.as_bytes());
-        }
-        line.extend_from_slice(format!(": {}\n", out.text(&finding.detail)).as_bytes());
-        out.bytes(&line)?;
-    }
+    print_damage(findings, out)?;
     for done in repaired {
         out.text_line(done)?;
+    }
+    if let Some(first) = accepted.first() {
+        out.talk(&format!(
+            "{} changed outside of the mount, accepted by size and modification time; the first is {}",
+            count(accepted.len() as u64, "file"),
+            out.text(&String::from_utf8_lossy(&first.0))
+        ));
     }
     elsewhere.iter().for_each(|text| out.talk(text));
     let read = if deep {
@@ -92,5 +86,28 @@ pub fn print(found: &Verified, deep: bool, repaired: &[String], context: &mut Co
         count(*frames, "journal record"),
         count(*versions, "version")
     ));
+    Ok(())
+}
+
+/// A line for each finding.
+fn print_damage(findings: &[Damage], out: &mut Out) -> std::io::Result<()> {
+    for finding in findings {
+        let mut line = out.paint(Role::Bad, finding.kind.name()).into_bytes();
+        line.extend_from_slice(format!("  {}", out.text(&finding.on)).as_bytes());
+        if let Some(path) = &finding.path {
+            line.extend_from_slice(b"  ");
+            line.extend_from_slice(&out.name(&path.0));
+        }
+        if let (Some(first), Some(last)) = (finding.checkpoints.first(), finding.checkpoints.last())
+        {
+            let which = match finding.checkpoints.len() {
+                1 => format!("  in checkpoint {first}"),
+                count => format!("  in {count} checkpoints from {first} to {last}"),
+            };
+            line.extend_from_slice(which.as_bytes());
+        }
+        line.extend_from_slice(format!(": {}\n", out.text(&finding.detail)).as_bytes());
+        out.bytes(&line)?;
+    }
     Ok(())
 }

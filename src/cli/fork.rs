@@ -10,6 +10,7 @@ use super::copies::{self, Begun, Copied};
 use super::error::{Failure, On, Outcome, hinted};
 use super::locate::Served;
 use super::output::Out;
+use super::past;
 use super::progress::Bar;
 use crate::engine::api::{Code, VerbError, VerbResult, host_path};
 use crate::store::ids::CheckpointId;
@@ -76,11 +77,12 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         let line = format!("fork of checkpoint {id} would fill {}", dest.display());
         return Ok(out.line(&line)?);
     }
+    let snapdir = past::snapdir(served.client.store());
     let (forked, copied) = fork(served, &args.id, &dest, args.without_dropped, &context.out)?;
     let whole = copied.refused.is_empty();
     let duration_us = crate::engine::api::microseconds(started.elapsed());
     if args.mount && whole {
-        copies::own_verb("mount", &dest, &[])?;
+        copies::own_verb("mount", &dest, &[format!("--snapdir-name={snapdir}")], &[])?;
     }
     let out = &mut context.out;
     if out.json {

@@ -105,7 +105,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     if !args.repair && left.iter().any(|finding| finding.repair.is_some()) {
         context
             .out
-            .talk("some of it can be repaired: ckptfs fsck --repair (add --dry-run to see how)");
+            .talk("some of it can be repaired: ckptfs verify --repair (add --dry-run to see how)");
     }
     Err(Failure::Damage)
 }

@@ -9,7 +9,7 @@ use super::{config, dedup, listing, size};
 use crate::control::History;
 use crate::engine::api::{Code, GcOptions, GcReport, GcWhy, Retention, Rule, VerbResult};
 use crate::engine::settings::{self, Value, parse_value};
-use crate::engine::word::count;
+use crate::engine::word::{count, word};
 use crate::store::ids::CheckpointId;
 
 /// Thin out the history by rules, and free what no checkpoint needs; this cannot be undone
@@ -125,11 +125,12 @@ fn retention(args: &Args, context: &Context) -> VerbResult<Retention> {
         };
         let flag = name.trim_start_matches("retention.");
         parse_value(key, text).map(Some).map_err(|why| {
-            hinted(
-                Code::BadValue,
-                format!("--{flag}: {why}"),
-                format!("it takes {}", key.kind.wanted()),
-            )
+            let hint = format!(
+                "for example: ckptfs gc --{} {}",
+                word(flag),
+                word(key.kind.example())
+            );
+            hinted(Code::BadValue, format!("--{flag}: {why}"), hint)
         })
     };
     let number = |value: Option<Value>| match value {
@@ -304,6 +305,12 @@ fn summary(report: &GcReport) -> String {
 }
 
 fn warn(report: &GcReport, out: &Out) {
+    if report.held_bytes > 0 {
+        out.talk(&format!(
+            "{} of that is still open and will be free when it is closed, mostly within seconds",
+            size::human(report.held_bytes)
+        ));
+    }
     if report.over_bytes > 0 {
         let over = size::human(report.over_bytes);
         out.warn(&format!("the history is {over} over its limit: the rest is pinned, tagged or the newest (ckptfs du shows what takes the space)"));

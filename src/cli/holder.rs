@@ -113,6 +113,7 @@ pub fn hold(args: daemon::Args) -> Outcome {
         sys::setsid().on("setsid")?;
     }
     sys::raise_nofile();
+    sys::shed_priority();
     std::env::set_current_dir("/").on("/")?;
     let signals = Signals::new().on("waiting for signals")?;
     let arguments = daemon::Args {

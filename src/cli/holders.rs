@@ -225,6 +225,19 @@ impl Tree {
         }
     }
 
+    /// All that is on a mount that is in no table any more, by its number and device.
+    pub fn on_detached((id, dev): (u64, u64), at: &Path) -> Tree {
+        let below = PathBuf::new();
+        let sight = |mount, at| Sight { mount, at, below };
+        Tree {
+            sights: vec![sight(id, "/".into())],
+            dev,
+            root: "/".into(),
+            complete: true,
+            at: at.to_owned(),
+        }
+    }
+
     /// The directory below a mount of ours that serves `backing`, as its filesystem is mounted
     /// here.
     pub fn below(backing: &Path) -> Option<Tree> {

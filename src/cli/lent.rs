@@ -37,7 +37,7 @@ pub struct Lent {
 impl Verbs for Lent {
     fn mount(&self, place: &Place, options: &Options) -> VerbResult<()> {
         let prepared = mount::prepare(mount::Args::of_volume(place, options)?, Path::new("/"))?;
-        mount::start(&prepared, Starter::Driver).map(drop)
+        mount::start(&prepared, Starter::Driver, || ()).map(drop)
     }
 
     fn unmount(&self, point: &Path) -> VerbResult<()> {

@@ -10,6 +10,7 @@ use super::error::Outcome;
 use super::output::{Out, width};
 use super::{past, stat};
 use crate::engine::api::TreePath;
+use crate::engine::import::is_of_no_tree;
 use crate::sys::{self, Kind, SysResult};
 
 /// List a directory as it was
@@ -101,9 +102,9 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
 /// What is in a directory, sorted.
 pub fn names(found: &past::Found) -> SysResult<Vec<Vec<u8>>> {
     let dir = found.tree.open_dir(&found.path)?;
-    // The store is no part of the tree.
-    let ours =
-        |name: &[u8]| found.path.0.is_empty() && (name == b".ckptfs" || name == b".snapshots");
+    // The store and the snapshots are no part of the tree.
+    let shown = |name: &[u8]| sys::stat_at(&dir, name).is_ok_and(|stat| is_of_no_tree(stat.ino));
+    let ours = |name: &[u8]| found.path.0.is_empty() && (name == b".ckptfs" || shown(name));
     let mut names: Vec<Vec<u8>> = sys::list_dir(&dir)?
         .into_iter()
         .map(|entry| entry.name)

@@ -13,6 +13,7 @@ use super::context::Context;
 use super::error::{Failure, Outcome};
 use super::interrupt::Interrupt;
 use super::locate::Served;
+use super::output::Out;
 use super::restore::TimesArg;
 use super::tree_path::in_tree;
 use super::{locate, time};
@@ -20,7 +21,7 @@ use crate::engine::api::{
     ConflictKind, DropBranch, Merge, MergeAnswer, MergeConflict, MergePolicy, MergeSide, Merged,
     StateName, Times, TreePath, VerbResult,
 };
-use crate::engine::word::word;
+use crate::engine::word::{count, word};
 
 /// Merge what a branch changed since it began, or since it was last merged or updated
 ///
@@ -125,9 +126,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let merged = interrupt.ask(&mut served.client, ask, "merging", &context.out)?;
     tell(&merged, args.listed, context)?;
     interrupt.end(&context.out)?;
-    if merged.refused {
-        return Err(Failure::No);
-    }
+    is_whole(&merged, "ckptfs undo", &context.out)?;
     if args.drop {
         let ask = DropBranch {
             name: args.what,
@@ -144,12 +143,51 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     Ok(())
 }
 
+/// Whether nothing is left to be resolved; `back` is the command that takes it back.
+///
+/// # Errors
+/// Something is: it was refused for that, or conflict markers are in the files.
+pub fn is_whole(merged: &Merged, back: &str, out: &Out) -> Outcome {
+    let marked = merged.conflicts.iter().filter(|conflict| conflict.marked);
+    match marked.count() {
+        _ if merged.refused => Err(Failure::No),
+        0 => Ok(()),
+        files => {
+            if !merged.dry_run {
+                out.talk(&format!(
+                    "conflict markers were written into {}: resolve them there, or take everything back: {back}",
+                    count(files, "file")
+                ));
+            }
+            Err(Failure::No)
+        }
+    }
+}
+
+/// What came of a conflict, behind it on its line.
+pub fn outcome(conflict: &MergeConflict, merged: &Merged) -> &'static str {
+    match conflict.settled && !merged.refused {
+        _ if conflict.tool => " (left to the tool)",
+        true if conflict.marked && merged.dry_run => " (conflict markers would be written)",
+        true if conflict.marked => " (conflict markers written)",
+        true => " (settled)",
+        false => "",
+    }
+}
+
 fn tell(merged: &Merged, listed: Listed, context: &mut Context) -> Outcome {
     if context.out.json {
         Ok(context.out.json(merged)?)
     } else {
         print_merged(merged, listed, context)?;
-        Ok(context.out.line(&summary(merged))?)
+        context.out.line(&summary(merged))?;
+        if let Some(before) = merged.merged_by.and_then(|by| by.checked_sub(1)) {
+            context.out.talk(&format!(
+                "to merge it again, take that merge back first: ckptfs undo --to {}",
+                word(before)
+            ));
+        }
+        Ok(())
     }
 }
 
@@ -222,12 +260,8 @@ pub fn print_merged(merged: &Merged, listed: Listed, context: &mut Context) -> O
     for conflict in &merged.conflicts {
         let mut line = b"! ".to_vec();
         line.extend_from_slice(&context.out.name(&conflict.path.0));
-        let settled = match conflict.settled && !merged.refused {
-            _ if conflict.tool => " (left to the tool)",
-            true => " (settled)",
-            false => "",
-        };
-        line.extend_from_slice(format!(": {}{settled}\n", why(conflict)).as_bytes());
+        let outcome = outcome(conflict, merged);
+        line.extend_from_slice(format!(": {}{outcome}\n", why(conflict)).as_bytes());
         context.out.bytes(&line)?;
     }
     Ok(())
@@ -280,18 +314,25 @@ pub fn settle_by(clash: &str) -> String {
 }
 
 fn summary(merged: &Merged) -> String {
-    let (what, count) = (&merged.what, changes::count(merged.changes.len() as u64));
+    let (what, changes) = (&merged.what, changes::count(merged.changes.len() as u64));
     let clash = clashes(merged);
     match merged.guard {
         _ if merged.refused && merged.dry_run => {
-            format!("merge of {what} would make {count}, but for {clash}")
+            format!("merge of {what} would make {changes}, but for {clash}")
         }
-        _ if merged.dry_run => format!("merge of {what} would make {count}"),
+        _ if merged.dry_run && merged.merged_by.is_none() => {
+            format!("merge of {what} would make {changes}")
+        }
         _ if merged.refused => settle_by(&clash),
         Some(guard) => format!(
-            "merged {what}: {count} in {}; the previous state is checkpoint {guard}",
+            "merged {what}: {changes} in {}; the previous state is checkpoint {guard}",
             time::duration(merged.duration_us)
         ),
-        None => format!("nothing to merge: the tree has everything from {what}"),
+        None => match merged.merged_by {
+            Some(operation) => format!(
+                "nothing to merge: {what} was merged already (operation {operation}), and has nothing new since"
+            ),
+            None => format!("nothing to merge: the tree has everything from {what}"),
+        },
     }
 }

@@ -11,9 +11,11 @@ mod answering;
 mod audit;
 mod bisect;
 mod branch;
+mod brief_use;
 #[cfg(feature = "browse")]
 mod browse;
 mod by;
+mod caches;
 mod cat;
 mod changes;
 mod checkpoint;
@@ -27,6 +29,7 @@ mod csi;
 mod daemon;
 mod dedup;
 mod delete;
+mod detached;
 mod diff;
 mod doctor;
 mod du;
@@ -42,6 +45,7 @@ mod fork;
 mod freeing;
 mod fsck;
 mod gc;
+mod git_guard;
 mod graph;
 mod holder;
 mod holders;
@@ -63,6 +67,7 @@ mod merge;
 mod more;
 mod mount;
 mod mounts;
+mod nested;
 mod ops;
 mod origin;
 mod output;
@@ -95,6 +100,7 @@ mod time;
 mod tree_path;
 mod trees;
 mod umount;
+mod unanswered;
 mod undo;
 mod unpin;
 mod untag;
@@ -356,6 +362,9 @@ pub fn main() -> ExitCode {
             .out
             .talk(&format!("this command is now `ckptfs {now}`"));
     }
+    if !goes_on(&verb) {
+        unanswered::watch(&context.out, context.dir());
+    }
     // These say it in their own way, or act on no tree.
     if !matches!(
         verb,
@@ -454,8 +463,22 @@ fn is_driver(verb: &Verb) -> bool {
     }
 }
 
+/// Whether a verb runs until it is ended. Most of that time it waits for requests.
+fn goes_on(verb: &Verb) -> bool {
+    match verb {
+        Verb::Daemon(_) => true,
+        #[cfg(feature = "browse")]
+        Verb::Browse(_) => true,
+        #[cfg(feature = "mcp")]
+        Verb::Mcp(_) => true,
+        _ => is_driver(verb),
+    }
+}
+
 #[cfg(test)]
 mod fuzz;
+#[cfg(all(test, feature = "remote"))]
+mod shown_commands;
 #[cfg(test)]
 mod tests {
     #[test]

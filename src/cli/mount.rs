@@ -1,8 +1,12 @@
 //! `ckptfs mount`.
 
+mod interfaces;
+mod start;
+
+pub use self::start::start;
+
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use serde::Serialize;
@@ -12,21 +16,17 @@ use super::error::{On, Outcome, error, hinted, io_error};
 use super::holders::{self, Holder};
 use super::launch::{Ready, Starter};
 use super::origin::{self, Begun};
+use super::progress::Spinner;
 use super::serving::{MountFlag, OthersIo, Serving, Snapdir};
 use super::tree_path::{beyond_links, normal};
-use super::{changes, daemon, launch, locate, mounts};
-use crate::control::{Client, STORE_NAME, Store};
+use super::{caches, changes, daemon, locate, mounts, past};
+use crate::control::{Client, STORE_NAME, Store, is_same};
 use crate::engine::api::{AbsenceInfo, CheckpointOptions, Code, VerbResult, host_path};
 use crate::engine::word::word;
 use crate::sys::{self, MountPoint};
 use crate::transfer::import::keep;
 use crate::volumes::Place;
 use crate::volumes::options::Options;
-
-/// How long a daemon that was killed may take to be gone: the kernel may be writing for it.
-const DYING_MAX: Duration = Duration::from_secs(20);
-/// Mounts inside a directory that are named.
-const NESTED_SHOWN_MAX: usize = 5;
 
 /// Serve a directory, in place or at another mountpoint, from a daemon in the background
 ///
@@ -86,8 +86,6 @@ pub struct Prepared {
     origin: Begun,
     /// Dead mounts that were taken away.
     repaired: usize,
-    /// What is mounted inside, and so not served.
-    not_served: Option<String>,
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
@@ -103,6 +101,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         _ => None,
     };
     let mut prepared = prepare(args, &cwd)?;
+    check_snapdir(&prepared.daemon)?;
     prepared.origin = match begun {
         Some(begun) => begun,
         None => {
@@ -111,10 +110,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         }
     };
     let Prepared {
-        daemon,
-        repaired,
-        not_served,
-        ..
+        daemon, repaired, ..
     } = &prepared;
     if has_old_mark(&daemon.backing) {
         context.out.warn("an import into this directory by an older ckptfs was not finished: something may be missing");
@@ -134,15 +130,27 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
             )
             .into());
         }
-        not_served.iter().for_each(|text| context.out.warn(text));
         return daemon::run(prepared.daemon, context);
     }
-    let mut ready = start(&prepared, Starter::Verb)?;
-    ready.warnings.extend(not_served.clone());
+    let is_first = daemon.backing.join(STORE_NAME).symlink_metadata().is_err();
+    let mut spinner = None;
+    let ready = start(&prepared, Starter::Verb, || {
+        let what = "waiting for the daemon of the last mount to end";
+        spinner.get_or_insert_with(|| Spinner::start(&context.out, what));
+    });
+    spinner.into_iter().for_each(Spinner::stop);
+    let ready = ready?;
     if let Some(note) = &prepared.origin.note {
         first_checkpoint(&daemon.backing, note)?;
     }
-    report(daemon, &ready, *repaired, context)
+    report(daemon, &ready, *repaired, context)?;
+    for linker in caches::linkers(&daemon.backing).filter(|_| is_first) {
+        let (does, setting) = (linker.does, linker.setting);
+        context
+            .out
+            .talk(&format!("{does}; to change that: {setting}"));
+    }
+    Ok(())
 }
 
 impl Args {
@@ -204,7 +212,6 @@ pub fn prepare(mut args: Args, cwd: &Path) -> VerbResult<Prepared> {
         None => backing.clone(),
     };
     check_mounts(&backing, &mountpoint, &mut repaired)?;
-    let not_served = not_served(&backing, &mountpoint)?;
     // What is there may be the mount that another process has made meanwhile.
     check_store(&backing).or_else(|error| check_unserved(&backing, &mut 0).and(Err(error)))?;
     check_flags(&args.serving)?;
@@ -230,32 +237,7 @@ pub fn prepare(mut args: Args, cwd: &Path) -> VerbResult<Prepared> {
         daemon,
         origin: Begun::default(),
         repaired,
-        not_served,
     })
-}
-
-/// Starts the daemon, which serves when this returns. One that was killed and is not gone yet has
-/// the store's lock, and is waited for: it answers nobody any more.
-///
-/// # Errors
-/// The daemon's.
-pub fn start(prepared: &Prepared, starter: Starter) -> VerbResult<Ready> {
-    let (began, daemon) = (Instant::now(), &prepared.daemon);
-    let answers =
-        || matches!(Store::of(&daemon.backing), Ok(Some(store)) if Client::of(&store).is_ok());
-    loop {
-        match launch::launch(
-            daemon.arguments(),
-            prepared.origin.password.as_deref(),
-            starter,
-        ) {
-            Err(error)
-                if error.code == Code::InUse && began.elapsed() < DYING_MAX && !answers() => {}
-            // Another process may have mounted it meanwhile.
-            Err(error) => return check_unserved(&daemon.backing, &mut 0).and(Err(error)),
-            ready => return ready,
-        }
-    }
 }
 
 /// The real path of the directory that somebody named, dead mounts on the way taken away.
@@ -296,7 +278,9 @@ fn check_mounts(backing: &Path, mountpoint: &Path, repaired: &mut usize) -> Verb
         ));
     }
     check_unserved(backing, repaired)?;
-    check_around(&mounts::all()?, backing, mountpoint)?;
+    let table = mounts::all()?;
+    interfaces::check_filesystem(&table, backing)?;
+    check_around(&table, backing, mountpoint)?;
     if mountpoint != backing && mountpoint.starts_with(backing) {
         let message = format!(
             "the mountpoint {} is inside {}: the tree would contain itself",
@@ -318,11 +302,11 @@ fn check_mounts(backing: &Path, mountpoint: &Path, repaired: &mut usize) -> Verb
 /// Refuses a directory that is served already; by a daemon that has died it is not.
 fn check_unserved(backing: &Path, repaired: &mut usize) -> VerbResult<()> {
     let table = mounts::all()?;
-    for mount in table.iter().filter(|mount| mount.serves(backing)) {
+    for mount in table.iter().filter(|mount| is_of(mount, backing)) {
         let dead = mounts::repair(&mount.at)?;
         *repaired += dead;
         if dead == 0
-            && mounts::top(&mounts::all()?, &mount.at).is_some_and(|top| top.serves(backing))
+            && mounts::top(&mounts::all()?, &mount.at).is_some_and(|top| is_of(top, backing))
         {
             let at = mount.at.display();
             let message = if mount.at == backing {
@@ -343,6 +327,19 @@ fn check_unserved(backing: &Path, repaired: &mut usize) -> VerbResult<()> {
     Ok(())
 }
 
+/// Whether a mount serves a directory: it covers it, or its source names it and the stores are the
+/// same. A source has the path of the start, and a directory above may have been renamed since.
+fn is_of(mount: &MountPoint, backing: &Path) -> bool {
+    if mount.at == backing {
+        return mount.is_ours() && mount.root == Path::new("/");
+    }
+    let is_same = || {
+        let (there, here) = (Store::of(&mount.at).ok()??, Store::of(backing).ok()??);
+        is_same(there.dir(), here.dir()).ok()
+    };
+    mount.serves(backing) && (mounts::is_dead(&mount.at) || is_same() == Some(true))
+}
+
 /// Refuses to serve what a mount of ours has already, and to cover one.
 fn check_around(table: &[MountPoint], backing: &Path, mountpoint: &Path) -> VerbResult<()> {
     for path in [backing, mountpoint] {
@@ -360,7 +357,7 @@ fn check_around(table: &[MountPoint], backing: &Path, mountpoint: &Path) -> Verb
     }
     if let Some(nested) = [backing, mountpoint]
         .iter()
-        .find_map(|dir| nested(table, dir).find(|mount| mount.is_ours()))
+        .find_map(|dir| inside(table, dir).find(|mount| mount.is_ours()))
     {
         let at = nested.at.display();
         let message = format!(
@@ -377,41 +374,10 @@ fn check_around(table: &[MountPoint], backing: &Path, mountpoint: &Path) -> Verb
 }
 
 /// What is mounted inside a directory.
-fn nested<'a>(table: &'a [MountPoint], dir: &Path) -> impl Iterator<Item = &'a MountPoint> {
+fn inside<'a>(table: &'a [MountPoint], dir: &Path) -> impl Iterator<Item = &'a MountPoint> {
     table
         .iter()
         .filter(move |mount| mount.at != dir && mount.at.starts_with(dir))
-}
-
-/// Names what is mounted inside the directory, and so is another filesystem that is not served.
-fn not_served(backing: &Path, mountpoint: &Path) -> VerbResult<Option<String>> {
-    let table = mounts::all()?;
-    let mut places: Vec<String> = nested(&table, backing)
-        .map(|mount| mount.at.display().to_string())
-        .collect();
-    places.dedup();
-    let (count, first) = (
-        places.len(),
-        places
-            .iter()
-            .take(NESTED_SHOWN_MAX)
-            .cloned()
-            .collect::<Vec<_>>()
-            .join(", "),
-    );
-    let more = if count > NESTED_SHOWN_MAX {
-        format!(" and {} more", count - NESTED_SHOWN_MAX)
-    } else {
-        String::new()
-    };
-    let hidden = if mountpoint == backing {
-        ", and cannot be reached until this mount ends"
-    } else {
-        ""
-    };
-    Ok((count > 0).then(|| {
-        format!("other filesystems mounted inside the directory are not part of it{hidden}: {first}{more}")
-    }))
 }
 
 /// Refuses a store that cannot work, before a daemon is started.
@@ -453,6 +419,31 @@ pub fn check_store(backing: &Path) -> VerbResult<()> {
         return Err(hinted(Code::StoreElsewhere, message, hint));
     }
     Ok(())
+}
+
+/// Refuses a tree that has its own entry with the name of the snapshot directory: the mount would hide
+/// it, and no checkpoint would have it.
+fn check_snapdir(daemon: &daemon::Args) -> VerbResult<()> {
+    let store = Store::of(&daemon.backing).ok().flatten();
+    let asked = daemon.serving.snapdir_name.clone();
+    let name = asked.unwrap_or_else(|| past::snapdir(store.as_ref()));
+    let there = daemon.backing.join(&name);
+    if std::fs::symlink_metadata(&there).is_err() {
+        return Ok(());
+    }
+    let message = format!(
+        "{} is there already, and ckptfs shows the checkpoints of a tree under this name",
+        there.display()
+    );
+    let other = [".past", ".history"]
+        .into_iter()
+        .find(|other| *other != name);
+    let hint = format!(
+        "to give these another name: ckptfs mount {} --snapdir-name {}",
+        word(daemon.backing.display()),
+        word(other.unwrap_or_default())
+    );
+    Err(hinted(Code::BadMountpoint, message, hint))
 }
 
 /// Whether a directory without a history has the mark that was set by an import until it ended,

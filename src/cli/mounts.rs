@@ -84,6 +84,7 @@ mod tests {
     fn the_topmost_mount_counts() {
         let mount = |id: u64, at: &str| MountPoint {
             id,
+            parent: 0,
             dev: id,
             root: "/".into(),
             at: at.into(),

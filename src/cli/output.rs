@@ -168,6 +168,11 @@ impl Out {
         }
     }
 
+    /// Data goes to a file or a program, not to a terminal and not into an answer to an agent.
+    pub fn is_for_programs(&self) -> bool {
+        !self.terminal && matches!(self.writer, Sink::Stdout(_))
+    }
+
     /// With a pager for the verbs that ask for one ([`Out::page`]).
     pub fn with_pager(self, may_page: bool) -> Out {
         Out { may_page, ..self }
@@ -362,6 +367,15 @@ impl Out {
                 self.held_back.lock().push(line);
             }
             _ => tell(&line),
+        }
+    }
+
+    /// Warns on stderr from another thread.
+    pub fn warner(&self) -> impl Fn(&str) + Send + 'static {
+        let (label, terminal) = (self.talk_label("Warning:"), self.talk_terminal);
+        move |text| match terminal {
+            true => tell(&format!("{label} {}", escape(text.as_bytes()))),
+            false => tell(&format!("{label} {text}")),
         }
     }
 

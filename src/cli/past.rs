@@ -7,14 +7,30 @@ use std::path::{Path, PathBuf};
 use super::error::{On, hinted, io_error};
 use super::locate::{self, Served};
 use super::tree_path::in_tree;
+use crate::control::Store;
 use crate::engine::api::{
     CheckpointInfo, Code, ShowCheckpoint, StateName, TreePath, VerbError, VerbResult,
 };
 use crate::engine::word::word;
+use crate::store::layout::snapdir::{SNAPDIR, is_snapdir_name, noted_snapdir};
 use crate::sys::{self, Errno, Kind, Open, OpenKind, Stat, SysResult};
 
-/// Where the views of the past are, in the mount.
-pub const SNAPSHOTS: &str = ".snapshots";
+/// The name of the snapshot directory in the mount of a store.
+pub fn snapdir(store: Option<&Store>) -> String {
+    let noted = store.and_then(|store| noted_snapdir(store.dir()));
+    noted.unwrap_or_else(|| SNAPDIR.to_owned())
+}
+
+/// The same in a mount of another user, whose store cannot be read: a link leads to it, unless the tree
+/// has its own entry `.zfs`.
+pub fn snapdir_of_others(root: &Path) -> String {
+    let link = std::fs::read_link(root.join(".zfs/snapshot"));
+    let name = link
+        .ok()
+        .and_then(|link| Some(link.strip_prefix("..").ok()?.to_str()?.to_owned()));
+    name.filter(|name| is_snapdir_name(name))
+        .unwrap_or_else(|| SNAPDIR.to_owned())
+}
 
 /// One state of a mounted tree, to be read.
 pub struct Tree {
@@ -28,7 +44,7 @@ impl Tree {
         let Some(checkpoint) = checkpoint else {
             return Ok(Tree { root });
         };
-        let view = format!("{SNAPSHOTS}/{}", checkpoint.id);
+        let view = format!("{}/{}", snapdir(served.client.store()), checkpoint.id);
         let root = sys::open_beneath(&root, view.as_bytes(), OpenKind::Path)
             .on(at.join(&view).display())?;
         Ok(Tree { root })
@@ -77,9 +93,33 @@ pub struct Found {
     pub path: TreePath,
     /// The state.
     pub tree: Tree,
+    /// The name of the directory of views.
+    snapdir: String,
 }
 
 impl Found {
+    /// A path in a checkpoint, or (`None`) in the live tree.
+    pub fn new(
+        served: &Served,
+        checkpoint: Option<CheckpointInfo>,
+        path: TreePath,
+    ) -> VerbResult<Found> {
+        Ok(Found {
+            path,
+            tree: Tree::at(served, checkpoint.as_ref())?,
+            checkpoint,
+            snapdir: snapdir(served.client.store()),
+        })
+    }
+
+    /// The path below the mount.
+    fn below_mount(&self, path: &str) -> String {
+        match &self.checkpoint {
+            Some(checkpoint) => format!("{}/{}/{path}", self.snapdir, checkpoint.id),
+            None => path.to_owned(),
+        }
+    }
+
     /// Why the path cannot be read.
     pub fn failed(&self, cause: Errno) -> VerbError {
         let path = String::from_utf8_lossy(&self.path.0);
@@ -97,17 +137,20 @@ impl Found {
             Errno::ELOOP => hinted(
                 Code::IsLink,
                 format!("{name} goes through a symbolic link"),
-                "ckptfs stat shows where the link points",
+                format!(
+                    "`readlink -f {}` shows where it leads",
+                    word(self.below_mount(&path))
+                ),
             ),
             Errno::EISDIR => hinted(
                 Code::IsDirectory,
                 format!("{name} is a directory"),
-                format!("ckptfs ls {}", word(&name)),
+                format!("ckptfs show {}", word(&name)),
             ),
             Errno::EINVAL => hinted(
                 Code::NotAFile,
                 format!("{name} is not a regular file"),
-                format!("ckptfs stat {}", word(&name)),
+                format!("`ls -l {}` shows what it is", word(self.below_mount(&path))),
             ),
             Errno::ENODATA => {
                 let show = format!(
@@ -157,12 +200,7 @@ pub fn find(dir: Option<&Path>, text: &std::ffi::OsStr) -> VerbResult<Found> {
                     &served.cwd,
                     &PathBuf::from(std::ffi::OsStr::from_bytes(path)),
                 )?;
-                let tree = Tree::at(&served, checkpoint.as_ref())?;
-                return Ok(Found {
-                    checkpoint,
-                    path,
-                    tree,
-                });
+                return Found::new(&served, checkpoint, path);
             }
             Err(error) => first = first.or(Some(error)),
         }

@@ -1,10 +1,13 @@
 //! Changes as a patch that `git apply` takes (git-diff(1), "Generating patch text with -p").
 //!
 //! Regular files and symbolic links are in it; git knows no others, and no directories. What is not
-//! text, or larger than [`TEXT_BYTES_MAX`], is named and not shown.
+//! text is in it as git writes it with `--binary`, but for a terminal, where it is named. Files
+//! larger than [`BYTES_MAX`] are left out, for git refuses a patch that only names them.
 
 use std::collections::HashSet;
 use std::io::{self, Read};
+
+use miniz_oxide::deflate::compress_to_vec_zlib;
 
 use super::hunks::{self, Style};
 use super::output::{Out, Role};
@@ -12,8 +15,8 @@ use super::past::Tree;
 use crate::engine::api::{Change, ChangeKind, TreePath};
 use crate::sys::{self, Errno, Kind, SysResult};
 
-/// A longer file is named, not shown.
-const TEXT_BYTES_MAX: u64 = 16 << 20;
+/// A larger file is left out.
+const BYTES_MAX: u64 = 64 << 20;
 /// A NUL in so many bytes makes a file binary, as it does for git (`FIRST_FEW_BYTES` in its
 /// xdiff-interface.c).
 const LOOKED_AT_BYTES: usize = 8000;
@@ -22,15 +25,15 @@ const LOOKED_AT_BYTES: usize = 8000;
 struct Side {
     /// git's mode.
     mode: &'static str,
-    /// `None`: too large.
-    content: Option<Vec<u8>>,
+    content: Vec<u8>,
 }
 
 impl Side {
     fn is_binary(&self) -> bool {
         self.content
-            .as_ref()
-            .is_none_or(|content| content.iter().take(LOOKED_AT_BYTES).any(|byte| *byte == 0))
+            .iter()
+            .take(LOOKED_AT_BYTES)
+            .any(|byte| *byte == 0)
     }
 }
 
@@ -161,7 +164,7 @@ fn side(tree: &Tree, path: &TreePath) -> SysResult<Option<Side>> {
     match stat.kind {
         Kind::Symlink => Ok(Some(Side {
             mode: "120000",
-            content: Some(sys::readlink_fd(&there)?),
+            content: sys::readlink_fd(&there)?,
         })),
         Kind::File => {
             let mode = if stat.mode & 0o111 == 0 {
@@ -169,20 +172,14 @@ fn side(tree: &Tree, path: &TreePath) -> SysResult<Option<Side>> {
             } else {
                 "100755"
             };
-            if stat.size > TEXT_BYTES_MAX {
-                return Ok(Some(Side {
-                    mode,
-                    content: None,
-                }));
+            if stat.size > BYTES_MAX {
+                return Err(Errno::EFBIG);
             }
             let mut content = Vec::new();
             tree.open_file(path)?
-                .take(TEXT_BYTES_MAX)
+                .take(BYTES_MAX)
                 .read_to_end(&mut content)?;
-            Ok(Some(Side {
-                mode,
-                content: Some(content),
-            }))
+            Ok(Some(Side { mode, content }))
         }
         _ => Ok(None),
     }
@@ -197,8 +194,7 @@ fn text(
     out: &Out,
 ) -> Vec<u8> {
     let is_same = |(old, new): (&Side, &Side)| {
-        let is_read = old.content.is_some() && old.content == new.content;
-        is_read && old.mode == new.mode && before == after
+        old.content == new.content && old.mode == new.mode && before == after
     };
     if old.zip(new).is_some_and(is_same) {
         return Vec::new();
@@ -228,30 +224,91 @@ fn text(
         if old.is_some() { a } else { null.clone() },
         if new.is_some() { b } else { null },
     );
-    if old.is_some_and(Side::is_binary) || new.is_some_and(Side::is_binary) {
-        line(&[b"Binary files ", &a, b" and ", &b, b" differ"]);
-        return patch;
-    }
-    let content = |side: Option<&'_ Side>| {
-        side.and_then(|side| side.content.clone())
-            .unwrap_or_default()
-    };
-    let (old, new) = (content(old), content(new));
+    let is_binary = old.is_some_and(Side::is_binary) || new.is_some_and(Side::is_binary);
+    let content = |side: Option<&'_ Side>| side.map(|side| side.content.clone());
+    let (before, after) = (content(old), content(new));
+    let (old, new) = (
+        before.clone().unwrap_or_default(),
+        after.clone().unwrap_or_default(),
+    );
     if old == new {
         return patch;
     }
-    // git ends a name that has a space with a tab, so that it can tell where it ends.
-    let end = |name: &[u8]| {
-        if name.contains(&b' ') && !name.starts_with(b"\"") {
-            &b"\t"[..]
-        } else {
-            b""
-        }
-    };
-    line(&[b"--- ", &a, end(&a)]);
-    line(&[b"+++ ", &b, end(&b)]);
+    if is_binary && !out.is_for_programs() {
+        line(&[b"Binary files ", &a, b" and ", &b, b" differ"]);
+        return patch;
+    }
+    if is_binary {
+        let (from, to) = (blob(before.as_deref()), blob(after.as_deref()));
+        line(&[b"index ", from.as_bytes(), b"..", to.as_bytes()]);
+        line(&[b"GIT binary patch"]);
+        patch.extend(literal(&new));
+        patch.extend(literal(&old));
+        return patch;
+    }
+    line(&[b"--- ", &a, end_of(&a)]);
+    line(&[b"+++ ", &b, end_of(&b)]);
     hunks::print(&mut patch, &old, &new, style, out);
     patch
+}
+
+/// git ends a name that has a space with a tab, so that it can tell where it ends.
+fn end_of(name: &[u8]) -> &'static [u8] {
+    if name.contains(&b' ') && !name.starts_with(b"\"") {
+        b"\t"
+    } else {
+        b""
+    }
+}
+
+/// The name of a blob with this content in a repository of git; of none, zeros.
+fn blob(content: Option<&[u8]>) -> String {
+    let Some(content) = content else {
+        return "0".repeat(40);
+    };
+    let mut hash = sha1_smol::Sha1::new();
+    hash.update(format!("blob {}\0", content.len()).as_bytes());
+    hash.update(content);
+    hash.digest().to_string()
+}
+
+/// The digits of base 85, as git has them (base85.c).
+const DIGITS: &[u8; 85] =
+    b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~";
+/// How much is deflated: as git does.
+const LEVEL: u8 = 6;
+/// Bytes in a line of a binary patch (emit_binary_diff_body, diff.c).
+const LINE_BYTES: usize = 52;
+
+/// One direction of a binary patch: all of the content, deflated, in lines of base 85 that begin
+/// with the number of bytes as a letter.
+fn literal(content: &[u8]) -> Vec<u8> {
+    let deflated = compress_to_vec_zlib(content, LEVEL);
+    let mut text = format!("literal {}\n", content.len()).into_bytes();
+    for line in deflated.chunks(LINE_BYTES) {
+        let length = line.len() as u8;
+        text.push(match length {
+            1..=26 => b'A' + length - 1,
+            _ => b'a' + length - 27,
+        });
+        for group in line.chunks(4) {
+            let mut bytes = [0; 4];
+            bytes
+                .iter_mut()
+                .zip(group)
+                .for_each(|(to, from)| *to = *from);
+            let mut number = u32::from_be_bytes(bytes);
+            let mut digits = [0; 5];
+            for digit in digits.iter_mut().rev() {
+                *digit = DIGITS.get(number as usize % 85).copied().unwrap_or(b'0');
+                number /= 85;
+            }
+            text.extend(digits);
+        }
+        text.push(b'\n');
+    }
+    text.push(b'\n');
+    text
 }
 
 /// A name as git writes it: in double quotes with C's escapes if it has anything in it that needs
@@ -283,7 +340,7 @@ mod tests {
     fn side(mode: &'static str, content: &str) -> Side {
         Side {
             mode,
-            content: Some(content.into()),
+            content: content.into(),
         }
     }
 
@@ -309,12 +366,19 @@ mod tests {
     }
 
     #[test]
-    fn what_is_binary_is_named() {
+    fn what_is_binary_is_named_to_people_and_whole_to_programs() {
         let patch = patch_of("x", None, &side("100644", "a\0b"));
         assert_eq!(
             String::from_utf8(patch).unwrap(),
             "diff --git a/x b/x\nnew file mode 100644\nBinary files /dev/null and b/x differ\n"
         );
+        // `printf 'a\0b' | git hash-object --stdin`
+        let name = "20b5be91886d0b6f26dc98a225c0dac05fe2c86e";
+        assert_eq!(blob(Some(b"a\0b")), name);
+        let empty = String::from_utf8(literal(b"")).unwrap();
+        // Eight bytes, which are ten digits.
+        assert!(empty.starts_with("literal 0\nH"), "{empty}");
+        assert_eq!(empty.len(), "literal 0\nH0123456789\n\n".len());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Which remotes there are: those of the user, or of a file that is named.
+//! Which remotes there are: those of the user and of the system, or of a file that is named.
 
 /// Names that file.
 pub const REMOTES_VARIABLE: &str = "CKPTFS_REMOTES";
@@ -11,9 +11,8 @@ mod names {
     use std::path::Path;
 
     use super::super::config;
-    use super::super::error::hinted;
     use super::REMOTES_VARIABLE;
-    use crate::engine::api::{Code, VerbResult};
+    use crate::engine::api::VerbResult;
     use crate::remote::restic::names::Names;
 
     /// The remotes of whoever types a command.
@@ -24,13 +23,7 @@ mod names {
         if let Some(file) = std::env::var_os(REMOTES_VARIABLE) {
             return Names::read(Path::new(&file));
         }
-        let file = config::user_file().ok_or_else(|| {
-            hinted(
-                Code::NoDirectory,
-                "your remotes cannot be found",
-                "set HOME or XDG_CONFIG_HOME",
-            )
-        })?;
-        Names::read(&file.with_file_name("remotes.toml"))
+        let file = config::user_file().map(|file| file.with_file_name("remotes.toml"));
+        Names::of_user(file)
     }
 }

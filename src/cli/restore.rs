@@ -179,6 +179,12 @@ pub fn warn(restored: &Restored, out: &Out) {
             restored.restored
         ));
     }
+    for path in &restored.mounted {
+        let path = String::from_utf8_lossy(&path.0).into_owned();
+        out.warn(&format!(
+            "{path} is left as it is: another filesystem is mounted there or below"
+        ));
+    }
     for path in &restored.split {
         let path = String::from_utf8_lossy(&path.0).into_owned();
         out.warn(&format!("{path} is no longer a hard link to names that were not restored: it is a separate file now"));
@@ -192,6 +198,7 @@ fn summary(restored: &Restored) -> String {
         changes,
         unknown,
         dropped: _,
+        mounted: _,
         split: _,
         dry_run,
         duration_us,

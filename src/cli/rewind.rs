@@ -179,6 +179,7 @@ fn ask(
                 changes: Vec::new(),
                 unknown: Vec::new(),
                 dropped: Vec::new(),
+                mounted: Vec::new(),
                 split: Vec::new(),
                 dry_run: true,
                 duration_us: 0,
@@ -412,7 +413,9 @@ fn processes(prompt: &Prompt, prompts: &[Prompt], out: &Out) -> VerbResult<Strin
             ),
         ));
     }
-    let others: BTreeSet<&str> = since()
+    // Of one whose last prompt was before, what it did since goes too.
+    let others: BTreeSet<&str> = prompts
+        .iter()
         .filter(|one| one.of_user == prompt.of_user && one.session != prompt.session)
         .filter(|one| one.process.as_deref().is_some_and(|one| own.contains(one)))
         .map(|one| one.session.as_str())
@@ -420,7 +423,7 @@ fn processes(prompt: &Prompt, prompts: &[Prompt], out: &Out) -> VerbResult<Strin
     if !others.is_empty() {
         let others: Vec<&str> = others.into_iter().collect();
         out.warn(&format!(
-            "session {} ran in the same process: its changes since are taken back too",
+            "session {} ran in the same process: what it changed since is taken back too",
             others.join(", ")
         ));
     }

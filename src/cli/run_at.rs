@@ -14,6 +14,7 @@ use super::error::{On, hinted};
 use super::locate::Served;
 use super::past::Tree;
 use super::tree_path::{beyond_links, normal};
+use super::unanswered;
 use crate::engine::api::{CheckpointInfo, Code, VerbError, VerbResult};
 use crate::sys::{self, Errno, host};
 
@@ -122,6 +123,7 @@ fn kept_dirs(keep: &Path, trees: &[&Path], cwd: &Path) -> VerbResult<(PathBuf, P
 /// # Errors
 /// `no-namespace`.
 pub fn own_mounts(cannot: &str) -> VerbResult<bool> {
+    unanswered::end_watch();
     sys::private_mounts().map_err(|cause| {
         let hint = match cause {
             Errno::ENOSYS => "this needs Linux",

@@ -12,6 +12,7 @@ use crate::engine::api::{Code, VerbResult};
 use crate::engine::config::HooksConfig;
 use crate::engine::config::{AutoConfig, TripwireConfig};
 use crate::engine::settings::Settings;
+use crate::store::layout::snapdir::is_snapdir_name;
 
 /// What trips if nothing else is asked for.
 const TRIPWIRE: TripwireConfig = TripwireConfig {
@@ -49,6 +50,10 @@ pub struct Serving {
     /// Whether .snapshots is listed in the root directory
     #[arg(long, value_enum, value_name = "HOW")]
     pub snapdir: Option<Snapdir>,
+    /// Name of the directory .snapshots in this tree from now on, such as .past: for a tree that has its
+    /// own .snapshots. Later mounts use it without this option
+    #[arg(long, value_name = "NAME", value_parser = snapdir_name)]
+    pub snapdir_name: Option<String>,
     /// What .snapshots calls a checkpoint: its number and tags; with `gmt` also @GMT-2026.02.03-04.05.06,
     /// its time, as Samba's shadow_copy2 wants it
     #[arg(long, value_enum, value_name = "WHICH")]
@@ -194,6 +199,14 @@ fn snapdir_mode(text: &str) -> Result<u32, String> {
     mode.ok_or_else(|| "an octal mode up to 1777 is needed, such as 0700".to_owned())
 }
 
+fn snapdir_name(text: &str) -> Result<String, String> {
+    let name = is_snapdir_name(text).then(|| text.to_owned());
+    name.ok_or_else(|| {
+        "a name with a dot before it is needed, of letters, digits, _ . and -, such as .past"
+            .to_owned()
+    })
+}
+
 /// `--io`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Io {
@@ -299,6 +312,8 @@ impl Serving {
         arguments.extend(option("writes", self.writes.as_ref()));
         arguments.extend(option("xattrs", self.xattrs.as_ref()));
         arguments.extend(option("snapdir", self.snapdir.as_ref()));
+        let named = self.snapdir_name.as_ref();
+        arguments.extend(named.map(|name| format!("--snapdir-name={name}").into()));
         arguments.extend(option("snapdir-names", self.snapdir_names.as_ref()));
         arguments.extend(option("seal", self.seal.as_ref()));
         arguments.extend(
@@ -417,6 +432,7 @@ impl Serving {
             writes: self.writes.or_else(|| word(settings, "mount.writes")),
             xattrs: self.xattrs.or_else(|| word(settings, "mount.xattrs")),
             snapdir: self.snapdir.or_else(|| word(settings, "mount.snapdir")),
+            snapdir_name: self.snapdir_name,
             snapdir_names: self
                 .snapdir_names
                 .or_else(|| word(settings, "mount.snapdir-names")),

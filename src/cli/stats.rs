@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use super::context::Context;
 use super::error::Outcome;
 use super::output::Out;
-use super::{locate, time};
-use crate::engine::api::{GetStats, Stats};
+use super::{locate, size, time};
+use crate::engine::api::{GetStats, Stats, UpkeepInfo};
 
 /// Show what the daemon has done and holds: requests by kind, memory, open files
 #[derive(Debug, clap::Args)]
@@ -26,11 +26,39 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     context.out.answer(&stats, |out| print(&stats, out))
 }
 
+/// Free space, the history, gc and pushes, a line each.
+fn upkeep(upkeep: &UpkeepInfo) -> Vec<(&'static str, String)> {
+    let human = size::human;
+    let mut lines = vec![(
+        "space",
+        format!(
+            "{} of {} free",
+            human(upkeep.free_bytes),
+            human(upkeep.size_bytes)
+        ),
+    )];
+    if let Some(history) = &upkeep.history {
+        let (bytes, at) = (human(history.bytes), time::local(&history.at));
+        lines.push(("history", format!("{bytes}, counted {at}")));
+    }
+    lines.extend(upkeep.gc.iter().map(|at| ("gc", time::local(at))));
+    for (remote, push) in &upkeep.pushes {
+        let last = push.last.as_deref();
+        let last = last.map_or("not yet".to_owned(), time::local);
+        let failed = match push.failed {
+            0 => String::new(),
+            failed => format!(", {failed} failed"),
+        };
+        lines.push(("push", format!("{remote}: {last}{failed}")));
+    }
+    lines
+}
+
 /// Prints them, a line each.
 pub fn print(stats: &Stats, out: &mut Out) -> io::Result<()> {
     let daemon = &stats.daemon;
     let total: u64 = stats.requests.values().sum();
-    let lines = [
+    let mut lines = vec![
         ("mount", stats.mount.display().to_string()),
         ("io", format!("{}, writes {}", stats.io, stats.writes)),
         (
@@ -58,8 +86,9 @@ pub fn print(stats: &Stats, out: &mut Out) -> io::Result<()> {
                 stats.inodes, stats.past_inodes
             ),
         ),
-        ("requests", total.to_string()),
     ];
+    lines.extend(upkeep(&stats.upkeep));
+    lines.push(("requests", total.to_string()));
     for (label, value) in lines {
         out.labelled(label, &value)?;
     }

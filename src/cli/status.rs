@@ -1,5 +1,6 @@
 //! `ckptfs status`.
 
+use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
 use serde::Serialize;
@@ -8,18 +9,21 @@ use super::by::{self, By};
 use super::changes;
 use super::context::Context;
 use super::error::Outcome;
-use super::holders::{self, Holder, Tree};
+use super::holders::{self, Found, Holder, Tree};
+use super::locate::Served;
 use super::tree_path::in_tree;
-use super::{locate, size, stats, time};
+use super::{detached, locate, mounts, nested, size, stats, time};
 use crate::engine::api::{
-    BranchInfo, CompareByProcess, DaemonInfo, GetStats, GetStatus, ListBranches, OriginInfo, Stats,
-    Status, TreePath, VerbResult,
+    BranchInfo, CompareByProcess, DaemonInfo, DuOptions, GetStats, GetStatus, ListBranches,
+    MeasuredInfo, OriginInfo, Stats, Status, TreePath, VerbResult,
 };
 use crate::engine::metrics;
 use crate::engine::word::count;
 
 /// Branches that are named.
 const BRANCHES_SHOWN_MAX: usize = 10;
+/// For so many seconds what the history takes is not counted again for the metrics.
+const MEASURED_S: i64 = 3600;
 
 /// Show what is mounted and what differs from the newest checkpoint
 #[derive(Debug, clap::Args)]
@@ -46,11 +50,37 @@ struct Shown<'a> {
     status: &'a Status,
     /// Who has something of the directory below the mount.
     below: &'a [Holder],
+    /// Unmounted lazily: the processes that the daemon still serves.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    waits_for: Option<&'a [Holder]>,
+    /// Mount points in the tree, relative to its root: what is mounted there is in no checkpoint.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    mounted: Vec<TreePath>,
     /// Its branches.
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     branches: &'a [BranchInfo],
     #[serde(skip_serializing_if = "Option::is_none")]
     stats: Option<Stats>,
+}
+
+/// The numbers of the daemon, with what the history takes, which is counted again if that is old.
+fn measured_stats(served: &mut Served) -> VerbResult<Stats> {
+    let stats = served.client.ask(GetStats)?;
+    let is_fresh = |measured: &MeasuredInfo| {
+        let at: Option<jiff::Timestamp> = measured.at.parse().ok();
+        at.is_some_and(|at| at.duration_until(jiff::Timestamp::now()).as_secs() < MEASURED_S)
+    };
+    if stats.upkeep.history.as_ref().is_some_and(is_fresh) {
+        return Ok(stats);
+    }
+    let mut asked = DuOptions::default();
+    loop {
+        let part = served.client.ask(asked.clone())?;
+        if part.finished {
+            return served.client.ask(GetStats);
+        }
+        asked.run = Some(part.run);
+    }
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
@@ -74,12 +104,10 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
             .retain(|change| changes::is_below(change, &paths));
     }
     if args.metrics {
-        let stats = served.client.ask(GetStats)?;
-        let volume = None;
         let tree = metrics::Tree {
-            volume,
+            volume: None,
             status,
-            stats,
+            stats: measured_stats(&mut served)?,
         };
         return Ok(context.out.bytes(metrics::text(&[tree]).as_bytes())?);
     }
@@ -91,11 +119,17 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         .verbose
         .then(|| served.client.ask(GetStats))
         .transpose()?;
-    let below = below(&status);
+    let waits_for = detached::served(&status);
+    let below = match waits_for {
+        Some(_) => Vec::new(),
+        None => below(&status),
+    };
     if context.out.json {
         return Ok(context.out.json(&Shown {
             status: &status,
             below: &below,
+            waits_for: waits_for.as_ref().map(|found| found.holders.as_slice()),
+            mounted: inside(&status).into_iter().map(tree_path).collect(),
             branches: &branches,
             stats,
         })?);
@@ -103,15 +137,19 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     if args.verbose {
         context.out.page();
     }
-    let mut lines = 0;
-    if paths.is_empty() {
-        lines = print(&status, &branches, context)?;
-    }
+    let lines = match paths.is_empty() {
+        true => print(&status, &branches, waits_for.as_ref(), context)?,
+        false => 0,
+    };
     print_changes(&status, !paths.is_empty(), (args.verbose, lines), context)?;
     if let Some(stats) = &stats {
         stats::print(stats, &mut context.out)?;
     }
     holders::warn(&below, &context.out);
+    if let Some(found) = &waits_for {
+        let (message, hint) = detached::explained(&status, found);
+        context.out.warn(&format!("{message}; {hint}"));
+    }
     Ok(())
 }
 
@@ -131,8 +169,24 @@ fn below(status: &Status) -> Vec<Holder> {
     tree.users(&daemon, holders::QUICK).holders
 }
 
+fn tree_path(path: PathBuf) -> TreePath {
+    TreePath(path.into_os_string().into_vec())
+}
+
+/// The mount points in the tree, relative to its root.
+fn inside(status: &Status) -> Vec<PathBuf> {
+    let table = mounts::all().unwrap_or_default();
+    let mount = mounts::top(&table, &status.mount).filter(|mount| mount.is_ours());
+    mount.map_or_else(Vec::new, |mount| nested::in_mount(&table, mount))
+}
+
 /// What is mounted, and how. Gives the lines that this took.
-fn print(status: &Status, branches: &[BranchInfo], context: &mut Context) -> Outcome<usize> {
+fn print(
+    status: &Status,
+    branches: &[BranchInfo],
+    waits_for: Option<&Found>,
+    context: &mut Context,
+) -> Outcome<usize> {
     let out = &mut context.out;
     let latest = match status.latest {
         Some(latest) => format!(
@@ -142,8 +196,12 @@ fn print(status: &Status, branches: &[BranchInfo], context: &mut Context) -> Out
         None => "no checkpoint yet".into(),
     };
     let daemon = &status.daemon;
+    let how = match waits_for {
+        Some(_) => " (unmounted lazily)",
+        None => "",
+    };
     let mut lines = vec![
-        ("mount", path(&status.mount)),
+        ("mount", path(&status.mount) + how),
         (
             "backing",
             format!(
@@ -166,6 +224,13 @@ fn print(status: &Status, branches: &[BranchInfo], context: &mut Context) -> Out
         ),
         ("history", latest),
     ];
+    let inside = inside(status);
+    if !inside.is_empty() {
+        lines.push((
+            "mounted",
+            format!("{} (not in checkpoints)", nested::named(&inside)),
+        ));
+    }
     if let Some(origin) = &status.origin {
         lines.push(("remote", remote(origin)));
     }
@@ -176,12 +241,7 @@ fn print(status: &Status, branches: &[BranchInfo], context: &mut Context) -> Out
         lines.push(("unmerged", unmerged));
     }
     if status.shared.files > 0 {
-        let (files, bytes) = (status.shared.files, size::human(status.shared.bytes));
-        let shared = format!(
-            "{}, {bytes}, shared with identical files since the mount",
-            count(files, "file")
-        );
-        lines.push(("same", shared));
+        lines.push(("same", same(status)));
     }
     if let Some(absence) = &status.absence {
         lines.push(("absence", changes::absence(absence)));
@@ -190,6 +250,12 @@ fn print(status: &Status, branches: &[BranchInfo], context: &mut Context) -> Out
         out.labelled(label, value)?;
     }
     Ok(lines.len())
+}
+
+fn same(status: &Status) -> String {
+    let (files, bytes) = (status.shared.files, size::human(status.shared.bytes));
+    let files = count(files, "file");
+    format!("{files}, {bytes}, shared with identical files since the mount")
 }
 
 /// What changed since the newest checkpoint, or what of that is below the paths that were asked

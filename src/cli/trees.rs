@@ -1,33 +1,30 @@
 //! The branches of a tree that this process serves: each has a session, a control socket and an end
 //! of its own.
 
+mod served;
+
 use std::collections::HashMap;
-use std::fs::{File, OpenOptions};
-use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use self::served::{Served, Stage, ending};
 use super::answering::{End, start_threads};
-use super::error::{On, hinted, io_error};
+use super::error::On;
 use super::holder::{Before, Link};
-use super::holders::{self, Tree};
-use super::output::escape;
 use super::{daemon, mounts};
-use crate::control::{Answers, SOCKET_NAME};
-use crate::engine::api::{Code, VerbError, VerbResult};
+use crate::control::SOCKET_NAME;
+use crate::engine::api::VerbResult;
 use crate::engine::branches::{BranchTree, Brancher, Ending, Host, beside};
 use crate::engine::request::{NOTE_CONNECTION, Service};
 use crate::engine::{Config, Engine};
 use crate::fuse::Session;
 use crate::store::layout::StoreId;
-use crate::sys::lock::{Condvar, Mutex};
-use crate::sys::{self, Errno, MountPoint, tasks};
-use crate::volumes::facts;
+use crate::sys::lock::Mutex;
+use crate::sys::{self, tasks};
 
 /// How long the end of a branch is waited for, once its mount is gone.
 const END_TIMEOUT: Duration = Duration::from_secs(30);
@@ -80,74 +77,6 @@ pub struct Trees {
     closing: Mutex<Vec<Arc<Served>>>,
 }
 
-/// The engine of a branch, and who answers at its control socket.
-type Parts = (Arc<Engine>, Arc<OnceLock<Answers>>);
-
-/// A branch that is served.
-struct Served {
-    name: String,
-    /// Until somebody ends it.
-    parts: Mutex<Option<Parts>>,
-    mount: PathBuf,
-    /// What ends its connection, if it was found. It was opened while the connection lived: its
-    /// number is given to another mount after that.
-    abort: Option<File>,
-    /// Nobody waits for the end of its engine: [`Host::leave`].
-    left: AtomicBool,
-    stage: Mutex<Stage>,
-    changed: Condvar,
-}
-
-/// How far the end of a branch is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Stage {
-    Served,
-    /// Its connection is gone: nobody has anything of it.
-    Gone,
-    /// Nobody has its store.
-    Ended,
-}
-
-/// What ends a connection when it is written to (Documentation/filesystems/fuse/fuse.rst, "Control
-/// filesystem"). Once the connection is gone a write does nothing.
-fn abort_file(minor: u32) -> Option<File> {
-    let path = format!("/sys/fs/fuse/connections/{minor}/abort");
-    OpenOptions::new().write(true).open(path).ok()
-}
-
-impl Served {
-    /// Ends the connection: every call on it fails with ENOTCONN.
-    fn abort(&self) {
-        let aborted = self
-            .abort
-            .as_ref()
-            .ok_or(Errno::ENOENT)
-            .and_then(|mut abort| Ok(abort.write_all(b"1")?));
-        if let Err(errno) = aborted {
-            tracing::warn!(%errno, mount = %self.mount.display(), "the connection cannot be aborted: it is served until nobody uses it");
-        }
-    }
-
-    /// Whether its end is so far within this time.
-    fn wait(&self, stage: Stage, limit: Duration) -> bool {
-        let until = Instant::now() + limit;
-        let mut at = self.stage.lock();
-        while *at < stage {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return false;
-            }
-            self.changed.wait_for(&mut at, left);
-        }
-        true
-    }
-
-    fn reach(&self, stage: Stage) {
-        *self.stage.lock() = stage;
-        self.changed.notify_all();
-    }
-}
-
 impl Trees {
     /// Has `engine`, which is served with `args`, have branches.
     pub fn serve_branches_of(
@@ -198,13 +127,7 @@ impl Trees {
     /// Why a branch is to end: it is, by another thread. If its mount does not go in time, then
     /// nevertheless.
     fn hear_end(self: &Arc<Trees>, end: &End, served: &Arc<Served>) {
-        let pause = if *end == End::Asked {
-            // Whoever still is in it gets ENOTCONN.
-            served.abort();
-            END_TIMEOUT
-        } else {
-            Duration::ZERO
-        };
+        let pause = served.pause_before(end);
         let (trees, leaving) = (Arc::clone(self), Arc::clone(served));
         if let Err(error) = tasks::once(pause, move || trees.see_out(&leaving)) {
             tracing::warn!(%error, branch = served.name, "it ends in the thread of its session");
@@ -253,41 +176,6 @@ impl Trees {
             .lock()
             .retain(|closing| !Arc::ptr_eq(closing, served));
     }
-
-    /// Takes the mount of a branch away. `false`: it goes once nobody uses it.
-    fn unmount(name: &str, served: &Served, how: Ending) -> VerbResult<bool> {
-        let (at, lazily) = (&served.mount, how != Ending::Unused);
-        let others = match how {
-            Ending::Lazy => Vec::new(),
-            Ending::Unused | Ending::Forced => others(at)?,
-        };
-        if how == Ending::Unused {
-            refuse_used(name, at, &others)?;
-        }
-        match mounts::unmount(at, false) {
-            // Somebody else has unmounted it.
-            Ok(()) | Err(Errno::EINVAL) => {}
-            Err(Errno::EBUSY) if lazily => {
-                if how == Ending::Forced {
-                    served.abort();
-                }
-                mounts::unmount(at, true).map_err(|cause| mounts::unmount_error(at, cause))?;
-                if how == Ending::Lazy {
-                    return Ok(false);
-                }
-            }
-            Err(Errno::EBUSY) => {
-                let message = format!("the branch {name} is in use, at {}", at.display());
-                return Err(hinted(Code::BranchInUse, message, "leave it first"));
-            }
-            Err(cause) => return Err(mounts::unmount_error(at, cause)),
-        }
-        if !others.is_empty() {
-            // It would be served for as long as they are there.
-            served.abort();
-        }
-        Ok(true)
-    }
 }
 
 impl Trees {
@@ -326,15 +214,14 @@ impl Trees {
     }
 
     fn serve_now(&self, name: &str, engine: &Arc<Engine>, fresh: bool) -> VerbResult<()> {
-        let path = &engine.mount_path().to_owned();
-        let args = self.args_of(path);
+        let args = self.args_of(&engine.place().mount());
         let me = self.me.upgrade().ok_or_else(|| ending(name))?;
         Trees::serve_branches_of(engine, &args, self.holding.clone());
         let id = engine.branches().own_id();
         let left = id.zip(self.holding.as_ref());
         let left = left.and_then(|(id, holding)| holding.left.lock().remove(&id));
         if let Some(parent) = self.parent.upgrade() {
-            engine.branches().set_parent(parent.mount_path());
+            engine.branches().set_parent(&parent.place().mount());
         }
         let goes_on = left.is_some();
         let (session, listener, minor) = self.begin(&args, engine, left)?;
@@ -343,15 +230,8 @@ impl Trees {
             Brancher::new(engine).go_on();
         }
         let answers = Arc::default();
-        let served = Arc::new(Served {
-            name: name.to_owned(),
-            parts: Mutex::new(Some((Arc::clone(engine), Arc::clone(&answers)))),
-            mount: path.clone(),
-            abort: minor.and_then(abort_file),
-            left: AtomicBool::new(false),
-            stage: Mutex::new(Stage::Served),
-            changed: Condvar::default(),
-        });
+        let parts = (Arc::clone(engine), Arc::clone(&answers));
+        let served = Arc::new(Served::new(name, parts, minor));
         let (leaving, hears) = (Arc::downgrade(&served), me);
         self.served
             .lock()
@@ -421,19 +301,27 @@ impl Host for Trees {
         });
         Ok(Config {
             base: Some(tree.base),
+            inherits: Some(tree.inherits),
             succession: succession.transpose()?,
             ..daemon::config_of(&args, tree.root)
         })
     }
 
     fn beside(&self, name: &str) -> VerbResult<PathBuf> {
-        beside(&self.args.backing, name)
+        let parent = self.parent.upgrade().ok_or_else(|| ending(name))?;
+        beside(&parent.place().backing(), name)
     }
 
-    fn clear(&self, path: &Path) -> VerbResult<()> {
+    fn clear(&self, name: &str, path: &Path) -> VerbResult<()> {
         let closing = self.closing.lock().clone();
-        for one in closing.iter().filter(|one| one.mount == path) {
+        for one in closing.iter().filter(|one| one.name == name) {
             one.wait(Stage::Ended, END_TIMEOUT);
+        }
+        let served = self.served.lock().get(name).map(Arc::clone);
+        if let Some(served) = served
+            && !served.wait_if_leaving()?
+        {
+            return Ok(());
         }
         mounts::repair_above(path).map(drop)
     }
@@ -452,7 +340,7 @@ impl Host for Trees {
         let Some(served) = self.served.lock().get(name).map(Arc::clone) else {
             return Ok(());
         };
-        if !Trees::unmount(name, &served, how)? || served.wait(Stage::Ended, END_TIMEOUT) {
+        if !served.unmount(how)? || served.wait(Stage::Ended, END_TIMEOUT) {
             Ok(())
         } else {
             Err(ending(name))
@@ -464,7 +352,8 @@ impl Host for Trees {
             return Ok(());
         };
         served.left.store(true, Ordering::SeqCst);
-        let gone = Trees::unmount(name, &served, how)
+        let gone = served
+            .unmount(how)
             .map(|now| !now || served.wait(Stage::Gone, END_TIMEOUT));
         match gone {
             Ok(true) => Ok(()),
@@ -483,54 +372,4 @@ impl Host for Trees {
             next.wait(Stage::Ended, END_TIMEOUT);
         }
     }
-}
-
-/// Where the branch at `at` is mounted besides, as the processes there see it: over the project's
-/// path of a command that runs in it, in a container, or in a copy of our table of mounts.
-fn others(at: &Path) -> VerbResult<Vec<(u32, MountPoint)>> {
-    let table = mounts::all()?;
-    let Some(own) = mounts::top(&table, at) else {
-        return Ok(Vec::new());
-    };
-    let other = |mount: &MountPoint| {
-        mount.dev == own.dev
-            && mount.source == own.source
-            && !table.iter().any(|ours| ours.id == mount.id)
-    };
-    sys::mounts_of_others(own.dev, other).map_err(|cause| io_error("tables of mounts", cause))
-}
-
-/// Nobody has asked for a copy: whoever makes a namespace, as `branch run` does, has one of every
-/// mount.
-///
-/// # Errors
-/// `branch-in-use`: it is mounted at another place too, or somebody has something of a copy open.
-fn refuse_used(name: &str, at: &Path, others: &[(u32, MountPoint)]) -> VerbResult<()> {
-    let used = |by: String| {
-        let message = format!("the branch {name} is in use: {by}");
-        hinted(Code::BranchInUse, message, "stop what is using it first")
-    };
-    let is_use = |(pid, mount): &&(u32, MountPoint)| !facts::is_copy(at, true, *pid, &mount.at);
-    if let Some((pid, mount)) = others.iter().find(is_use) {
-        let place = escape(mount.at.as_os_str().as_bytes());
-        return Err(used(format!("it is mounted at {place} of process {pid}")));
-    }
-    let Some((_, copy)) = others.first() else {
-        return Ok(());
-    };
-    let users = Tree::on_all(copy, others)
-        .users(&[], holders::THOROUGH)
-        .holders;
-    match users.is_empty() {
-        true => Ok(()),
-        false => Err(used(holders::named(users.iter()))),
-    }
-}
-
-fn ending(name: &str) -> VerbError {
-    hinted(
-        Code::DaemonBusy,
-        format!("the branch {name} is still being unmounted"),
-        "something of it may still be open: try again later",
-    )
 }

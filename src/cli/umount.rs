@@ -1,28 +1,33 @@
 //! `ckptfs umount`.
 
 use std::cell::RefCell;
-use std::path::{Path, PathBuf};
+use std::os::fd::OwnedFd;
+use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
 use super::context::Context;
-use super::error::{Outcome, error, hinted};
+use super::error::{On, Outcome, error, hinted};
 use super::holders::{self, Found, Tree, Use};
 use super::locate::Located;
 use super::progress::Spinner;
 use super::tree_path::{beyond_links, normal};
-use super::{locate, mounts};
-use crate::control::Client;
+use super::unanswered::{self, Daemon, is_daemon};
+use super::{brief_use, detached, locate, mounts, nested};
+use crate::control::{Client, STORE_NAME, Store};
 use crate::engine::Keep;
-use crate::engine::api::{Code, Unmount, VerbError, VerbResult, host_path};
+use crate::engine::api::{Code, GetStatus, Status, Unmount, VerbError, VerbResult, host_path};
 use crate::engine::word::{count, word};
 use crate::store::layout::branches::branches_of;
-use crate::store::layout::noted_unkept;
+use crate::store::layout::{noted_unhashed, noted_unkept};
 use crate::sys::{self, MountPoint};
 
 /// How long a daemon may take to put its store in order.
 const END_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Asks a daemon to end.
+const SIGTERM: i32 = 15;
 
 /// How often to see whether somebody else has the filesystem mounted, for whom the daemon goes on.
 /// Many have it for a moment only: whoever makes a table of mounts of its own copies all there are.
@@ -43,6 +48,10 @@ pub struct Args {
     /// Unmount although it is in use; the daemon exits when the last open file is closed
     #[arg(short, long)]
     lazy: bool,
+    /// End the daemon although processes have files open in the mount, or in one that was unmounted
+    /// lazily: they get errors
+    #[arg(short, long, conflicts_with = "lazy")]
+    force: bool,
     /// How much content to save against changes while nothing is mounted: what checkpoints share
     /// with the live files; by default as the setting umount.keep says, or as much as fits in two
     /// seconds
@@ -81,6 +90,9 @@ struct Unmounted<'a> {
     /// show it.
     #[serde(skip_serializing_if = "Option::is_none")]
     not_kept: Option<u64>,
+    /// Versions that have no hash yet: damage to them until the next mount is not found.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    not_hashed: Option<u64>,
     /// A process that has the filesystem mounted elsewhere.
     #[serde(skip_serializing_if = "Option::is_none")]
     mounted_for: Option<u32>,
@@ -100,17 +112,33 @@ enum Ended {
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let cwd = locate::start(context.dir())?;
     let table = mounts::all()?;
-    let (path, mount) = match &args.dir {
-        Some(dir) => (real(&cwd.join(dir)), named(&table, &cwd.join(dir), dir)),
-        None => (cwd.clone(), around(&table, &cwd)),
+    let mount = match &args.dir {
+        Some(dir) => named(&table, &cwd.join(dir), dir),
+        None => around(&table, &cwd),
     };
     let mount = match mount {
         Err(error) if error.code == Code::NotMounted => {
+            let path = args
+                .dir
+                .as_ref()
+                .map_or_else(|| cwd.clone(), |dir| real(&cwd.join(dir)));
             return out_of_sight(&path, &args, context).unwrap_or(Err(error.into()));
         }
         mount => mount?,
     };
     check_on_top(&table, mount)?;
+    if args.force
+        && !unanswered::answers(&mount.at)
+        && let Some(daemon) = Daemon::of(mount)
+        && daemon.end(END_TIMEOUT)?
+    {
+        return tell_ended(&mount.at, context);
+    }
+    if args.force && !mounts::is_dead(&mount.at) {
+        let mut served = locate::served(Some(&mount.at))?;
+        let status = served.client.ask(GetStatus)?;
+        return end_now(&mut served.client, &status, context);
+    }
     // Our own working directory must not be what keeps the mount busy.
     let shell = std::env::current_dir();
     std::env::set_current_dir("/").map_err(|cause| super::error::io_error("/", cause))?;
@@ -140,6 +168,14 @@ fn out_of_sight(path: &Path, args: &Args, context: &mut Context) -> Option<Outco
     let Ok(Located::Served(mut served)) = locate::locate(path.to_owned()) else {
         return None;
     };
+    let status = served.client.ask(GetStatus).ok()?;
+    if let Some(found) = detached::served(&status).filter(|_| served.root == path) {
+        if args.force {
+            return Some(end_now(&mut served.client, &status, context));
+        }
+        let (message, hint) = detached::explained(&status, &found);
+        return Some(Err(hinted(Code::Busy, message, hint).into()));
+    }
     let serves = |mount: &MountPoint| served.root == path && mount.serves(path);
     // Of the other's table of mounts nothing is shown: whoever made the namespace has written it.
     let mount = MountPoint {
@@ -162,12 +198,49 @@ fn out_of_sight(path: &Path, args: &Args, context: &mut Context) -> Option<Outco
     )
 }
 
+/// Ends a daemon, whoever uses what it serves.
+fn end_now(client: &mut Client, status: &Status, context: &mut Context) -> Outcome {
+    let pid = i32::try_from(status.daemon.pid).unwrap_or(0);
+    let tree = client.store().and_then(Store::tree);
+    if !tree.is_some_and(|tree| is_daemon(status.daemon.pid, tree)) {
+        return Err(hinted(
+            Code::Busy,
+            format!("the daemon is not process {pid} here: it runs in another pid namespace"),
+            "end it there, in its container",
+        )
+        .into());
+    }
+    sys::kill(pid, SIGTERM).on(format!("process {pid}"))?;
+    if !client.wait_ended(END_TIMEOUT) {
+        let message = format!("the daemon (pid {pid}) has not exited");
+        return Err(hinted(Code::Busy, message, "see .ckptfs/daemon.log").into());
+    }
+    tell_ended(&status.mount, context)
+}
+
+/// Reports that a mount and its daemon are gone.
+fn tell_ended(at: &Path, context: &mut Context) -> Outcome {
+    if context.out.json {
+        return Ok(context.out.json(&Unmounted {
+            unmounted: at,
+            daemon_ended: true,
+            not_kept: None,
+            not_hashed: None,
+            mounted_for: None,
+        })?);
+    }
+    let at = at.display();
+    context
+        .out
+        .talk(&format!("{at} is unmounted, and its daemon has ended"));
+    Ok(())
+}
+
 /// Says how it went.
 fn tell(mount: &MountPoint, ended: &Ended, context: &mut Context) -> Outcome {
-    let not_kept = if *ended == Ended::All {
-        not_kept(mount)
-    } else {
-        None
+    let (not_kept, not_hashed) = match ended {
+        Ended::All => noted(mount),
+        _ => (None, None),
     };
     if context.out.json {
         let mounted_for = if let Ended::Elsewhere(pid, _) = ended {
@@ -179,6 +252,7 @@ fn tell(mount: &MountPoint, ended: &Ended, context: &mut Context) -> Outcome {
             unmounted: &mount.at,
             daemon_ended: *ended == Ended::All,
             not_kept,
+            not_hashed,
             mounted_for,
         })?);
     }
@@ -197,19 +271,49 @@ fn tell(mount: &MountPoint, ended: &Ended, context: &mut Context) -> Outcome {
             count(files, "file")
         ));
     }
+    if let Some(versions) = not_hashed {
+        context.out.talk(&format!(
+            "{} without a hash: damage to them before the next mount is not detected",
+            count(versions, "version")
+        ));
+    }
     Ok(())
 }
 
-/// Of how many files the daemon has not kept the content, if of any.
-fn not_kept(mount: &MountPoint) -> Option<u64> {
-    let root = sys::open_root(&mount.backing()?).ok()?;
-    noted_unkept(root).filter(|files| *files > 0)
+/// Of how many files the daemon has not kept the content, and how many versions it has not hashed,
+/// if there are any.
+fn noted(mount: &MountPoint) -> (Option<u64>, Option<u64>) {
+    let Some(root) = directory(mount) else {
+        return (None, None);
+    };
+    let some = |count: &u64| *count > 0;
+    (
+        noted_unkept(&root).filter(some),
+        noted_unhashed(&root).filter(some),
+    )
+}
+
+/// The directory that a mount which is gone served: where it was, if it covered it, for a directory
+/// above may have been renamed since.
+fn directory(mount: &MountPoint) -> Option<OwnedFd> {
+    let places = [Some(mount.at.clone()), mount.backing()];
+    let mut roots = places
+        .into_iter()
+        .flatten()
+        .filter_map(|at| sys::open_root(&at).ok());
+    roots.find(|root| sys::stat_at(root, STORE_NAME.as_bytes()).is_ok())
 }
 
 /// The mount of ours that is at `path`, or serves it.
 fn named<'a>(table: &'a [MountPoint], path: &Path, shown: &Path) -> VerbResult<&'a MountPoint> {
+    // A stopped daemon does not answer a look at its mount point.
+    let mount_at = |path: &Path| mounts::top(table, path).filter(|mount| mount.says_ours());
+    let is_plain = path.components().all(|part| part != Component::ParentDir);
+    if let Some(mount) = mount_at(path).filter(|_| is_plain) {
+        return Ok(mount);
+    }
     let path = real(path);
-    if let Some(mount) = mounts::top(table, &path).filter(|mount| mount.says_ours()) {
+    if let Some(mount) = mount_at(&path) {
         return Ok(mount);
     }
     if let Some(mount) = table.iter().rev().find(|mount| mount.serves(&path)) {
@@ -277,9 +381,15 @@ fn take_away(
     keep: Option<Keep>,
     warn: &dyn Fn(&str),
 ) -> VerbResult<Ended> {
-    let ended = take_top(mount, lazy, keep, warn)?;
+    let nested = (!lazy && mount.is_ours() && !mounts::is_dead(&mount.at))
+        .then(|| nested::take_away(mount))
+        .transpose()?;
+    let ended = take_top(mount, lazy, keep, warn);
+    if ended.is_err() {
+        nested.into_iter().for_each(nested::Taken::put_back);
+    }
     mounts::repair(&mount.at)?;
-    Ok(ended)
+    ended
 }
 
 fn take_top(
@@ -302,8 +412,7 @@ fn take_top(
     }
     if mounts::is_dead(at) {
         mounts::repair(at)?;
-        let backing = mount.backing().unwrap_or_else(|| at.clone());
-        return repair_branches(backing).map(|()| Ended::All);
+        return repair_branches(directory(mount)).map(|()| Ended::All);
     }
     let client = match locate::locate(at.clone()) {
         Ok(Located::Served(served)) if served.root == *at => Some(served.client),
@@ -313,11 +422,17 @@ fn take_top(
         // Nobody to ask: a daemon that does not listen.
         return unasked();
     };
-    match client.ask(Unmount {
+    let unmount = Unmount {
         lazy,
         leave: false,
         keep,
-    }) {
+    };
+    // Shells that this was called from stay, and are no reason to wait.
+    let brief = || {
+        let found = users(mount);
+        (!only_ours(&found)).then_some(found.holders)
+    };
+    match brief_use::outlast(Code::Busy, brief, || client.ask(unmount)) {
         Ok(()) => wait(&mut client, mount, lazy),
         Err(error) if error.code == Code::Busy && !lazy && only_ours(&users(mount)) => {
             client.ask(Unmount {
@@ -337,17 +452,19 @@ fn take_top(
 }
 
 /// Takes away the mounts of branches that have died with the daemon of the tree in `root`.
-fn repair_branches(root: PathBuf) -> VerbResult<()> {
-    let mut open = vec![root];
+fn repair_branches(root: Option<OwnedFd>) -> VerbResult<()> {
+    let mut open = Vec::from_iter(root);
     while let Some(root) = open.pop() {
-        let registered = sys::open_root(&root).map(branches_of);
         // What cannot be read the next mount tells of.
-        let Ok(Ok((there, _))) = registered else {
+        let Ok((there, _)) = branches_of(&root) else {
             continue;
         };
+        let beside = sys::path_of(&root).ok();
         for branch in there.entries {
-            if mounts::repair(&branch.path)? > 0 {
-                open.push(branch.path);
+            for at in branch.places(beside.as_deref()) {
+                if mounts::repair(&at)? > 0 {
+                    open.extend(sys::open_root(&at));
+                }
             }
         }
     }

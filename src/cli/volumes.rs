@@ -164,17 +164,36 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let root = args.root;
     match args.what {
         What::Serve(serve) => drive(Driver { serve, root }, context),
+        // To look for something makes no pool.
+        What::Ls { .. } if !is_pool(&root) => Ok(context.out.answer(&[(); 0], |_| Ok(()))?),
         What::Ls { trash: false } => list(&pool(&root)?, context),
         What::Ls { trash: true } => list_trash(&pool(&root)?, context),
-        What::Recover { name } => recover(&pool(&root)?, &name, context),
-        What::Purge { name } => purge(&pool(&root)?, &name, context),
+        What::Recover { name } => recover(&made(&root)?, &name, context),
+        What::Purge { name } => purge(&made(&root)?, &name, context),
         What::Create { name, options } => create(&pool(&root)?, &name, &options, context),
-        What::Rm { name, dry_run, yes } => remove(&pool(&root)?, &name, dry_run, yes, context),
-        What::Inspect { name } => inspect(&pool(&root)?, &name, context),
+        What::Rm { name, dry_run, yes } => remove(&made(&root)?, &name, dry_run, yes, context),
+        What::Inspect { name } => inspect(&made(&root)?, &name, context),
     }
 }
 
-/// The pool, which a driver or `create` has made before.
+/// Whether a driver or `create` has made a pool there.
+fn is_pool(root: &Path) -> bool {
+    root.join("meta").is_dir()
+}
+
+/// The pool, if there is one.
+fn made(root: &Path) -> VerbResult<Pool> {
+    if !is_pool(root) {
+        return Err(hinted(
+            Code::NotFound,
+            format!("there are no volumes in {}", root.display()),
+            format!("{ROOT_VARIABLE} names another pool"),
+        ));
+    }
+    pool(root)
+}
+
+/// The pool; it is made if there is none.
 fn pool(root: &Path) -> VerbResult<Pool> {
     Pool::open(root, None, Arc::new(Lent { remotes: None }))
 }
@@ -348,15 +367,7 @@ pub fn with(
         .into());
     }
     let root = std::env::var_os(ROOT_VARIABLE).map_or_else(|| PathBuf::from(ROOT), PathBuf::from);
-    if !root.is_dir() {
-        return Err(hinted(
-            Code::NotFound,
-            format!("there are no volumes in {}", root.display()),
-            format!("{ROOT_VARIABLE} names another pool"),
-        )
-        .into());
-    }
-    let pool = pool(&root)?;
+    let pool = made(&root)?;
     pool.registry().get(&named.volume)?;
     pool.mounts().during(&named.volume, &named.volume, |point| {
         context.dir = Some(point);

@@ -11,9 +11,10 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::SOCKET_NAME;
-use super::place::Store;
+use super::place::{Store, is_same};
 use super::protocol::{ANSWER_BYTES_MAX, Call, PROTOCOL, decode_answer, encode, receive_up_to};
 use crate::engine::api::{Cancel, Code, VerbError, VerbResult};
+use crate::engine::open_store::OpenStore;
 use crate::engine::verb::Verb;
 use crate::sys::{self, host};
 
@@ -80,6 +81,24 @@ impl Client {
     /// One more connection to the same daemon, or to the one that took over from it.
     pub fn again(&self) -> Option<Client> {
         Client::of(self.store.as_ref()?).ok()
+    }
+
+    /// A descriptor with which files in the store can be changed; the link of the mount, through
+    /// which it may have been found, leads to it read-only.
+    ///
+    /// # Errors
+    /// `protocol`: the daemon gave another one. Those of asking.
+    pub fn open_store(&mut self) -> VerbResult<OwnedFd> {
+        let (_, mut fds) = self.ask_with_files(OpenStore)?;
+        let is_it = |fd: &OwnedFd| {
+            let known = self.store.as_ref();
+            known.is_some_and(|known| is_same(&known.dir, fd).unwrap_or(false))
+        };
+        fds.pop().filter(is_it).ok_or_else(|| VerbError {
+            code: Code::Protocol,
+            message: "the daemon opened another directory than the store that it serves".into(),
+            hint: None,
+        })
     }
 
     /// The store.

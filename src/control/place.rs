@@ -152,6 +152,11 @@ impl Store {
         &self.dir
     }
 
+    /// Which tree it is of, as the source of its mount names it, if that is known.
+    pub fn tree(&self) -> Option<&str> {
+        self.tree.as_deref()
+    }
+
     /// It was found through the mount that shows it.
     pub fn is_mounted(&self) -> bool {
         self.mounted

@@ -89,9 +89,7 @@ fn status(count: usize) -> Status {
             pid: 1,
             started: "2026-11-21T09:00:00Z".into(),
             version: "0".into(),
-            holder: None,
-            takeovers: 0,
-            taken_over: None,
+            ..DaemonInfo::default()
         },
         epoch: 2,
         latest: Some(CheckpointId(1)),
@@ -126,6 +124,7 @@ fn stats() -> Stats {
             bytes: 1 << 50,
             read: 1 << 40,
         },
+        upkeep: UpkeepInfo::default(),
     }
 }
 
@@ -235,9 +234,10 @@ fn restored(count: usize, dry_run: bool) -> Restored {
         restored: CheckpointId(1),
         guard: None,
         changes: changes(count),
-        unknown: Vec::new(),
-        split: Vec::new(),
-        dropped: Vec::new(),
+        unknown: vec![],
+        mounted: vec![],
+        split: vec![],
+        dropped: vec![],
         dry_run,
         duration_us: 5,
     }

@@ -52,8 +52,11 @@ impl Identity for Service {
         }))
     }
 
-    async fn probe(&self, _: Request<ProbeRequest>) -> Result<Response<ProbeResponse>, Status> {
-        self.work("Probe", |driver| {
+    async fn probe(
+        &self,
+        request: Request<ProbeRequest>,
+    ) -> Result<Response<ProbeResponse>, Status> {
+        self.work("Probe", request, |driver, _| {
             let ready = driver.pool.registry().root().join("meta").is_dir();
             if ready {
                 Ok(ProbeResponse { ready: Some(true) })

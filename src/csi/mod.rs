@@ -32,8 +32,7 @@ macro_rules! calls {
                 &self,
                 request: Request<$request>,
             ) -> Result<Response<$response>, Status> {
-                let work = move |driver: &Driver| $work(driver, &request.into_inner());
-                self.work(stringify!($call), work).await
+                self.work(stringify!($call), request, $work).await
             })*
 
             $($other)*

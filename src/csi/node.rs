@@ -26,7 +26,6 @@ use crate::engine::api;
 use crate::engine::api::VerbError;
 use crate::sys::{self, FsInfo, host};
 use crate::volumes::bind::{self, There};
-use crate::volumes::name::Named;
 use crate::volumes::{Place, Record};
 
 /// What is declared.
@@ -36,14 +35,6 @@ const CAPABILITIES: [Rpc; 4] = [
     Rpc::ExpandVolume,
     Rpc::SingleNodeMultiWriter,
 ];
-
-/// A staged volume is used in the pool under this name.
-fn use_of(staging: &Path) -> String {
-    format!(
-        "csi-{}",
-        blake3::hash(staging.as_os_str().as_encoded_bytes()).to_hex()
-    )
-}
 
 impl Driver {
     /// A volume that there is for whoever asks.
@@ -70,13 +61,12 @@ impl Driver {
         self.pool.registry().place(record).map_err(Status::from)
     }
 
-    /// The volume of an id, and its place, if there is one, retired or not: what has to be ended is
-    /// ended.
-    fn any_place(&self, id: &str) -> Result<Option<Place>, Status> {
+    /// Whether there is a volume of this id, retired or not: what has to be ended is ended.
+    fn is_known(&self, id: &str) -> Result<bool, Status> {
         match self.pool.registry().get(id) {
-            Ok(record) => self.place_of(&record).map(Some),
+            Ok(_) => Ok(true),
             Err(error) if [api::Code::NoSuchVolume, api::Code::BadName].contains(&error.code) => {
-                Ok(None)
+                Ok(false)
             }
             Err(error) => Err(error.into()),
         }
@@ -86,12 +76,9 @@ impl Driver {
         let id = required("volume_id", &request.volume_id)?;
         let staging = path("staging_target_path", &request.staging_target_path)?;
         wanted::shown(request.volume_capability.as_ref())?;
-        let record = self.volume(id)?;
-        let (place, named) = (self.place_of(&record)?, Named::whole(id));
+        self.volume(id)?;
         let done = self.pool.registry().alone(&at(&staging), || {
-            let staging = bind::real(&staging)?;
-            self.pool.mounts().mount(&named, &use_of(&staging), None)?;
-            bind::bind(&place, &staging, record.parsed()?.readonly, &[])
+            self.pool.mounts().stage(id, &bind::real(&staging)?)
         });
         done.map(|()| NodeStageVolumeResponse {})
             .map_err(Status::from)
@@ -103,26 +90,17 @@ impl Driver {
     ) -> Result<NodeUnstageVolumeResponse, Status> {
         let id = required("volume_id", &request.volume_id)?;
         let staging = path("staging_target_path", &request.staging_target_path)?;
-        let Some(place) = self.any_place(id)? else {
+        if !self.is_known(id)? {
             return Ok(NodeUnstageVolumeResponse {});
-        };
-        let done = self
-            .pool
-            .registry()
-            .alone(&at(&staging), || match bind::real(&staging) {
+        }
+        let done = self.pool.registry().alone(&at(&staging), || {
+            let real = match bind::real(&staging) {
                 // Its directory is gone.
-                Err(error) if error.code == api::Code::NotFound => self
-                    .pool
-                    .mounts()
-                    .unmount(&Named::whole(id), &use_of(&staging)),
-                Err(error) => Err(error),
-                Ok(staging) => {
-                    bind::unbind(&place, &staging)?;
-                    self.pool
-                        .mounts()
-                        .unmount(&Named::whole(id), &use_of(&staging))
-                }
-            });
+                Err(error) if error.code == api::Code::NotFound => staging.clone(),
+                real => real?,
+            };
+            self.pool.mounts().unstage(id, &real)
+        });
         done.map(|()| NodeUnstageVolumeResponse {})
             .map_err(Status::from)
     }
@@ -162,7 +140,7 @@ impl Driver {
                 ));
             }
             let flags: Vec<&str> = shown.flags.iter().map(String::as_str).collect();
-            bind::bind(&place, &target, read_only, &flags)
+            self.pool.mounts().show(id, &target, read_only, &flags)
         });
         done.map(|()| NodePublishVolumeResponse {})
             .map_err(|error| match error.code {
@@ -177,20 +155,18 @@ impl Driver {
     ) -> Result<NodeUnpublishVolumeResponse, Status> {
         let id = required("volume_id", &request.volume_id)?;
         let target = path("target_path", &request.target_path)?;
-        let place = self.any_place(id)?;
+        if !self.is_known(id)? {
+            return Ok(NodeUnpublishVolumeResponse {});
+        }
         let done = self.pool.registry().alone(&format!("publish {id}"), || {
-            match (bind::real(&target), &place) {
-                (Err(error), _) if error.code == api::Code::NotFound => Ok(()),
-                (Err(error), _) => Err(error),
-                (Ok(target), Some(place)) => {
-                    bind::unbind(place, &target)?;
-                    bind::remove_target(&target)?;
+            match bind::real(&target) {
+                Err(error) if error.code == api::Code::NotFound => Ok(()),
+                Err(error) => Err(error),
+                Ok(target) => {
                     // If it was unstaged before, this was what has kept it mounted.
-                    self.pool
-                        .mounts()
-                        .unmount(&Named::whole(id), &use_of(&target))
+                    self.pool.mounts().unstage(id, &target)?;
+                    bind::remove_target(&target)
                 }
-                (Ok(_), None) => Ok(()),
             }
         });
         done.map(|()| NodeUnpublishVolumeResponse {})

@@ -3,9 +3,12 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use tokio::net::UnixStream;
+use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
-use tonic::{Response, Status};
+use tonic::transport::server::Connected;
+use tonic::{Request, Response, Status};
 
 use super::proto::controller_server::ControllerServer;
 use super::proto::identity_server::IdentityServer;
@@ -13,7 +16,9 @@ use super::proto::node_server::NodeServer;
 use crate::engine::api;
 use crate::engine::api::{VerbError, VerbResult};
 use crate::volumes::Pool;
+use crate::volumes::http::CONNECTIONS_MAX;
 use crate::volumes::serve::drive;
+use crate::volumes::timed::{Connections, Timed, Turn};
 
 /// Calls that are worked off at once; the others wait.
 const CALLS_MAX: usize = 64;
@@ -42,13 +47,15 @@ pub struct Service(Arc<Driver>);
 
 impl Service {
     /// Works off a call in a thread that may wait.
-    pub async fn work<T: Send + 'static>(
+    pub async fn work<Q: Send + 'static, T: Send + 'static>(
         &self,
         call: &'static str,
-        work: impl FnOnce(&Driver) -> Result<T, Status> + Send + 'static,
+        request: Request<Q>,
+        work: impl FnOnce(&Driver, &Q) -> Result<T, Status> + Send + 'static,
     ) -> Result<Response<T>, Status> {
-        let driver = Arc::clone(&self.0);
-        let done = tokio::task::spawn_blocking(move || work(&driver)).await;
+        let _answering = request.extensions().get::<Turn>().map(Turn::answering);
+        let (driver, request) = (Arc::clone(&self.0), request.into_inner());
+        let done = tokio::task::spawn_blocking(move || work(&driver, &request)).await;
         let done = done.unwrap_or_else(|_| {
             Err(Status::internal(
                 "the driver failed internally; see its log",
@@ -69,6 +76,15 @@ impl Service {
     }
 }
 
+/// Calls find the state of their connection.
+impl Connected for Timed<UnixStream> {
+    type ConnectInfo = Turn;
+
+    fn connect_info(&self) -> Turn {
+        self.turn().clone()
+    }
+}
+
 /// Serves until a signal ends it. What is staged stays.
 ///
 /// # Errors
@@ -83,13 +99,16 @@ pub fn serve(pool: Pool, config: &Config, told: impl FnOnce()) -> VerbResult<()>
         &config.socket,
         CALLS_MAX,
         async move |listener, ended| {
+            let mut connections = Connections::new(CONNECTIONS_MAX);
+            let incoming = UnixListenerStream::new(listener).filter_map(move |accepted| {
+                let place = |stream| Some(Timed::new(stream, connections.place()?, None));
+                accepted.map(place).transpose()
+            });
             let server = Server::builder()
                 .add_service(IdentityServer::new(service.clone()))
                 .add_service(ControllerServer::new(service.clone()))
                 .add_service(NodeServer::new(service))
-                .serve_with_incoming_shutdown(UnixListenerStream::new(listener), async {
-                    drop(ended.await)
-                });
+                .serve_with_incoming_shutdown(incoming, async { drop(ended.await) });
             told();
             server.await.map_err(|cause| VerbError {
                 code: api::Code::Io,

@@ -295,6 +295,9 @@ impl Absences {
         }
         if let Err(errno) = self.close_left(left_ns, held, None) {
             tracing::error!(%errno, "what was changed while nothing was mounted may come to look as if it had been so before");
+        } else if !self.serving.config.auto.absence {
+            // Only the end of the epoch is needed, which stays when the checkpoint is freed.
+            self.take_back_left();
         }
     }
 

@@ -6,7 +6,10 @@ use serde::{Deserialize, Serialize};
 use crate::store::ids::CheckpointId;
 use crate::store::record::{Actor, Kept, Reason};
 
-pub use self::status::{AbsenceInfo, DaemonInfo, OriginInfo, SealerInfo, Stats, Status};
+pub use self::status::{
+    AbsenceInfo, DaemonInfo, MeasuredInfo, OriginInfo, PushInfo, SealerInfo, Stats, Status,
+    UpkeepInfo,
+};
 pub use self::tree_path::{TreePath, host_path, is_among};
 pub use super::branches::radar::{Clash, Conflict, ListConflicts, Touch, WatchConflicts, Watched};
 pub use super::branches::verbs::{
@@ -23,9 +26,11 @@ pub use super::merge::{
     MergeVersion, MergeVersions, Merged, UpdateBranch,
 };
 pub use super::retention::{Retention, Rule};
+pub use super::room::NotePush;
 pub use super::tiers::Tier;
 pub use super::undo::{OperationInfo, OperationKind, UndoOptions, UndoWalk, Undone, UndoneStep};
 pub use super::unmount::Unmount;
+pub use super::upkeep::push_pin;
 #[cfg(debug_assertions)]
 pub use super::verbs::Fault;
 pub use super::verbs::{
@@ -427,6 +432,10 @@ pub struct Restored {
     /// all below them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dropped: Vec<TreePath>,
+    /// Mount points, and directories on the way to one, that the checkpoint has elsewhere or not at
+    /// all, or whose content it has otherwise: they stay as they are, with all below them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mounted: Vec<TreePath>,
     /// Paths that were one file with others that were not to be restored, and are files of their
     /// own now.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -470,6 +479,10 @@ pub struct Verified {
     pub unhashed: u64,
     /// What is wrong.
     pub findings: Vec<Damage>,
+    /// Files that were changed behind our back, and count as unchanged: by size and time of
+    /// modification they are. Looked for where all of the tree is, or a checkpoint.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub accepted: Vec<TreePath>,
     /// What is in a remote alone, in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub elsewhere: Option<String>,

@@ -43,6 +43,10 @@ fn read(journal: &Journal) -> StoreResult<Vec<AuditEvent>> {
         let (at_ns, actor) = by
             .take()
             .map_or((None, None), |(at_ns, actor)| (Some(at_ns), Some(actor)));
+        // The daemon hides a mark until its burst is confirmed, on nobody's request.
+        if actor.is_none() && matches!(record, Record::Hidden { .. }) {
+            continue;
+        }
         if let Some(event) = event(record, at_ns) {
             events.push(AuditEvent { by: actor, ..event });
         }

@@ -21,8 +21,8 @@ use crate::history::state::State;
 use crate::live::Live;
 use crate::store::ids::CheckpointId;
 use crate::store::record::{Actor, Reason, Trigger};
-use crate::sys;
 use crate::sys::lock::Mutex;
+use crate::sys::{self, SysResult};
 
 /// Nothing is to be done: it sleeps until it is woken, and looks at the clock nevertheless once in a
 /// while.
@@ -46,6 +46,9 @@ struct Seen {
 
 /// Begins, if there is anything to do.
 pub(super) fn start(automatic: &Arc<Automatic>) -> std::io::Result<()> {
+    if let Err(errno) = automatic.resume_marks() {
+        tracing::warn!(%errno, "marks of the daemon before stay undecided");
+    }
     let nothing = AutoConfig {
         absence: automatic.serving.config.auto.absence,
         ..AutoConfig::default()
@@ -123,16 +126,26 @@ impl Automatic {
         next.unwrap_or(ASLEEP)
     }
 
-    /// A mark that somebody has given a name to is theirs.
-    fn take_back_mark(&self, id: CheckpointId) {
-        let ours = self
-            .timeline()
-            .catalogue
-            .checkpoint(id)
-            .is_some_and(|mark| mark.tags.is_empty() && mark.reason.is_auto());
-        if !ours {
-            return;
+    /// Hands the marks that the daemon before left undecided to the tripwire, or frees them where
+    /// there is none. A hidden mark of which an operation says that it was deleted is decided.
+    fn resume_marks(&self) -> SysResult<()> {
+        let mut left = self.timeline().catalogue.hidden();
+        left.retain(|kept| kept.reason.is_mark());
+        let Some(oldest_ns) = left.iter().map(|kept| kept.created_ns).min() else {
+            return Ok(());
+        };
+        let deleted = self.timeline().operations.deleted_since(oldest_ns)?;
+        let left = left.into_iter().map(|kept| kept.id);
+        let left: Vec<_> = left.filter(|id| !deleted.contains(id)).collect();
+        match &self.tripwire {
+            Some(tripwire) => tripwire.resume(left, Instant::now()),
+            None => left.into_iter().for_each(|id| self.take_back_mark(id)),
         }
+        Ok(())
+    }
+
+    /// Frees a mark that no burst followed.
+    fn take_back_mark(&self, id: CheckpointId) {
         match self.checkpoints.free_checkpoint(&daemon(), id) {
             Ok(_) => tracing::debug!(%id, "no burst followed: the mark is taken back"),
             // Another deletion was quicker.
@@ -141,7 +154,13 @@ impl Automatic {
                 tracing::warn!(%error.message, %id, "a mark that no burst followed stays")
             }
         }
-        self.snapdir.snapdir_changed();
+    }
+
+    /// Nothing has changed since the newest checkpoint, and that is visible and stays.
+    pub(super) fn is_kept(&self) -> bool {
+        let (epochs, catalogue) = (&self.timeline().epochs, &self.timeline().catalogue);
+        let newest = catalogue.last();
+        epochs.dirty() == 0 && newest.is_some() && newest == catalogue.newest_stored()
     }
 
     fn interval_round(&self, every: Duration) -> Duration {
@@ -191,7 +210,7 @@ impl Automatic {
     /// Makes a checkpoint, if something differs from the last one. `false`: it failed, and is to be
     /// tried again.
     fn make_automatic(&self, trigger: Trigger) -> bool {
-        if self.timeline().epochs.dirty() == 0 && self.timeline().catalogue.last().is_some() {
+        if self.is_kept() {
             return true;
         }
         if let Some(last) = self.timeline().catalogue.last() {

@@ -29,7 +29,7 @@ const CALLER: Caller = Caller {
 };
 
 /// A served directory, as its owner uses it.
-struct Tree(Arc<Engine>);
+pub(super) struct Tree(pub(super) Arc<Engine>);
 
 /// What is at a path: kind, number, permissions, content or target, extended attributes.
 type Seen = (Kind, u64, u32, Vec<u8>, Vec<Vec<u8>>);
@@ -38,7 +38,7 @@ type Seen = (Kind, u64, u32, Vec<u8>, Vec<Vec<u8>>);
 type Unnumbered = (Kind, u32, Vec<u8>, Vec<Vec<u8>>);
 
 impl Tree {
-    fn open(dir: &Path, base: Option<(&Tree, u64)>) -> Tree {
+    pub(super) fn open(dir: &Path, base: Option<(&Tree, u64)>) -> Tree {
         let root = crate::sys::open_root(dir).expect("a directory");
         let config = Config {
             base: base.map(|(tree, id)| tree.0.as_base(CheckpointId(id))),
@@ -49,7 +49,7 @@ impl Tree {
         Tree(engine)
     }
 
-    fn by() -> Requester {
+    pub(super) fn by() -> Requester {
         Requester::from(Actor {
             uid: 0,
             gid: 0,
@@ -58,7 +58,7 @@ impl Tree {
         })
     }
 
-    fn checkpoint(&self) -> u64 {
+    pub(super) fn checkpoint(&self) -> u64 {
         let options = CheckpointOptions::default();
         let made = super::verb::Verb::run(options, &self.0, &Tree::by());
         made.expect("a checkpoint").id.0
@@ -89,7 +89,7 @@ impl Tree {
         Ok((self.node(dir)?, name.as_bytes()))
     }
 
-    fn create(&self, path: &str, data: &str) -> SysResult<()> {
+    pub(super) fn create(&self, path: &str, data: &str) -> SysResult<()> {
         let (dir, name) = self.place(path)?;
         let flags = RDWR;
         let (entry, opened) = self.0.create(CALLER, dir, name, 0o644, 0o022, flags)?;
@@ -110,7 +110,7 @@ impl Tree {
         self.0.make(CALLER, dir, name, new).map(drop)
     }
 
-    fn write(&self, path: &str, at: u64, data: &str) -> SysResult<()> {
+    pub(super) fn write(&self, path: &str, at: u64, data: &str) -> SysResult<()> {
         let node = self.node(path)?;
         let opened = self.0.open(CALLER, node, RDWR)?;
         self.0

@@ -22,6 +22,7 @@ use crate::store::index::{Doubt, Index};
 use crate::store::journal::Journal;
 use crate::store::layers::Layers;
 use crate::store::layout::{Layout, has_origin};
+use crate::store::record::ObjectHash;
 use crate::store::{Store, StoreError, check_end, may_lack_index};
 
 /// What [`StoreCheck::repair`] says of an index that it has made.
@@ -103,6 +104,7 @@ fn tell(run: u64, check: &mut Check) -> Verified {
         bytes: check.totals.bytes,
         unhashed: check.totals.unhashed,
         findings: told.iter().map(damage).collect(),
+        accepted: Vec::new(),
         elsewhere: None,
     }
 }
@@ -150,13 +152,54 @@ impl Verifier {
                 check.findings.truncate(known);
             }
         }
+        check.totals.unhashed -= self.record(std::mem::take(&mut check.hashed));
         let told = tell(0, &mut check);
         let run = if told.finished {
             options.run.unwrap_or(0)
         } else {
             self.checks.put(options.run, check)
         };
-        Ok(Verified { run, ..told })
+        let accepted = match told.finished {
+            true => self.accepted(options)?,
+            false => Vec::new(),
+        };
+        Ok(Verified {
+            run,
+            accepted,
+            ..told
+        })
+    }
+
+    /// What was accepted by its size and time, as far as it was looked for.
+    fn accepted(&self, options: &VerifyOptions) -> VerbResult<Vec<TreePath>> {
+        let id = match &options.state {
+            Some(state) => Some(self.states.checkpoint_id(state)?),
+            None if options.deep => self.timeline().catalogue.last(),
+            None => None,
+        };
+        let accepted = id.map(|id| self.timeline().losses.accepted(id));
+        let accepted = accepted.unwrap_or_default().into_iter();
+        Ok(accepted.map(TreePath).collect())
+    }
+
+    /// Records hashes of versions that had none, so that later damage is found; returns their
+    /// number. Those of the open epoch are left to the sealer: its captures can still be taken back.
+    fn record(&self, mut hashed: Vec<ObjectHash>) -> u64 {
+        let open = self.timeline().epochs.epoch();
+        hashed.retain(|hashed| hashed.object.epoch < open);
+        hashed.sort_by_key(|hashed| hashed.object.epoch);
+        let mut recorded = 0;
+        for of_epoch in hashed.chunk_by(|a, b| a.object.epoch == b.object.epoch) {
+            let Some(epoch) = of_epoch.first().map(|hashed| hashed.object.epoch) else {
+                continue;
+            };
+            let added = self.timeline().contents.add_hashes(epoch, of_epoch, false);
+            match added {
+                Ok(()) => recorded += of_epoch.len() as u64,
+                Err(errno) => tracing::warn!(%errno, "hashes are not recorded"),
+            }
+        }
+        recorded
     }
 
     /// What checkpoints cannot show because it was changed behind our back. Where nobody was asked

@@ -189,7 +189,7 @@ impl Checkpoints {
         ];
         around(
             self.hooks.as_ref(),
-            &self.serving.config.mount,
+            &self.serving,
             by,
             ("checkpoint", variables),
             || self.make_checkpoint(by, options, reason),

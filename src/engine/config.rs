@@ -8,10 +8,12 @@ use std::time::Duration;
 use super::api::VerbResult;
 use super::error;
 use super::origin::ServedOrigin;
+use super::serving::Serving;
 use super::succession::Succession;
 use crate::history::base::Base;
 pub use crate::live::HashMode;
 use crate::store::Store;
+use crate::store::layout::snapdir::{SNAPDIR, noted_snapdir};
 use crate::sys::{self, Errno};
 
 /// Who does reads and writes of live files.
@@ -45,6 +47,8 @@ pub struct Config {
     pub strict_writes: bool,
     /// `.snapshots` is listed in the root directory (`--snapdir=visible`).
     pub snapdir_visible: bool,
+    /// A new name for it (`--snapdir-name`).
+    pub snapdir_name: Option<String>,
     /// `.snapshots` has each checkpoint by its time too (`--snapdir-names=gmt`).
     pub snapdir_times: bool,
     /// Who takes over if this process dies, and from whom it takes over itself; `None`: nobody.
@@ -61,6 +65,8 @@ pub struct Config {
     pub before_unmount: Option<fn()>,
     /// What the tree began as, if it is a branch.
     pub base: Option<Arc<Base>>,
+    /// The parent's settings, if it is a branch.
+    pub inherits: Option<Inherits>,
     /// Where its content is, if that is elsewhere.
     pub origin: Option<ServedOrigin>,
 }
@@ -77,6 +83,7 @@ impl Config {
             io_for_all: false,
             strict_writes: false,
             snapdir_visible: false,
+            snapdir_name: None,
             snapdir_times: false,
             succession: None,
             seal: HashMode::Off,
@@ -85,6 +92,7 @@ impl Config {
             hooks: None,
             before_unmount: None,
             base: None,
+            inherits: None,
             origin: None,
         }
     }
@@ -121,6 +129,15 @@ pub struct HooksConfig {
     pub timeout: Duration,
 }
 
+/// The settings that a branch inherits from its parent.
+pub struct Inherits(pub(super) Arc<Serving>);
+
+impl std::fmt::Debug for Inherits {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Inherits")
+    }
+}
+
 /// What [`Config`] said, for as long as the tree is served.
 pub(super) struct Served {
     pub(super) backing: PathBuf,
@@ -130,6 +147,7 @@ pub(super) struct Served {
     pub(super) io_for_all: bool,
     pub(super) strict_writes: bool,
     pub(super) snapdir_visible: bool,
+    pub(super) snapdir_name: String,
     pub(super) snapdir_times: bool,
     pub(super) seal: HashMode,
     pub(super) snapdir_mode: Option<u32>,
@@ -138,7 +156,11 @@ pub(super) struct Served {
 }
 
 impl Served {
-    pub(super) fn new(config: &Config, reflink: bool, exact_times: bool) -> VerbResult<Served> {
+    pub(super) fn new(
+        config: &Config,
+        store: &Store,
+        (reflink, exact_times): (bool, bool),
+    ) -> VerbResult<Served> {
         let filesystem = sys::statfs_fd(&config.root)
             .map(|info| sys::fs_name(info.fs_type))
             .unwrap_or("unknown");
@@ -161,6 +183,11 @@ impl Served {
                 "use --io auto or --io daemon",
             ));
         }
+        // A branch uses its parent's name.
+        let of_parent = config.inherits.as_ref();
+        let of_parent = of_parent.map(|parent| parent.0.config.snapdir_name.clone());
+        let noted = || noted_snapdir(store.layout.dir());
+        let name = of_parent.or(config.snapdir_name.clone()).or_else(noted);
         Ok(Served {
             backing: config.backing.clone(),
             mount: config.mount.clone(),
@@ -169,6 +196,7 @@ impl Served {
             io_for_all: config.io_for_all,
             strict_writes: config.strict_writes,
             snapdir_visible: config.snapdir_visible,
+            snapdir_name: name.unwrap_or_else(|| SNAPDIR.to_owned()),
             snapdir_times: config.snapdir_times,
             seal: config.seal,
             snapdir_mode: config.snapdir_mode,

@@ -41,12 +41,8 @@ pub(super) const ZFS_LINK: NodeId = NodeId(CONTROL | 4);
 pub(super) const ZFS_NAME: &[u8] = b".zfs";
 /// The name in it.
 pub(super) const ZFS_LINK_NAME: &[u8] = b"snapshot";
-/// Where that leads.
-const ZFS_LINK_TARGET: &[u8] = b"../.snapshots";
 /// Name of the directory of branches, where the tree has nothing else of that name.
 pub(super) const BRANCHES_NAME: &[u8] = b".branches";
-/// Name of the snapshot directory.
-pub(super) const SNAPDIR_NAME: &[u8] = b".snapshots";
 /// Name of the store.
 pub(super) const STORE_NAME: &[u8] = b".ckptfs";
 
@@ -82,11 +78,6 @@ impl Links {
             }
         }
     }
-}
-
-/// Whether a name in the root directory is ours.
-pub(super) fn is_reserved(parent: NodeId, name: &[u8]) -> bool {
-    parent == NodeId(Slot::ROOT.0) && (name == SNAPDIR_NAME || name == STORE_NAME)
 }
 
 /// The number of a link in `.snapshots`. The kernel remembers where a link leads for as long as it
@@ -217,7 +208,7 @@ impl Snapdir {
             return Ok(format!(
                 "/proc/{}/fd/{}",
                 std::process::id(),
-                self.serving.store_dir.as_raw_fd()
+                self.serving.store_target().as_raw_fd()
             )
             .into_bytes());
         }
@@ -225,7 +216,7 @@ impl Snapdir {
             return Err(Errno::EINVAL);
         }
         if node == ZFS_LINK {
-            return Ok(ZFS_LINK_TARGET.to_vec());
+            return Ok([b"../", self.serving.snapdir_name()].concat());
         }
         self.links
             .0
@@ -270,9 +261,12 @@ impl Snapdir {
     }
 
     /// A name of ours in the root directory.
-    pub(super) fn lookup_reserved(&self, name: &[u8]) -> SysResult<Looked> {
-        if name != SNAPDIR_NAME {
-            return self.control_entry(store_link());
+    pub(super) fn lookup_reserved(&self, pid: u32, name: &[u8]) -> SysResult<Looked> {
+        if name == STORE_NAME {
+            return match self.serving.shows_store_to(pid) {
+                true => self.control_entry(store_link()),
+                false => Ok(Looked::Absent(Duration::ZERO)),
+            };
         }
         Ok(Looked::Found(Entry {
             node: SNAPDIR,

@@ -95,6 +95,7 @@ impl Collector {
             .map(|kept| kept.id)
             .collect();
         let mut report = account(&census, &measured, &space);
+        self.serving.upkeep.measured(report.history_bytes);
         report
             .checkpoints
             .retain(|one| only.is_none_or(|only| one.id == only));

@@ -180,7 +180,7 @@ pub(super) fn unknown_export() -> VerbError {
     hinted(
         Code::UnknownRun,
         "the daemon no longer knows this export",
-        "run the same command again: it continues where this one stopped",
+        "run the same command again: in a directory it goes on with what is there, a tar stream begins anew",
     )
 }
 
@@ -196,7 +196,7 @@ pub(super) fn no_checkpoint() -> VerbError {
 /// Nothing was changed by a process of this name; `known` have changed something.
 pub(super) fn unknown_process(who: &str, known: &[String]) -> VerbError {
     let hint = if known.is_empty() {
-        "nobody has changed anything since that checkpoint".to_owned()
+        "`ckptfs status --by process` lists what changed since the newest checkpoint".to_owned()
     } else {
         format!("these have: {}", known.join(", "))
     };

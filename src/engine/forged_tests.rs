@@ -31,7 +31,7 @@ use crate::store::record::{
     Touch, Undo,
 };
 use crate::sys::fuzz::{config, within};
-use crate::sys::{Kind, Stat, Time};
+use crate::sys::{Kind, Protection, Stat, Time};
 
 /// A journal that is written takes a moment: there are fewer cases than of what is decoded in
 /// memory.
@@ -154,6 +154,7 @@ impl Forger<'_> {
             mtime: time,
             ctime: time,
             btime: Some(time),
+            protection: Protection::None,
         }
     }
 

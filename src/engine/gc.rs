@@ -18,7 +18,7 @@ mod tiers;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -38,6 +38,10 @@ use crate::store::ids::{CheckpointId, Epoch, ObjectId};
 use crate::store::operation::{BY_RULE, Deed};
 use crate::store::record::{Actor, Kept, Record};
 use crate::sys::{self, Errno, Gently};
+
+/// How long a run waits at its end for removed versions to be closed, and between two looks.
+const CLOSE_MAX: Duration = Duration::from_secs(2);
+const CLOSE_LOOK: Duration = Duration::from_millis(50);
 
 /// What `gc` is asked to do.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -151,6 +155,10 @@ pub struct GcReport {
     pub freed_bytes: u64,
     /// What the history took before.
     pub history_bytes: u64,
+    /// Of what comes free, what is free only when this process closes the versions that it still
+    /// has open.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub held_bytes: u64,
     /// By how much the history is larger than it may be, because the rest is pinned, tagged or the
     /// newest.
     pub over_bytes: u64,
@@ -203,6 +211,8 @@ pub(super) struct Collector {
     /// By how much the history was larger than it may be, and could not be made smaller, when that
     /// was looked at last.
     pub(super) over_bytes: AtomicU64,
+    /// Marks of the tripwire that were freed since the daemon began, because space was short.
+    pub(super) yielded: AtomicU64,
 }
 
 impl Collector {
@@ -216,6 +226,7 @@ impl Collector {
             gc_runs: Runs::default(),
             du_runs: Runs::default(),
             over_bytes: AtomicU64::new(0),
+            yielded: AtomicU64::new(0),
         }
     }
 
@@ -249,8 +260,15 @@ impl Collector {
                     }
                     Run::Freeing(Box::new(plan))
                 }
-                Run::Freeing(plan) => {
-                    self.end_gc(&plan);
+                Run::Freeing(mut plan) => {
+                    plan.report.held_bytes = self.end_gc(&plan);
+                    let GcReport {
+                        history_bytes,
+                        freed_bytes,
+                        ..
+                    } = plan.report;
+                    let left = history_bytes.saturating_sub(freed_bytes);
+                    self.serving.upkeep.collected(left);
                     break plan.report;
                 }
             };
@@ -264,8 +282,9 @@ impl Collector {
 
     /// All that is in the timeline, hidden or not, and the versions that were captured.
     fn begin_gc(&self) -> VerbResult<Run> {
-        let mut checkpoints = self.timeline().catalogue.checkpoints();
-        checkpoints.extend(self.timeline().catalogue.hidden());
+        // Read before the census: only a checkpoint that is made in between is missing here, and it is
+        // the newest.
+        let checkpoints = self.timeline().catalogue.stored();
         Ok(Run::Measuring(Box::new(self.measuring()?), checkpoints))
     }
 
@@ -397,12 +416,14 @@ impl Collector {
     }
 
     /// Removes the directories that are empty now, and sees to it that the space is free when
-    /// somebody asks for it; the index follows in idle time.
-    fn end_gc(&self, Plan { epochs, report, .. }: &Plan) {
+    /// somebody asks for it; the index follows in idle time. Returns the bytes of removed versions
+    /// that are still open here.
+    fn end_gc(&self, Plan { epochs, report, .. }: &Plan) -> u64 {
         self.snapdir.snapdir_changed();
         if epochs.is_empty() && report.gone.is_empty() {
-            return;
+            return 0;
         }
+        let held_bytes = closed(!epochs.is_empty());
         if !epochs.is_empty() {
             self.checkpoints.drop_kept();
             self.checkpoints.remove_empty_layers(epochs);
@@ -421,6 +442,24 @@ impl Collector {
             Ok(()) => self.timeline().indexer.compact_soon(kept, upto),
             Err(errno) => tracing::debug!(%errno, "the filesystem was not synced after a gc"),
         }
+        held_bytes
+    }
+}
+
+/// Waits a while until no removed version is open in this process: the sealer closes one that it
+/// hashes when it sees that it is removed, and a client that reads one in a view may keep it open.
+/// Returns the bytes of those that are.
+fn closed(removed: bool) -> u64 {
+    let until = Instant::now() + CLOSE_MAX;
+    let is_version = |path: &[u8]| {
+        let path = String::from_utf8_lossy(path);
+        path.contains("/layers/") && path.contains("/objects/")
+    };
+    loop {
+        match removed.then(|| sys::host::removed_but_open(is_version)) {
+            Some(bytes) if bytes > 0 && Instant::now() < until => std::thread::sleep(CLOSE_LOOK),
+            held => return held.unwrap_or(0),
+        }
     }
 }
 
@@ -437,3 +476,6 @@ impl Checkpoints {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

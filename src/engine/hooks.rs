@@ -28,6 +28,7 @@ use super::api::VerbResult;
 use super::config::HooksConfig;
 use super::error;
 use super::origin::TYPED_PASSWORD;
+use super::serving::Serving;
 use crate::store::record::Actor;
 use crate::sys::lock::{Mutex, Rank};
 use crate::sys::{self, Errno, Kind};
@@ -227,7 +228,7 @@ fn check_trust(opened: &OwnedFd, shown: &Path, kind: Kind, sticky: bool) -> Resu
 /// that what was quiesced goes on; it is told what became of it.
 pub(super) fn around<T>(
     hooks: Option<&Hooks>,
-    mount: &Path,
+    serving: &Serving,
     by: &Actor,
     (verb, mut variables): (&'static str, Variables),
     act: impl FnOnce() -> VerbResult<T>,
@@ -237,6 +238,7 @@ pub(super) fn around<T>(
         return act();
     };
     let _one_at_a_time = hooks.one_at_a_time.lock();
+    let mount = &serving.place.mount();
     variables.extend([
         ("CKPTFS_VERB", verb.to_owned()),
         ("CKPTFS_UID", by.uid.to_string()),

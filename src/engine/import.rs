@@ -13,8 +13,9 @@ use serde::{Deserialize, Serialize};
 
 use super::announce::{Step, What};
 use super::api::{TreePath, VerbResult};
-use super::control::{BRANCHES_NAME, SNAPDIR_NAME};
+use super::control::{BRANCHES, SNAPDIR};
 use super::export::parts::Refused;
+use super::request::NodeId;
 use super::restore::Restorer;
 use super::restore::stale::Stale;
 use super::{Engine, error};
@@ -27,8 +28,11 @@ use crate::sys::{self, Errno, Kind, RenameMode, SysResult};
 /// Begins the names of inodes that an import made on the stage.
 pub const STAGED_PREFIX: &str = ".ckptfs-export-";
 
-/// Names that a mount may show in its root directory and that are not of the tree.
-pub const SHOWN_NAMES: [&[u8]; 2] = [SNAPDIR_NAME, BRANCHES_NAME];
+/// Whether an inode number is that of `.snapshots` or `.branches`, which are not part of the tree,
+/// under any name.
+pub fn is_of_no_tree(ino: u64) -> bool {
+    [SNAPDIR, BRANCHES].contains(&NodeId(ino))
+}
 
 /// What is asked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -184,7 +188,8 @@ impl<'a> Importer<'a> {
         if dir.kind != Kind::Dir {
             return Err(Errno::ENOTDIR);
         }
-        if super::control::is_reserved(super::request::NodeId(dir.slot.0), name) {
+        let serving = &self.engine.serving;
+        if serving.is_reserved(NodeId(dir.slot.0), name) {
             return Err(Errno::EPERM);
         }
         let stage = &self.engine.live.staged;

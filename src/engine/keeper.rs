@@ -1,17 +1,19 @@
-//! What thins out the history by itself, if the store's configuration says so
-//! (`retention.auto`).
+//! What frees checkpoints on nobody's request: marks of the tripwire where space is short, and what
+//! the store's configuration says (`retention.auto`).
 //!
 //! It asks for a run as anybody else does, a part at a time, so it holds no lock for longer, and
 //! ends between two parts. No idle thread does it: one that holds a lock and is not run keeps
 //! everybody waiting.
 
 use std::sync::Weak;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::auto::daemon;
 use super::gc::{Collector, GcOptions};
 use super::retention::Retention;
 use super::worker::Worker;
+use crate::store::record::Kept;
 
 /// How often the configuration is looked at.
 pub(super) const PERIOD: Duration = Duration::from_secs(2);
@@ -38,6 +40,7 @@ impl Keeper {
     /// When to look again.
     pub(super) fn round(&mut self, worker: &Worker) -> Option<Duration> {
         let collector = self.collector.upgrade()?;
+        yield_marks(&collector);
         let settings = collector.serving.settings();
         let every = settings.span("retention.auto");
         if every != self.every {
@@ -51,6 +54,34 @@ impl Keeper {
             self.last = Instant::now();
         }
         Some(PERIOD)
+    }
+}
+
+/// Frees confirmed marks of the tripwire, oldest first, as long as space is short.
+fn yield_marks(collector: &Collector) {
+    let reserve = &collector.timeline().store().reserve;
+    if !reserve.is_short() {
+        return;
+    }
+    let yields =
+        |kept: &Kept| kept.reason.is_mark() && kept.tags.is_empty() && kept.pinned.is_none();
+    let marks = collector.timeline().catalogue.newest(usize::MAX, yields);
+    let mut freed = 0_u64;
+    for mark in marks.iter().rev() {
+        match collector.checkpoints.free_checkpoint(&daemon(), mark.id) {
+            Ok(_) => {
+                tracing::warn!(id = %mark.id, "space is short: a mark was freed");
+                freed += 1;
+            }
+            Err(error) => tracing::warn!(%error.message, id = %mark.id, "a mark was not freed"),
+        }
+        if !reserve.is_short() {
+            break;
+        }
+    }
+    if freed > 0 {
+        collector.yielded.fetch_add(freed, Ordering::Relaxed);
+        collector.snapdir.snapdir_changed();
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt::{Display, Write};
 
-use super::api::{Stats, Status};
+use super::api::{PushInfo, Stats, Status};
 
 /// What one daemon says of the tree that it serves.
 #[derive(Debug)]
@@ -24,6 +24,7 @@ pub fn text(trees: &[Tree]) -> String {
     };
     all.info();
     all.of_history();
+    all.of_upkeep();
     all.of_daemon();
     all.requests();
     all.families.text
@@ -157,6 +158,71 @@ impl Metrics<'_> {
             "Daemons that died since the mount and were replaced.",
             |tree| u64::from(tree.status.daemon.takeovers),
         );
+    }
+
+    fn of_upkeep(&mut self) {
+        self.each(
+            "ckptfs_filesystem_size_bytes",
+            "gauge",
+            "Size of the filesystem that has tree and history.",
+            |tree| Some(tree.stats.upkeep.size_bytes).filter(|size| *size > 0),
+        );
+        self.each(
+            "ckptfs_filesystem_avail_bytes",
+            "gauge",
+            "What is free of it for the daemon.",
+            |tree| {
+                let upkeep = &tree.stats.upkeep;
+                (upkeep.size_bytes > 0).then_some(upkeep.free_bytes)
+            },
+        );
+        self.each(
+            "ckptfs_history_bytes",
+            "gauge",
+            "What would be freed if no checkpoint were kept, when that was counted last.",
+            |tree| Some(tree.stats.upkeep.history.as_ref()?.bytes),
+        );
+        self.each(
+            "ckptfs_newest_checkpoint_time_seconds",
+            "gauge",
+            "When the newest checkpoint was made, automatic ones included, in seconds since 1970.",
+            |tree| seconds(tree.stats.upkeep.newest.as_deref()?),
+        );
+        self.each(
+            "ckptfs_last_gc_time_seconds",
+            "gauge",
+            "When a gc ended last, since the daemon started, in seconds since 1970.",
+            |tree| seconds(tree.stats.upkeep.gc.as_deref()?),
+        );
+        self.pushes(
+            "ckptfs_last_push_time_seconds",
+            "gauge",
+            "When a push to the remote last ended well, in seconds since 1970.",
+            |push| seconds(push.last.as_deref()?),
+        );
+        self.pushes(
+            "ckptfs_push_failures_total",
+            "counter",
+            "Pushes to the remote that failed since the daemon started.",
+            |push| Some(push.failed),
+        );
+    }
+
+    fn pushes<V: Display>(
+        &mut self,
+        name: &str,
+        kind: &str,
+        help: &str,
+        value: impl Fn(&PushInfo) -> Option<V>,
+    ) {
+        let mut samples = Vec::new();
+        for tree in self.trees {
+            for (remote, push) in &tree.stats.upkeep.pushes {
+                let labels = format!("{},{}", tree.labels(), label("remote", remote));
+                samples.extend(value(push).map(|value| (labels, value)));
+            }
+        }
+        self.families.add(name, kind, help, samples);
     }
 
     fn of_daemon(&mut self) {

@@ -39,6 +39,7 @@ mod error;
 pub mod export;
 mod files;
 mod find;
+mod foreign;
 pub mod gc;
 mod glance;
 mod gmt;
@@ -49,16 +50,20 @@ mod listing;
 pub mod merge;
 pub mod metrics;
 pub mod offline;
+pub mod open_store;
 mod opening;
 pub mod origin;
 mod past;
 mod pin;
+pub mod place;
 mod quiesce;
 mod quota;
+mod refused;
 pub mod request;
 pub mod requester;
 mod restore;
 pub mod retention;
+mod room;
 mod runs;
 mod seen;
 mod service;
@@ -75,13 +80,13 @@ mod tripwire;
 mod undo;
 pub mod unmount;
 mod unserved;
+mod upkeep;
 pub mod verb;
 pub mod verbs;
 pub mod word;
 mod worker;
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -214,9 +219,9 @@ impl Engine {
         ))
     }
 
-    /// Where it is mounted, or to be.
-    pub fn mount_path(&self) -> &Path {
-        &self.serving.config.mount
+    /// Where it is, and where it is mounted.
+    pub fn place(&self) -> &place::Place {
+        &self.serving.place
     }
 
     /// The backing directory, which has the store.

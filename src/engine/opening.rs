@@ -1,7 +1,7 @@
 //! Begins and ends the service of a tree.
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -24,6 +24,7 @@ use super::find::Search;
 use super::gc::Collector;
 use super::keeper::{self, Keeper};
 use super::origin::Origin;
+use super::place::Place;
 use super::request::Caches;
 use super::serving::Serving;
 use super::syncer::{self, Syncer};
@@ -31,6 +32,7 @@ use super::takeover::Takeover;
 use crate::history::base::Base;
 use crate::history::present::Present;
 use crate::history::timeline::{Aftermath, Timeline};
+use crate::live::HashMode;
 use crate::live::Live;
 use crate::store::layout::branches::{BranchEntry, branch_mark};
 use crate::store::layout::{STAGING_NAME, STORE_NAME, has_origin};
@@ -52,6 +54,7 @@ impl Engine {
     /// full or read-only; passthrough cannot be had.
     pub fn open(config: Config) -> VerbResult<Arc<Engine>> {
         let engine = Engine::open_unmounted(config)?;
+        engine.serving.open_store_view();
         engine
             .start_threads()
             .map_err(error::failed("the store cannot be used"))?;
@@ -108,7 +111,7 @@ impl Engine {
             probe_reflink(store).map_err(failed)?,
             probe_times(store).map_err(failed)?,
         );
-        let served = Served::new(&config, reflink, exact_times)?;
+        let served = Served::new(&config, store, (reflink, exact_times))?;
         let origin = config.origin.map(|origin| origin.0);
         let root = match config.base.is_some() || origin.is_some() {
             true => (store.layout.tree()).map_err(|error| store_error(&error, &config.backing))?,
@@ -121,13 +124,18 @@ impl Engine {
         });
         let live = Live::new(root, staging, timeline, reflink, base).map_err(failed)?;
         let store_dir = store.layout.dir().try_clone_to_owned();
+        let place = Place::new(&served.mount, &served.backing, &config.root).map_err(failed)?;
         let serving = Serving {
             config: served,
+            place,
             root: config.root,
             store_dir: store_dir.map_err(|error| failed(error.into()))?,
+            store_view: OnceLock::new(),
             caches: OnceLock::new(),
             counts: Arc::default(),
             store_file: super::settings::StoreFile::default(),
+            upkeep: super::upkeep::Upkeep::default(),
+            inherits: config.inherits.map(|parent| parent.0),
             warnings: Mutex::new(opened.torn.then(|| TORN.to_owned()).into_iter().collect()),
         };
         let hooks = config.hooks.map(super::hooks::Hooks::new);
@@ -272,8 +280,15 @@ impl Engine {
     /// Tells the engine that it is mounted, and how to make the kernel forget. Before this it
     /// cannot.
     pub fn set_caches(&self, caches: Arc<dyn Caches>) {
-        self.announcer
-            .mounted(&self.serving.config.mount, Arc::clone(&caches));
+        let ledger = self.succession.as_ref().map(|after| &*after.ledger);
+        self.serving.place.find_mount(ledger);
+        let name = &self.serving.config.snapdir_name;
+        if let Err(error) = self.timeline().store().layout.note_snapdir(name) {
+            self.serving.warn(format!(
+                "{name} may not be found by other commands: {error}"
+            ));
+        }
+        self.announcer.mounted(&self.serving, Arc::clone(&caches));
         let _ = self.serving.caches.set(caches);
         let stale = self.stale.lock().take();
         if let Some((stale, _forgetting)) = stale {
@@ -292,6 +307,7 @@ impl Engine {
         self.keeper.stop("a part of gc");
         self.syncer.stop("a sync of the journal");
         self.live.sealer.stop();
+        finish_hashing(self);
         self.live.cuts.drop_prepared();
         if let Err(errno) = self.live.locks.first_change.pass() {
             tracing::warn!(%errno, "a branch that was made is not on the disk: the next mount sees to that");
@@ -320,12 +336,9 @@ impl Engine {
             tracing::warn!(%errno, "the tree was not synced; if the power is cut now, the newest checkpoints will not be whole");
         }
         self.timeline().indexer.stop();
-        // Over the directory itself a mount leaves nobody a way there who was not there before.
-        let alone = self.serving.config.mount == self.serving.config.backing
-            && !self.had_below.load(Ordering::Relaxed);
         match self.live.baselines.write(
             self.absences.keeps_content(),
-            alone,
+            super::unserved::is_alone(self),
             self.serving.config.auto.absence,
         ) {
             Ok(files) => {
@@ -345,6 +358,20 @@ impl Engine {
         }
         // Whoever changes the tree once we are gone shall be seen to have done so after us.
         sys::wait_for_tick(end);
+    }
+}
+
+/// Hashes what the sealer has not come to, and notes how much is left.
+fn finish_hashing(engine: &Engine) {
+    if engine.serving.config.seal == HashMode::Off {
+        return;
+    }
+    let noted = engine.live.sealer.finish().and_then(|left| {
+        let layout = &engine.timeline().store().layout;
+        layout.note_unhashed(left).map_err(|error| error.errno())
+    });
+    if let Err(errno) = noted {
+        tracing::warn!(%errno, "versions that have no hash yet are not hashed");
     }
 }
 

@@ -109,6 +109,16 @@ pub struct Entry {
     pub ttl: Duration,
 }
 
+/// An entry that comes with a listing.
+#[derive(Clone, Copy, Debug)]
+pub struct Plus {
+    /// The entry.
+    pub entry: Entry,
+    /// The kernel may take its attributes. Else it takes number and kind, and gives the look-up
+    /// back with a FORGET.
+    pub told: bool,
+}
+
 /// What a look-up found.
 #[derive(Clone, Copy, Debug)]
 pub enum Looked {
@@ -361,7 +371,7 @@ pub trait Service: Send + Sync {
     /// The entry of one listed name, for readdirplus; counts as a look-up when the adapter hands it
     /// to the kernel (it calls [`Service::forget`] for an entry that did not fit). `None`: it
     /// cannot be told (gone, or another filesystem); list it without attributes.
-    fn plus(&self, parent: NodeId, listed: &Listed) -> Option<Entry>;
+    fn plus(&self, parent: NodeId, listed: &Listed) -> Option<Plus>;
     fn fsyncdir(&self, node: NodeId, data_only: bool) -> SysResult<()>;
     fn statfs(&self, node: NodeId) -> SysResult<FsInfo>;
     fn setxattr(

@@ -14,6 +14,7 @@
 //! it opened, as with a removed file. Directories keep their inodes.
 
 mod apply;
+pub(super) mod covered;
 pub(super) mod glance;
 mod guarded;
 mod inodes;
@@ -23,6 +24,7 @@ mod only;
 pub(super) mod plan;
 mod planner;
 pub(super) mod prepare;
+mod protected;
 pub(super) mod spared;
 pub(super) mod stage;
 pub(super) mod stale;
@@ -32,6 +34,7 @@ pub(super) mod want;
 use std::collections::HashSet;
 use std::time::Instant;
 
+use self::covered::Covered;
 use self::plan::Which;
 use self::planner::Ground;
 use self::prepare::{Choice, Frozen, Prepared, Ready};
@@ -53,7 +56,7 @@ use crate::history::timeline::Aftermath;
 use crate::store::ids::{CheckpointId, Slot};
 use crate::store::record::{Actor, Record};
 use crate::sys::lock::MutexGuard;
-use crate::sys::{Errno, Kind, SysResult};
+use crate::sys::{self, Errno, Kind, SysResult};
 
 /// Makes the live tree of an engine, or paths of it, what it was.
 #[derive(Clone, Copy)]
@@ -74,7 +77,8 @@ fn told(
         guard: None,
         changes,
         unknown,
-        dropped: spared.told(),
+        dropped: spared.dropped(),
+        mounted: spared.mounted(),
         split: Vec::new(),
         dry_run: false,
         duration_us: super::api::microseconds(started.elapsed()),
@@ -88,6 +92,14 @@ fn told_apart(
     plan: &plan::Plan,
 ) -> (Vec<Change>, Vec<TreePath>) {
     unknown.extend(plan.unknown.iter().cloned().map(TreePath));
+    if sys::ids().0 != 0 {
+        // What its owner may not read gets what it held, whatever it holds.
+        let is_planned = |change: &&mut Change| {
+            change.change == ChangeKind::Unknown && !plan.unknown.contains(&change.path.0)
+        };
+        let planned = changes.iter_mut().filter(is_planned);
+        planned.for_each(|change| change.change = ChangeKind::Modified);
+    }
     unknown.extend(
         changes
             .iter()
@@ -148,7 +160,7 @@ impl<'a> Restorer<'a> {
         };
         around(
             self.engine.checkpoints.hooks.as_ref(),
-            &self.engine.serving.config.mount,
+            &self.engine.serving,
             requester.by(),
             ("restore", variables),
             || self.restore_to(requester, options),
@@ -179,7 +191,10 @@ impl<'a> Restorer<'a> {
         if options.dry_run {
             self.engine.checkpoints.settle();
             let touched = &self.engine.states.touched(target, None).map_err(failed)?;
-            let spared = self.spared(target, Which::Below(&paths)).map_err(failed)?;
+            let covered = Covered::of(self.engine).map_err(failed)?;
+            let spared = self
+                .spared(target, Which::Below(&paths), (&covered, touched))
+                .map_err(failed)?;
             let ground = Ground {
                 engine: self.engine,
                 present: &*self.engine.live.inodes,
@@ -190,6 +205,9 @@ impl<'a> Restorer<'a> {
             };
             let changes = spared.filter(self.changes_to(ground, &paths).map_err(failed)?);
             let plan = plan::Plan::make(ground, Which::Below(&paths)).map_err(failed)?;
+            let states = &self.engine.states;
+            let (then, now) = (states.view(State::At(target)), states.view(State::Live));
+            self.refuse_protected("the restore would fail", (&plan, &then, &now))?;
             let (changes, unknown) = told_apart(changes, unknown, &plan);
             return Ok(Restored {
                 dry_run: true,
@@ -341,7 +359,8 @@ impl<'a> Restorer<'a> {
             .as_ref()
             .map_or(Which::Below(paths), |only| Which::Only(only));
         let nobody = Requester::from(daemon());
-        let (plan, stage) = self.in_freeze(*target, which, &nobody)?;
+        let covered = Covered::of(self.engine)?;
+        let (plan, stage) = self.in_freeze(*target, (which, &covered), &nobody)?;
         let want = self.engine.states.view(State::At(*target));
         self.carry_out(None, (&plan, &want, stage), *guard, which, paths)
             .map(Some)
@@ -352,16 +371,14 @@ impl<'a> Restorer<'a> {
     fn in_freeze<'s>(
         &self,
         target: CheckpointId,
-        which: Which<'_>,
+        (which, covered): (Which<'_>, &Covered),
         requester: &'s Requester,
     ) -> SysResult<(plan::Plan, Stage<'s>)>
     where
         'a: 's,
     {
-        let (touched, spared) = (
-            &self.engine.states.touched(target, None)?,
-            &self.spared(target, which)?,
-        );
+        let touched = &self.engine.states.touched(target, None)?;
+        let spared = &self.spared(target, which, (covered, touched))?;
         let some = !matches!(which, Which::Below([]));
         let ground = Ground {
             engine: self.engine,
@@ -452,7 +469,8 @@ impl<'a> Restorer<'a> {
                 .filter(|name| !name.is_empty() && *name != b".")
                 .collect();
             let ours = names.first().is_some_and(|name| {
-                *name == super::control::STORE_NAME || *name == super::control::SNAPDIR_NAME
+                let root = super::request::NodeId(crate::store::ids::Slot::ROOT.0);
+                self.engine.serving.is_reserved(root, name)
             });
             if names.contains(&b"..".as_slice()) || ours {
                 return Err(error::unknown_path(&path.0, target));

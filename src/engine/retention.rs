@@ -143,12 +143,15 @@ pub(super) struct Known {
     pub guard: bool,
     /// It is kept for a while whatever the rules say: see [`Rule::Undo`].
     pub needed: bool,
+    /// A hidden mark that may still be confirmed.
+    pub undecided: bool,
 }
 
 impl Known {
-    /// It was deleted, and can come back for a while yet.
+    /// It was deleted, and can come back for a while yet. An undecided mark was not: what it shows
+    /// stays whatever goes in this run.
     pub(super) fn is_waiting(&self, rules: &[Rule]) -> bool {
-        self.hidden && rules == [Rule::Undo]
+        self.hidden && !self.undecided && rules == [Rule::Undo]
     }
 
     /// What keeps it whatever is asked for.
@@ -250,6 +253,7 @@ pub fn keeps(copies: &[(i64, bool)], retention: &Retention) -> Vec<bool> {
             hidden: false,
             guard: false,
             needed: false,
+            undecided: false,
         })
         .collect();
     let now_ns = i64::try_from(Timestamp::now().as_nanosecond()).unwrap_or(i64::MAX);

@@ -17,11 +17,12 @@ use super::branches::dir::BranchDir;
 use super::control::{BRANCHES, CONTROL, SNAPDIR, ZFS};
 use super::counts::RequestCounts;
 use super::files::Open;
+use super::foreign;
 use super::past::{PAST, PAST_HANDLE};
 use super::request::FOR_EVER;
 use super::request::{
     Attr, Caller, Entry, Fh, FsInfo, LeftOpen, Listed, Looked, Names, NewNode, NodeId, Opened,
-    RenameMode, Seek, Service, SetAttr, XattrMode,
+    Plus, RenameMode, Seek, Service, SetAttr, XattrMode,
 };
 use super::snapdir_requests;
 use super::takeover::Takeover;
@@ -78,7 +79,7 @@ impl Service for Engine {
     fn lookup(&self, caller: Caller, parent: NodeId, name: &[u8]) -> SysResult<Looked> {
         self.announcer
             .lookup(caller, parent, name)
-            .unwrap_or_else(|| self.look_up(parent, name))
+            .unwrap_or_else(|| self.look_up(caller.pid, parent, name))
     }
 
     fn forget(&self, node: NodeId, lookups: u64) {
@@ -104,6 +105,7 @@ impl Service for Engine {
                 stat: BranchDir::of(self).stat(id)?,
                 ttl: Duration::ZERO,
             }),
+            Node::Foreign(id) => foreign::attr(self, id),
             Node::Live(slot) => Ok(self.live_attr(slot, live_stat(&self.live, slot, fh)?)),
         }
     }
@@ -159,6 +161,7 @@ impl Service for Engine {
         match self.node(node)? {
             Node::Live(slot) => self.live.inodes.read_link(slot),
             Node::Control(id) => BranchDir::of(self).link(id),
+            Node::Foreign(_) => Err(Errno::EINVAL),
             Node::Past(past) => {
                 self.views.check_kept(&past)?;
                 let attr = self.states.view(past.state()).attr(&past.trail)?;
@@ -209,7 +212,7 @@ impl Service for Engine {
         let (parent, name) = self.writable_name(parent, name)?;
         let slot = match self.node(node)? {
             Node::Live(slot) => slot,
-            Node::Past(_) | Node::Control(_) => return Err(Errno::EXDEV),
+            Node::Past(_) | Node::Control(_) | Node::Foreign(_) => return Err(Errno::EXDEV),
         };
         Ok(self.made(
             &self
@@ -306,7 +309,7 @@ impl Service for Engine {
         self.views.check_descriptors()?;
         let flags = open_flags(flags, Some(caller.asker()));
         match self.node(node)? {
-            Node::Control(_) => Err(Errno::EINVAL),
+            Node::Control(_) | Node::Foreign(_) => Err(Errno::EINVAL),
             Node::Past(_) if flags.write || flags.truncate => Err(Errno::EROFS),
             Node::Past(past) => {
                 self.views.check_kept(&past)?;
@@ -445,20 +448,21 @@ impl Service for Engine {
             Node::Live(slot) => self.list_live(node, slot, offset),
             Node::Past(dir) => self.views.list_past(&dir, offset),
             Node::Control(id) => BranchDir::of(self).list(id, offset),
+            Node::Foreign(_) => Err(Errno::EXDEV),
         }
     }
 
-    fn plus(&self, parent: NodeId, listed: &Listed) -> Option<Entry> {
+    fn plus(&self, parent: NodeId, listed: &Listed) -> Option<Plus> {
         if let Ok(Node::Past(dir)) = self.node(parent) {
-            return self.views.past_listed(&dir, listed).ok();
+            let entry = self.views.past_listed(&dir, listed).ok()?;
+            return Some(Plus { entry, told: true });
         }
-        match self.look_up(parent, &listed.name) {
-            // Asked after the look-up: if that saw the name gone, this is known.
-            Ok(Looked::Found(entry)) if self.live.recent_unlinks.has(Slot(entry.node.0)) => {
-                self.forget(entry.node, 1);
-                None
-            }
-            Ok(Looked::Found(entry)) => Some(entry),
+        match self.look_up(0, parent, &listed.name) {
+            Ok(Looked::Found(entry)) => Some(Plus {
+                entry,
+                // Asked after the look-up: if that saw the name gone, this is known.
+                told: !self.live.recent_unlinks.has(Slot(entry.node.0)),
+            }),
             Ok(Looked::Absent(_)) | Err(_) => None,
         }
     }
@@ -466,7 +470,7 @@ impl Service for Engine {
     fn fsyncdir(&self, node: NodeId, _data_only: bool) -> SysResult<()> {
         match self.node(node)? {
             Node::Live(slot) => self.live.files.fsync_dir(slot),
-            Node::Past(_) | Node::Control(_) => Ok(()),
+            Node::Past(_) | Node::Control(_) | Node::Foreign(_) => Ok(()),
         }
     }
 
@@ -505,7 +509,7 @@ impl Service for Engine {
         match self.node(node)? {
             Node::Live(slot) => self.live.attrs.get_xattr(slot, name),
             Node::Control(SNAPDIR | BRANCHES | ZFS) => self.snapdir.snapdir_xattr(name),
-            Node::Control(_) => Err(Errno::NO_XATTR),
+            Node::Control(_) | Node::Foreign(_) => Err(Errno::NO_XATTR),
             Node::Past(past) => {
                 let mut xattrs = past_xattrs(self, &past)?.into_iter();
                 let found = xattrs.find(|(known, _)| known == name);
@@ -517,7 +521,7 @@ impl Service for Engine {
     fn listxattr(&self, caller: Caller, node: NodeId) -> SysResult<Vec<Vec<u8>>> {
         let mut names: Vec<Vec<u8>> = match self.node(node)? {
             Node::Live(slot) => self.live.attrs.list_xattrs(slot)?,
-            Node::Control(_) => Vec::new(),
+            Node::Control(_) | Node::Foreign(_) => Vec::new(),
             Node::Past(past) => past_xattrs(self, &past)?
                 .into_iter()
                 .map(|(name, _)| name)

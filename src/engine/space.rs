@@ -288,7 +288,12 @@ impl Collector {
         let Some(mut version) = measuring.census.versions.get(measuring.next).cloned() else {
             return Ok(false);
         };
-        self.timeline().narrow(&measuring.census, &mut version)?;
+        match self.timeline().narrow(&measuring.census, &mut version) {
+            // A client deleted the checkpoint since the run began: more may seem to need the version
+            // than do, and the next run frees it.
+            Err(Errno::ESTALE) => {}
+            narrowed => narrowed?,
+        }
         if let Some(allocation) = self.object_allocation(version.object)? {
             measuring.collected.add(&allocation);
             measuring.measured.push(measuring.next);

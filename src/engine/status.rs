@@ -27,7 +27,7 @@ impl Engine {
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = self.serving.warnings.lock().clone();
         if self.timeline().store().journal.is_latched() {
-            let next = "unmount, run `ckptfs fsck`, and mount again";
+            let next = "unmount, run `ckptfs verify --repair`, and mount again";
             warnings.push(format!(
                 "the journal or a version cannot be written: changes to what checkpoints can see fail with EIO until the next mount; {next}"
             ));
@@ -52,6 +52,17 @@ impl Engine {
                 .as_ref()
                 .and_then(super::hooks::Hooks::warning),
         );
+        let yielded = self
+            .collector
+            .yielded
+            .load(std::sync::atomic::Ordering::Relaxed);
+        if yielded > 0 {
+            warnings.push(format!(
+                "space was short: {} made before files were removed {} freed; `ckptfs ops --all` names them",
+                super::word::count(yielded, "checkpoint"),
+                if yielded == 1 { "was" } else { "were" }
+            ));
+        }
         warnings.extend(self.serving.store_file.look(&self.serving.store_dir).1);
         let over = self
             .collector
@@ -74,6 +85,7 @@ impl Engine {
             .as_ref()
             .and_then(|origin| origin.info().trouble);
         warnings.extend(trouble);
+        warnings.extend(super::room::warnings(self));
         warnings
     }
 }
@@ -114,10 +126,11 @@ pub(super) fn status(engine: &Engine) -> VerbResult<Status> {
         }
     }
     let (io, writes) = engine.io();
+    let backing = engine.place().backing();
     Ok(Status {
-        mount: engine.serving.config.mount.clone(),
-        backing: engine.serving.config.backing.clone(),
-        store: engine.serving.config.backing.join(".ckptfs"),
+        mount: engine.place().mount(),
+        store: backing.join(".ckptfs"),
+        backing,
         filesystem: engine.serving.config.filesystem.to_owned(),
         capture: if engine.live.reflink() {
             "reflink"
@@ -149,7 +162,7 @@ pub(super) fn stats(engine: &Engine) -> VerbResult<Stats> {
         sys::own_memory().map_err(error::failed("the daemon's memory cannot be asked for"))?;
     let (io, writes) = engine.io();
     Ok(Stats {
-        mount: engine.serving.config.mount.clone(),
+        mount: engine.place().mount(),
         daemon: daemon_info(engine),
         io: io.to_owned(),
         writes: writes.to_owned(),
@@ -161,6 +174,7 @@ pub(super) fn stats(engine: &Engine) -> VerbResult<Stats> {
         past_inodes: engine.views.past.known() as u64,
         announcing: engine.announcer.is_at_work(),
         sealer: sealer_info(engine),
+        upkeep: super::room::info(engine)?,
     })
 }
 
@@ -175,6 +189,7 @@ fn daemon_info(engine: &Engine) -> DaemonInfo {
             .map(|after| after.holder),
         takeovers: after.map_or(0, |after| after.takeovers),
         taken_over: after.and_then(|after| after.taken_over.clone()),
+        mounted_as: engine.place().mounted_as(),
     }
 }
 

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use super::Engine;
-use super::control::is_reserved;
 use super::past::PAST_HANDLE;
 use super::request::{LeftOpen, NodeId};
 use super::service::open_flags;
@@ -57,11 +56,10 @@ impl<'a> Takeover<'a> {
     pub(super) fn adopt_tree(&self) -> SysResult<()> {
         if self.engine.took_over() {
             let started = std::time::Instant::now();
-            let inodes = self
-                .engine
-                .live
-                .adoption
-                .adopt_tree(|name| is_reserved(NodeId(Slot::ROOT.0), name))?;
+            let inodes = self.engine.live.adoption.adopt_tree(|name| {
+                let root = NodeId(Slot::ROOT.0);
+                self.engine.serving.is_reserved(root, name)
+            })?;
             tracing::info!(inodes, took = ?started.elapsed(), "the tree was walked");
         }
         Ok(())

@@ -2,11 +2,11 @@
 //! (docs/adr/0014-tripwire.md).
 //!
 //! Nobody knows of the first operation whether a burst will follow. So before the first one of a
-//! process, if something has changed since the last checkpoint, a **mark** is made: a checkpoint
-//! like any other, but for the reason that it gives. If the process, or the tree of processes that
-//! it is of, goes on and destroys more than so much in so short a time, that is a burst, and the
-//! mark stays. If it becomes quiet instead, the mark is taken back, as a checkpoint is deleted,
-//! which costs what was captured since.
+//! process, if something has changed since the last checkpoint, the daemon makes a **mark**: an
+//! automatic checkpoint that is hidden. If the process or its session then destroys more than the
+//! configured number of files within the configured time, that is a burst: the mark is confirmed,
+//! and is a visible checkpoint from then on. If the process becomes quiet instead, the mark is
+//! freed. A mark that a daemon leaves undecided is decided by the next one.
 //!
 //! An operation that destroys a file which was edited since the last checkpoint counts for several:
 //! what was in it is in no other checkpoint than the mark, and `git checkout .` over a few such
@@ -54,7 +54,7 @@ const DECIDE_MIN: Duration = Duration::from_millis(20);
 pub(super) struct Tripwire {
     config: TripwireConfig,
     state: Mutex<State>,
-    /// A mark was made: the kernel may remember which is the newest checkpoint.
+    /// A mark was confirmed: the kernel may have cached the list of checkpoints.
     changed: AtomicBool,
 }
 
@@ -82,6 +82,8 @@ struct State {
 struct Mark {
     id: CheckpointId,
     users: Vec<u32>,
+    /// When it was made, or found after a restart of the daemon.
+    since: Instant,
 }
 
 struct Burst {
@@ -118,7 +120,7 @@ impl Tripwire {
         }
     }
 
-    /// Whether a mark was made since this was last asked.
+    /// Whether a mark was confirmed since this was last asked.
     pub(super) fn take_changed(&self) -> bool {
         self.changed.swap(false, Ordering::SeqCst)
     }
@@ -176,13 +178,25 @@ impl Tripwire {
         state.edited = edited;
         state.marked = Some(now);
         state.processes.insert(pid, now);
-        let id = mark?;
-        self.changed.store(true, Ordering::SeqCst);
+        let (id, users) = (mark?, vec![pid]);
         state.marks.push(Mark {
             id,
-            users: vec![pid],
+            users,
+            since: now,
         });
         (state.marks.len() > MARKS_MAX).then(|| state.marks.remove(0).id)
+    }
+
+    /// Takes over marks that the daemon before did not decide on: a process that destroys something
+    /// now may be one that relies on them.
+    pub(super) fn resume(&self, marks: Vec<CheckpointId>, now: Instant) {
+        let mut state = self.state.lock();
+        state.marked = Some(now);
+        state.marks.extend(marks.into_iter().map(|id| Mark {
+            id,
+            users: Vec::new(),
+            since: now,
+        }));
     }
 
     /// Counts an operation that was done to an inode. The processes that made the last ones, and
@@ -295,10 +309,11 @@ impl Tripwire {
         let mut take_back = Vec::new();
         marks.retain_mut(|mark| {
             mark.users.retain(active);
-            if mark.users.is_empty() {
+            let stays = !mark.users.is_empty() || now.duration_since(mark.since) < within;
+            if !stays {
                 take_back.push(mark.id);
             }
-            !mark.users.is_empty()
+            stays
         });
         let next = (!marks.is_empty()).then(|| (within / 2).max(DECIDE_MIN));
         Decision { take_back, next }
@@ -322,6 +337,9 @@ impl Automatic {
         if let Before::Mark { in_burst } = before
             && destroys()
         {
+            if sys::runs_our_program(caller.pid) {
+                return act();
+            }
             if in_burst.is_some_and(|session| session == sys::process_session(caller.pid).ok()) {
                 tripwire.joins(caller.pid);
             } else {
@@ -336,9 +354,20 @@ impl Automatic {
                 sys::process_session(pid).ok()
             }) {
                 tracing::info!(%id, pid = caller.pid, "a burst of destructive operations: the checkpoint before it is kept");
+                self.confirm(tripwire, id);
             }
         }
         Ok(done)
+    }
+
+    /// Makes a mark a visible checkpoint.
+    fn confirm(&self, tripwire: &Tripwire, id: CheckpointId) {
+        if let Err(errno) = self.timeline().catalogue.set_hidden(id, false) {
+            tracing::warn!(%errno, %id, "the checkpoint before a burst stays hidden");
+            return;
+        }
+        tripwire.changed.store(true, Ordering::SeqCst);
+        self.worker.wake();
     }
 
     /// A mark would be made, if this process destroyed something now.
@@ -366,10 +395,10 @@ impl Automatic {
     /// mappings that the daemon serves and that are still in the kernel's cache are left out, and
     /// it says so.
     fn make_mark(&self, tripwire: &Tripwire, caller: Caller) {
-        let clean =
-            self.timeline().epochs.dirty() == 0 && self.timeline().catalogue.last().is_some();
+        // Where space is short, what is removed is to be free.
+        let unwanted = self.is_kept() || self.timeline().store().reserve.is_short();
         let (mut made, mut edited) = (None, HashSet::new());
-        if !clean {
+        if !unwanted {
             if !self.timeline().indexer.takes_checkpoints() {
                 return;
             }
@@ -416,7 +445,8 @@ impl Automatic {
             }
         }
         if let Some(too_many) = tripwire.marked(caller.pid, made, edited, Instant::now()) {
-            tracing::debug!(id = %too_many, "too many marks: the oldest stays, as an automatic checkpoint");
+            tracing::debug!(id = %too_many, "too many marks: the oldest is kept");
+            self.confirm(tripwire, too_many);
         }
         if made.is_some() {
             self.worker.wake();

@@ -20,21 +20,17 @@ use super::error;
 use super::requester::Requester;
 use super::restore::Restorer;
 use super::restore::stale::Asked;
+use super::upkeep::rfc3339;
 use crate::history::operations::{Told, Walk};
 use crate::store::ids::CheckpointId;
 use crate::store::journal::codec::TAGS_MAX;
 use crate::store::operation::{BY_RULE, Deed, Operation, Retagged};
-use crate::store::record::{Actor, Kept, Reason, Trigger};
+use crate::store::record::{Actor, Kept};
 use crate::sys::lock::MutexGuard;
 use crate::sys::{Errno, SysResult};
 
 /// Operations that one answer tells at most.
 const OPERATIONS_MAX: usize = 10_000;
-
-fn rfc3339(at_ns: i64) -> String {
-    let time = jiff::Timestamp::from_nanosecond(i128::from(at_ns));
-    time.map(|time| time.to_string()).unwrap_or_default()
-}
 
 fn info(told: &Told, obstacle: Option<String>) -> OperationInfo {
     let Operation {
@@ -229,17 +225,10 @@ impl<'a> Undoer<'a> {
             .map(|restored| Some(restored).filter(|restored| !restored.changes.is_empty()))
     }
 
-    /// The mark of the tripwire that was made since the last operation: what was removed then is
-    /// what somebody wants back.
+    /// The newest confirmed mark of the tripwire, if it is younger than the last operation: the
+    /// caller probably wants back the files that the burst removed.
     fn mark_since(&self) -> VerbResult<Option<CheckpointId>> {
-        let is_mark = |kept: &Kept| {
-            matches!(
-                kept.reason,
-                Reason::Auto {
-                    trigger: Trigger::Tripwire
-                }
-            )
-        };
+        let is_mark = |kept: &Kept| kept.reason.is_mark();
         let Some(mark) = self.timeline().catalogue.newest(1, is_mark).pop() else {
             return Ok(None);
         };

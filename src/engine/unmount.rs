@@ -37,7 +37,7 @@ impl Verb for Unmount {
     type Answer = ();
 
     fn run(self, engine: &Engine, _: &Requester) -> VerbResult<()> {
-        let at = &engine.serving.config.mount;
+        let at = &engine.place().mount();
         engine.hush();
         engine.keep_at_end(self.keep);
         // Whoever takes a mount away because only their own shell is in it means that one alone.

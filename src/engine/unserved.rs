@@ -64,11 +64,20 @@ impl Engine {
     /// end.
     pub fn tell_below(&self, found: bool, all: bool) {
         self.had_below.store(found || !all, Ordering::Relaxed);
+        if is_alone(self) {
+            self.live.idle.set_alone();
+        }
         if !all {
             let text = "some processes could not be checked: others may also have the directory under the mount open";
             self.serving.warnings.lock().push(text.to_owned());
         }
     }
+}
+
+/// Over the directory itself a mount leaves nobody a way there who was not there before.
+pub(super) fn is_alone(engine: &Engine) -> bool {
+    let config = &engine.serving.config;
+    config.mount == config.backing && !engine.had_below.load(Ordering::Relaxed)
 }
 
 impl States {

@@ -21,10 +21,13 @@ use super::glance::Glance;
 use super::import::{ImportAsk, ImportPart};
 use super::merge::{Merge, MergeVersions, UpdateBranch};
 use super::offline::Offline;
+use super::open_store::OpenStore;
 use super::requester::Requester;
 use super::restore::Restorer;
+use super::room::NotePush;
 use super::undo::Undoer;
 use super::unmount::Unmount;
+
 use super::verb::Answer;
 use super::verb::Verb;
 use crate::history::state::State;
@@ -70,6 +73,7 @@ verbs! {
     Find(Query),
     Retag(ChangeTags),
     Pin(PinCheckpoint),
+    NotePush(NotePush),
     Versions(ListVersions),
     Diff(Compare),
     ByProcess(CompareByProcess),
@@ -87,6 +91,7 @@ verbs! {
     Audit(ListAudit),
     Export(ExportAsk),
     Import(ImportAsk),
+    OpenStore(OpenStore),
     Cancel(Cancel),
     CreateBranch(CreateBranch),
     Branches(ListBranches),
@@ -112,7 +117,9 @@ pub trait Answerer: Send + Sync {
 
 impl Answerer for Engine {
     fn answer(&self, request: Request, requester: &Requester) -> VerbResult<Answer> {
-        request.answer(self, requester)
+        self.live.inodes.refused.take();
+        let answer = request.answer(self, requester);
+        answer.map_err(|error| super::refused::named(self, error))
     }
 }
 

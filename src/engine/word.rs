@@ -1,4 +1,4 @@
-//! Names in commands that a person may paste, and how many there are of a thing.
+//! Names in commands that a person may paste, how many there are of a thing, and sizes.
 //!
 //! A name is chosen by whoever made the file, the tag, the mount. In a command that is shown it
 //! must stay one word, whatever it is: pasted, it is no second command.
@@ -28,9 +28,37 @@ pub fn count(count: impl TryInto<u64>, one: &str) -> String {
     }
 }
 
+/// Units above the byte, each 1024 of the one before.
+const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+
+/// A size with one decimal place: `1023 B`, `1.5 KiB`, `2.0 GiB`.
+pub fn bytes(bytes: u64) -> String {
+    let mut unit = None;
+    let (mut whole, mut tenths) = (bytes, 0);
+    for next in UNITS {
+        if whole < 1024 {
+            break;
+        }
+        (whole, tenths, unit) = (whole / 1024, whole % 1024 * 10 / 1024, Some(next));
+    }
+    match unit {
+        Some(unit) => format!("{whole}.{tenths} {unit}"),
+        None => format!("{bytes} B"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{count, word};
+    use super::{bytes, count, word};
+
+    #[test]
+    fn sizes_change_their_unit_at_1024() {
+        assert_eq!(
+            [0, 1023, 1024, 1536, 1 << 20, (1 << 30) * 5 / 2].map(bytes),
+            ["0 B", "1023 B", "1.0 KiB", "1.5 KiB", "1.0 MiB", "2.5 GiB"]
+        );
+        assert_eq!(bytes(u64::MAX), "16383.9 PiB");
+    }
 
     #[test]
     fn one_thing_is_not_many() {

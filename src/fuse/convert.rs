@@ -208,17 +208,26 @@ pub fn dot_attr(listed: &Listed) -> FileAttr {
     bare_attr(listed.node.0, listed.kind)
 }
 
-/// A name that readdirplus lists without attributes.
+/// An entry that readdirplus lists without attributes: a size that no file can have, so that the
+/// kernel lists name and number, refuses the look-up (`fuse_invalid_attr` in fs/fuse/dir.c) and
+/// sends a FORGET for it.
 ///
 /// The protocol's way is node id 0, but `fuser` sends one number as node id and as `d_ino`, and a C
-/// library may skip names with number 0. So the entry gets a node id of its own range and a size
-/// that no file can have: the kernel lists the name, refuses the look-up (`fuse_invalid_attr` in
-/// fs/fuse/dir.c) and sends a FORGET for that node id, which [`forgotten`] drops. `d_ino` is not
-/// the number that stat(2) will show.
+/// library may skip names with number 0.
+pub fn refused_attr(entry: &Entry) -> FileAttr {
+    refused(entry.node.0, entry.stat.kind)
+}
+
+/// A name whose entry cannot be told: as [`refused_attr`], with a node id of its own range, whose
+/// FORGET [`forgotten`] drops. `d_ino` is not the number that stat(2) will show.
 pub fn unlooked_attr(listed: &Listed) -> FileAttr {
+    refused(listed.node.0 | UNLOOKED, listed.kind)
+}
+
+fn refused(ino: u64, kind: Kind) -> FileAttr {
     FileAttr {
         size: u64::MAX,
-        ..bare_attr(listed.node.0 | UNLOOKED, listed.kind)
+        ..bare_attr(ino, kind)
     }
 }
 

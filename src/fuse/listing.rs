@@ -7,7 +7,7 @@ use std::time::Duration;
 use fuser::{Generation, INodeNo, ReplyDirectory, ReplyDirectoryPlus};
 
 use super::convert;
-use crate::engine::request::{Listed, Names, NodeId, Service};
+use crate::engine::request::{Listed, Names, NodeId, Plus, Service};
 use crate::sys::SysResult;
 
 /// Hands names to `add` from `offset` on, until it says that there is no more room or no name is
@@ -57,17 +57,18 @@ pub fn add_plus(
 ) -> bool {
     let bare = |attr| (attr, Duration::ZERO, Generation(0));
     let is_dot = matches!(listed.name.as_slice(), b"." | b"..");
-    let entry = if is_dot {
+    let plus = if is_dot {
         None
     } else {
         service.plus(parent, listed)
     };
-    let (attr, ttl, generation) = match &entry {
-        Some(entry) => (
+    let (attr, ttl, generation) = match &plus {
+        Some(Plus { entry, told: true }) => (
             convert::file_attr(&entry.stat),
             entry.ttl,
             convert::generation(entry),
         ),
+        Some(Plus { entry, told: false }) => bare(convert::refused_attr(entry)),
         None if is_dot => bare(convert::dot_attr(listed)),
         None => bare(convert::unlooked_attr(listed)),
     };
@@ -79,7 +80,7 @@ pub fn add_plus(
         &attr,
         generation,
     );
-    if let (true, Some(entry)) = (full, &entry) {
+    if let (true, Some(Plus { entry, .. })) = (full, &plus) {
         service.forget(entry.node, 1);
     }
     full

@@ -12,6 +12,11 @@
 //! back seems later than a checkpoint made after. Such checkpoints are known (the wall clock is
 //! compared with one that nobody sets, and with the checkpoints before), and only the first rule
 //! holds for them.
+//!
+//! A ctime later than now shows that the clock was ahead. If the clock was not set since this daemon
+//! began (the kernel reports that), the inode was changed before, and so before every checkpoint of
+//! this daemon: records get the time at which it began in place of such a ctime, and the idle walk
+//! gives such inodes a ctime of now (`live::baseline`).
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -21,8 +26,8 @@ use super::catalogue::Catalogue;
 use crate::store::Forgotten;
 use crate::store::ids::CheckpointId;
 use crate::store::record::Record;
-use crate::sys::Time;
 use crate::sys::lock::RwLock;
+use crate::sys::{self, ClockWatch, Time};
 
 /// A stretch of time, wall clock, nanoseconds since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,8 +46,15 @@ impl Absence {
     }
 }
 
-/// By how much the wall clock may go back and not be taken to be set back.
+/// By how much the wall clock may go back and not be taken to be set back, and a time of change be
+/// later than now (a host that stamps the files of its guests).
 const CLOCK_SLACK_NS: i64 = 100_000_000;
+
+/// Whether a ctime is later than now: the clock was ahead.
+pub fn is_ahead(ctime: Time) -> bool {
+    let now_ns = sys::now().nanoseconds();
+    ctime.nanoseconds() > now_ns.saturating_add(CLOCK_SLACK_NS)
+}
 
 /// The wall clock against one that nobody sets.
 #[derive(Debug, Default)]
@@ -114,6 +126,8 @@ pub struct Absences {
     catalogue: Arc<Catalogue>,
     /// A leaf.
     known: RwLock<Known>,
+    /// Watched since the time beside it; `None`: the kernel does not report changes of the clock.
+    watched: Option<(ClockWatch, Time)>,
 }
 
 impl Absences {
@@ -122,6 +136,16 @@ impl Absences {
             journal,
             catalogue,
             known: RwLock::new(known),
+            watched: ClockWatch::begin().ok().map(|watch| (watch, sys::now())),
+        }
+    }
+
+    /// When an inode with this ctime was changed at the latest: see the module.
+    pub fn settled(&self, ctime: Time) -> Time {
+        match &self.watched {
+            // In this order: until it was looked at the clock was not set.
+            Some((watch, began)) if is_ahead(ctime) && !watch.was_set() => *began,
+            _ => ctime,
         }
     }
 
@@ -154,7 +178,13 @@ impl Absences {
         let Some(created_ns) = self.catalogue.created_ns(id) else {
             return false;
         };
-        ctime.nanoseconds() > created_ns && !self.known.read().clock.unsure.contains(&id)
+        self.is_after(ctime, id, created_ns) && self.settled(ctime).nanoseconds() > created_ns
+    }
+
+    /// A time of an inode is later than a checkpoint that was made at `created_ns`, by a clock that
+    /// was not set back before.
+    pub(super) fn is_after(&self, time: Time, id: CheckpointId, created_ns: i64) -> bool {
+        time.nanoseconds() > created_ns && !self.known.read().clock.unsure.contains(&id)
     }
 
     /// A daemon begins to serve; the absence before it ends, if there was one. That it does is on

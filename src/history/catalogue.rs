@@ -71,6 +71,16 @@ impl Catalogue {
             .collect()
     }
 
+    /// Every checkpoint whose versions are in the store, hidden ones too, in no order. All are read
+    /// under one lock, so a checkpoint that changes between hidden and shown is never missing.
+    pub fn stored(&self) -> Vec<Kept> {
+        let checkpoints = self.read();
+        checkpoints
+            .all()
+            .map(|(kept, _)| self.shown(&checkpoints, kept))
+            .collect()
+    }
+
     /// The numbers of all checkpoints whose versions are in the store, hidden ones too, oldest
     /// first.
     pub fn stored_ids(&self) -> Vec<CheckpointId> {
@@ -244,7 +254,19 @@ impl Catalogue {
     /// # Errors
     /// As [`Appender::append`]; then nothing changed.
     pub fn set_tags(&self, id: CheckpointId, tags: Vec<String>) -> SysResult<()> {
-        let record = Record::Tags { id, tags };
+        self.note(Record::Tags { id, tags })
+    }
+
+    /// Hides a checkpoint, or shows it again, on nobody's request and as no operation. When it
+    /// returns that survives `kill -9`.
+    ///
+    /// # Errors
+    /// As [`Appender::append`]; then nothing changed.
+    pub fn set_hidden(&self, id: CheckpointId, hidden: bool) -> SysResult<()> {
+        self.note(Record::Hidden { id, hidden })
+    }
+
+    fn note(&self, record: Record) -> SysResult<()> {
         self.journal.append(std::slice::from_ref(&record))?;
         self.write().apply(record);
         Ok(())

@@ -49,9 +49,17 @@ impl Timeline {
         let mut tables = self.epochs.write();
         let next = tables.open().epoch.next();
         let mut records = asked(by);
-        let made = records.len();
+        let at = records.len();
         records.push(Record::Checkpoint(checkpoint.clone()));
         records.extend(operation.clone().map(Record::Operation));
+        // A mark is seen when the burst is confirmed ([`Catalogue::set_hidden`]).
+        let hidden = checkpoint.reason.is_mark();
+        if hidden {
+            records.push(Record::Hidden {
+                id: checkpoint.id,
+                hidden,
+            });
+        }
         records.extend(more);
         records.extend(ahead.chunks(UNDO_ITEMS_AT_ONCE).map(|undo| Record::Undo {
             epoch: next,
@@ -60,7 +68,7 @@ impl Timeline {
         let open = attribution::open_ones(open);
         records.extend(open.clone());
         let addresses = self.journal.write(&records)?;
-        let address = addresses.get(made).copied().ok_or(Errno::EIO)?;
+        let address = addresses.get(at).copied().ok_or(Errno::EIO)?;
         tables.close(checkpoint.id);
         for item in ahead {
             // Counted as a capture at an open for writing is: it is taken back, and the count with
@@ -75,9 +83,13 @@ impl Timeline {
         }
         self.absences.made(checkpoint.id, checkpoint.created_ns);
         let mut checkpoints = self.catalogue.write();
-        checkpoints.put(Kept::new(checkpoint, by.cloned()), address);
-        if let (Some(done), Some(at)) = (operation, addresses.get(made + 1)) {
-            self.operations.note(&done, *at);
+        let made = Kept {
+            hidden,
+            ..Kept::new(checkpoint, by.cloned())
+        };
+        checkpoints.put(made, address);
+        if let (Some(done), Some(noted)) = (operation, addresses.get(at + 1)) {
+            self.operations.note(&done, *noted);
         }
         let waiting = tables.closed().len();
         drop(checkpoints);

@@ -19,6 +19,8 @@ use crate::sys::{self, SysResult};
 const SAME_MAX: usize = 16;
 /// ... and of how many it looks whether they are there.
 const LOOKED_MAX: usize = 256;
+/// Objects in one record of hashes, of which the journal takes some thousand.
+const RECORD_OBJECTS_MAX: usize = 2048;
 
 /// Records of hashes that the index may not have yet.
 #[derive(Debug, Default)]
@@ -62,16 +64,28 @@ impl Contents {
     ///
     /// # Errors
     /// As [`Appender::append`].
-    pub fn add_hashes(&self, epoch: Epoch, objects: Vec<ObjectHash>, whole: bool) -> SysResult<()> {
+    pub fn add_hashes(&self, epoch: Epoch, objects: &[ObjectHash], whole: bool) -> SysResult<()> {
+        let mut rest = objects;
+        loop {
+            let (part, after) = rest.split_at(rest.len().min(RECORD_OBJECTS_MAX));
+            rest = after;
+            self.add_record(epoch, part, whole && rest.is_empty())?;
+            if rest.is_empty() {
+                return Ok(());
+            }
+        }
+    }
+
+    fn add_record(&self, epoch: Epoch, objects: &[ObjectHash], whole: bool) -> SysResult<()> {
         let at = self.journal.write(&[Record::Hashes {
             epoch,
-            objects: objects.clone(),
+            objects: objects.to_vec(),
             whole,
         }])?;
         sys::awake(|| {
             let mut hashed = self.hashed.write();
             at.into_iter()
-                .for_each(|at| hashed.note(epoch, at, &objects, whole));
+                .for_each(|at| hashed.note(epoch, at, objects, whole));
         });
         Ok(())
     }
@@ -167,5 +181,49 @@ impl Contents {
             known.retain(|(at, _, _)| *at > upto);
             !known.is_empty()
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+    use crate::history::timeline::Timeline;
+    use crate::store::Store;
+    use crate::store::ids::{ObjectOrigin, Slot};
+
+    /// An unmount, a deep check and a look for equal content record all that they hashed of an
+    /// epoch: more than one record holds failed, and nothing was recorded.
+    #[test]
+    fn hashes_are_recorded_however_many_there_are() {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, _) = Store::open(File::open(dir.path()).unwrap(), true).unwrap();
+        let (timeline, _) = Timeline::open(Arc::new(store)).unwrap();
+        let hashed = |epoch: Epoch, count: u64| -> Vec<ObjectHash> {
+            let object = |number| ObjectHash {
+                object: ObjectId {
+                    epoch,
+                    slot: Slot(number),
+                    serial: 0,
+                    origin: ObjectOrigin::Cloned,
+                },
+                size: 1,
+                hash: [1; 32],
+            };
+            (0..count).map(object).collect()
+        };
+        for (epoch, count) in [(1, 10_000), (2, 0), (3, RECORD_OBJECTS_MAX as u64)] {
+            let (epoch, contents) = (Epoch(epoch), &timeline.contents);
+            let all = hashed(epoch, count);
+            contents.add_hashes(epoch, &all, false).unwrap();
+            assert!(!contents.is_hashed(epoch).unwrap());
+            contents.add_hashes(epoch, &all, true).unwrap();
+            assert!(contents.is_hashed(epoch).unwrap());
+            let (mut known, whole) = contents.sealed(epoch).unwrap();
+            known.sort_by_key(|sealed| sealed.object.slot);
+            known.dedup();
+            assert_eq!((known.len() as u64, whole), (count, true));
+        }
     }
 }

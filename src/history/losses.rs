@@ -1,7 +1,7 @@
 //! What cannot be told any more of what checkpoints held, as it was found since the mount: changed
 //! behind our back, or damaged.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::store::ids::{CheckpointId, ObjectId};
@@ -19,6 +19,9 @@ pub struct Losses {
     distrusted: Mutex<HashSet<ObjectId>>,
     /// What was found to be changed behind our back since the mount, by checkpoint. A leaf.
     met: Mutex<BTreeMap<CheckpointId, BTreeMap<Vec<u8>, Kind>>>,
+    /// What was changed behind our back, and counts as unchanged by its size and time of
+    /// modification, by checkpoint. A leaf.
+    accepted: Mutex<BTreeMap<CheckpointId, BTreeSet<Vec<u8>>>>,
 }
 
 impl Losses {
@@ -56,6 +59,21 @@ impl Losses {
     /// What was met of that kind, by path, since the mount.
     pub fn met_unseen(&self, id: CheckpointId) -> BTreeMap<Vec<u8>, Kind> {
         self.met.lock().get(&id).cloned().unwrap_or_default()
+    }
+
+    /// Notes a file that was changed behind our back and counts as unchanged by its size and time of
+    /// modification.
+    pub(super) fn accept(&self, path: Vec<u8>, id: CheckpointId) {
+        let mut accepted = self.accepted.lock();
+        let known = accepted.entry(id).or_default();
+        if known.len() < MET_MAX {
+            known.insert(path);
+        }
+    }
+
+    /// The files that were accepted in the view of a checkpoint since the mount, by path.
+    pub fn accepted(&self, id: CheckpointId) -> BTreeSet<Vec<u8>> {
+        self.accepted.lock().get(&id).cloned().unwrap_or_default()
     }
 
     /// An object holds something else than was captured: when it returns nobody opens it any more,

@@ -32,11 +32,12 @@ pub mod table;
 mod tags;
 pub mod timeline;
 pub mod touched;
-mod unserved;
+pub mod unserved;
 pub mod versions;
 pub mod view;
 pub mod wake;
 pub mod writers;
+mod written;
 
 #[cfg(test)]
 mod forget_tests;

@@ -8,14 +8,13 @@
 //! the next checkpoint may carry a provisional capture of the open epoch (`live/cut.rs`,
 //! [`Epochs::may_carry`](super::epochs::Epochs::may_carry)).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 
 use super::append::fault;
-use super::lookup::DEPTH_MAX;
 use super::timeline::Timeline;
 use crate::store::ids::{CheckpointId, Epoch, ObjectId, Slot};
-use crate::store::record::{DataState, Record, Undo};
+use crate::store::record::{DataState, Place, Record, Undo};
 use crate::sys::{SysResult, Time};
 
 /// Nanoseconds of the longest tick of the kernel's clock (HZ = 100). The time of birth of an inode
@@ -237,7 +236,7 @@ impl Timeline {
         else {
             return Ok(());
         };
-        if self.is_nameless(version.slot, *newest, *made_ns)? {
+        if self.is_nameless(version.slot, *newest, *made_ns, &|_| None)? {
             version.by.start += older;
         }
         Ok(())
@@ -259,34 +258,84 @@ impl Timeline {
             return Ok(false);
         };
         let same_tick = kept.created_ns < Time::nanoseconds(born).saturating_add(TICK_MAX_NS);
-        Ok(same_tick && self.is_nameless(slot, id, kept.created_ns)?)
+        Ok(same_tick && self.is_nameless(slot, id, kept.created_ns, &|_| None)?)
     }
 
-    /// Whether the names on record lead from the root to something else than this inode at a
-    /// checkpoint, or to nothing. A name in a directory that was made after the checkpoint has no
-    /// record before the directory's first change after the one that shows it, so it is asked for
-    /// the directory then.
-    fn is_nameless(&self, mut slot: Slot, id: CheckpointId, made_ns: i64) -> SysResult<bool> {
-        for _ in 0..DEPTH_MAX {
-            let Some(home) = self.lookup.home_at(slot, id)? else {
+    /// Whether no stored checkpoint shows an inode that is about to change for the first time in
+    /// the open epoch. This daemon or an earlier one made it in that epoch, or only freed
+    /// checkpoints showed it. `born` is the time of birth; `now` returns place and time of birth of
+    /// an inode in the live tree.
+    ///
+    /// The same two conditions must hold as in [`Timeline::narrow`]. A time of birth in the future,
+    /// or a checkpoint made after the clock was set back, proves nothing; neither does a deletion that
+    /// is not on the disk.
+    ///
+    /// No checkpoint may be made until the inode is changed.
+    ///
+    /// # Errors
+    /// EIO if a record cannot be read; ESTALE if the checkpoint is freed while this runs.
+    pub fn is_unseen(
+        &self,
+        slot: Slot,
+        born: Time,
+        now: &dyn Fn(Slot) -> Option<(Place, Time)>,
+    ) -> SysResult<bool> {
+        let Some(newest) = self.catalogue.newest_stored() else {
+            return Ok(false);
+        };
+        let Some(made_ns) = self.catalogue.stored_ns(newest) else {
+            return Ok(false);
+        };
+        // A deleted checkpoint that comes back after a power cut shows what is about to change.
+        Ok(self.absences.is_after(born, newest, made_ns)
+            && born <= crate::sys::now()
+            && self.store().has_synced_deletions()
+            && self.is_nameless(slot, newest, made_ns, now)?)
+    }
+
+    /// Whether the name of an inode led to something else, or to nothing, at a checkpoint. The name
+    /// is the one at its first change after the checkpoint; an inode without a record has not
+    /// changed since, and `now` returns its place and time of birth. If that name led to the inode,
+    /// or has no record, the directory is asked instead, provided that it is younger than the
+    /// checkpoint.
+    ///
+    /// # Errors
+    /// EIO if a record cannot be read.
+    fn is_nameless(
+        &self,
+        slot: Slot,
+        id: CheckpointId,
+        made_ns: i64,
+        now: &dyn Fn(Slot) -> Option<(Place, Time)>,
+    ) -> SysResult<bool> {
+        let (mut at, mut passed) = (slot, HashSet::new());
+        // Places that were forged can lead in a circle.
+        while passed.insert(at) {
+            let home = self.lookup.home_at(at, id)?.map(|home| home.before);
+            let Some(place) = home.or_else(|| Some(now(at)?.0)) else {
                 return Ok(false);
             };
-            let parent = home.before.parent;
-            let Some(led_to) = self.lookup.entry_at(parent, &home.before.name, id)? else {
-                return Ok(false);
-            };
-            if led_to.before.is_none_or(|child| child.slot != slot) {
+            let led_to = self.lookup.entry_at(place.parent, &place.name, id)?;
+            if led_to.is_some_and(|led_to| led_to.before.is_none_or(|child| child.slot != at)) {
                 return Ok(true);
             }
-            let born_ns = self
-                .lookup
-                .attr_at(parent, id)?
-                .and_then(|attr| attr.before.stat.btime.map(Time::nanoseconds));
-            if parent == Slot::ROOT || born_ns.is_none_or(|born_ns| born_ns <= made_ns) {
+            at = place.parent;
+            if at == Slot::ROOT {
                 return Ok(false);
             }
-            slot = parent;
+            let recorded = self.lookup.attr_at(at, id)?;
+            let born = match recorded {
+                Some(attr) => attr.before.stat.btime,
+                None => now(at).map(|(_, born)| born),
+            };
+            if born.is_none_or(|born| born.nanoseconds() <= made_ns) {
+                return Ok(false);
+            }
         }
         Ok(false)
     }
 }
+
+#[cfg(test)]
+#[path = "needed_tests.rs"]
+mod tests;

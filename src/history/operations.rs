@@ -406,6 +406,29 @@ impl Operations {
         }
     }
 
+    /// The checkpoints that operations since this time (nanoseconds since 1970) deleted.
+    ///
+    /// # Errors
+    /// EIO if the journal cannot be read.
+    pub fn deleted_since(&self, since_ns: i64) -> SysResult<BTreeSet<CheckpointId>> {
+        let addresses: Vec<Address> = {
+            let order = self.order.read();
+            order.known.values().rev().map(|(at, _)| *at).collect()
+        };
+        let mut deleted = BTreeSet::new();
+        for at in addresses {
+            match self.operation_at(at)? {
+                Some(operation) if operation.at_ns < since_ns => break,
+                Some(Operation {
+                    deed: Deed::Deleted { id, .. },
+                    ..
+                }) => drop(deleted.insert(id)),
+                _ => {}
+            }
+        }
+        Ok(deleted)
+    }
+
     /// The records that bring a hidden checkpoint back: with its tags, but for those that another
     /// has by now.
     pub fn reviving(&self, kept: &Kept) -> Vec<Record> {

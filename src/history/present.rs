@@ -82,6 +82,17 @@ impl Drop for Trail {
     }
 }
 
+/// What is on another filesystem is not there.
+///
+/// # Errors
+/// Any but EXDEV, as it is given.
+pub fn absent_beyond<T>(errno: Errno) -> SysResult<Option<T>> {
+    match errno {
+        Errno::EXDEV => Ok(None),
+        errno => Err(errno),
+    }
+}
+
 /// The live tree, read by slot. Every method verifies that the inode found is the one that was
 /// meant and fails with ESTALE if none is.
 pub trait Present: Send + Sync {

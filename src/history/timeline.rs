@@ -36,6 +36,7 @@ use super::operations::{Operations, Order};
 use super::processes::Processes;
 use super::since::Baseline;
 use super::wake::Wake;
+use super::written::Written;
 use crate::store::Store;
 use crate::store::ids::{CheckpointId, ObjectId, Slot};
 use crate::store::record::{Actor, Comparing, Place};
@@ -115,6 +116,8 @@ pub struct Timeline {
     pub ahead: Arc<Ahead>,
     /// What changed since the tree was written down.
     pub baseline: Arc<Baseline>,
+    /// The tree as it was written down last.
+    pub(super) written: Written,
     /// Moves closed epochs into the index.
     pub indexer: Arc<Indexer>,
     /// Versions that only the next checkpoint may need: see [`Timeline::unneeded_without`]. A leaf.
@@ -124,7 +127,7 @@ pub struct Timeline {
 impl Timeline {
     pub(super) fn new(store: Arc<Store>, memory: Memory) -> Timeline {
         let journal = Arc::new(Appender::new(Arc::clone(&store)));
-        let (losses, wake) = (Arc::new(Losses::default()), Arc::new(Wake::default()));
+        let (losses, wake) = (Arc::<Losses>::default(), Arc::<Wake>::default());
         let dropped = Arc::new(DroppedVersions::new(
             Arc::clone(&journal),
             Arc::clone(&losses),
@@ -139,11 +142,8 @@ impl Timeline {
         let appender = || Arc::clone(&journal);
         let operations = Operations::new(appender(), Arc::clone(&catalogue), memory.order);
         let operations = Arc::new(operations);
-        let absences = Arc::new(Absences::new(
-            Arc::clone(&journal),
-            Arc::clone(&catalogue),
-            memory.absences,
-        ));
+        let absences = Absences::new(appender(), Arc::clone(&catalogue), memory.absences);
+        let absences = Arc::new(absences);
         let epochs = Arc::new(Epochs::new(
             Arc::clone(&journal),
             Arc::clone(&catalogue),
@@ -172,7 +172,7 @@ impl Timeline {
             ahead: Arc::clone(&ahead),
             baseline: Arc::clone(&baseline),
         };
-        let indexer = Arc::new(Indexer::new(store, wake, parts));
+        let indexer = Arc::new(Indexer::new(Arc::clone(&store), wake, parts));
         indexer.hurry_if_many(epochs.read().closed().len());
         Timeline {
             processes: Processes::new(Arc::clone(&journal), Arc::clone(&epochs)),
@@ -187,6 +187,7 @@ impl Timeline {
             lookup,
             ahead,
             baseline,
+            written: Written::new(store),
             indexer,
             spared: Mutex::default(),
         }

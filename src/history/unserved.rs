@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::present::{Present, Trail};
 use super::timeline::Timeline;
 use crate::store::ids::{CheckpointId, Epoch, Slot};
-use crate::sys::{Errno, Kind, SysResult, Time};
+use crate::sys::{Errno, Kind, Stat, SysResult, Time};
 
 /// Looks at what history and the live tree say of an inode's times.
 #[derive(Clone, Copy)]
@@ -45,12 +45,13 @@ impl Unserved<'_> {
         }
         // With a record of an earlier change it may be ours.
         let last = match (&first, epoch) {
-            (None, None) => self.present.attr(owner).ok().map(|attr| attr.stat.ctime),
-            (Some(attr), Some(epoch)) if attr.epoch == epoch => Some(attr.before.stat.ctime),
+            (None, None) => self.present.attr(owner).ok().map(|attr| attr.stat),
+            (Some(attr), Some(epoch)) if attr.epoch == epoch => Some(attr.before.stat),
             _ => None,
         };
-        if let Some(ctime) = last
-            && self.changed_unseen(owner.slot, ctime, first.is_some(), id)?
+        if let Some(stat) = last
+            && self.changed_unseen(owner.slot, stat.ctime, first.is_some(), id)?
+            && !self.only_links_changed(owner, (None, &stat), id)
         {
             return Ok(true);
         }
@@ -59,6 +60,7 @@ impl Unserved<'_> {
         }
         // Between two changes of ours may lie one that nobody recorded, if there was a time in
         // which it could.
+        let was = first.as_ref().map(|attr| attr.before.stat);
         let mut changed = first.filter(|_| self.timeline.absences.may_have_unseen(id));
         while let Some(attr) = changed.filter(|attr| epoch.is_none_or(|epoch| attr.epoch <= epoch))
         {
@@ -78,15 +80,57 @@ impl Unserved<'_> {
             Some(epoch) => self.timeline.lookup.attr_since(owner.slot, epoch)?,
             None => None,
         };
-        let ctime = match recorded {
-            Some(attr) => attr.before.stat.ctime,
+        let stat = match recorded {
+            Some(attr) => attr.before.stat,
             None => match self.present.attr(owner) {
-                Ok(attr) => attr.stat.ctime,
+                Ok(attr) => attr.stat,
                 Err(Errno::ESTALE | Errno::ENOENT) => return Ok(false),
                 Err(errno) => return Err(errno),
             },
         };
-        Ok(self.timeline.absences.changed_in_absence(ctime, id))
+        Ok(self.timeline.absences.changed_in_absence(stat.ctime, id)
+            && !self.only_links_changed(owner, (was.as_ref(), &stat), id))
+    }
+
+    /// Whether an inode with these attributes, whose time of change is later than checkpoint `id`,
+    /// is as the checkpoint has it but for its links: it got or lost a name outside of the tree, as
+    /// package managers do with files that projects share. `was`: its attributes at the checkpoint,
+    /// if they are on record; else the baseline may have them.
+    ///
+    /// Where neither has them, an inode with several names counts as unchanged if it was not
+    /// modified since: to give content of then another time of modification, and the old one back,
+    /// takes two calls and is nothing that happens by itself. `verify` names what was accepted so.
+    pub(super) fn only_links_changed(
+        &self,
+        owner: &Arc<Trail>,
+        (was, now): (Option<&Stat>, &Stat),
+        id: CheckpointId,
+    ) -> bool {
+        let Some(created_ns) = self.timeline.catalogue.created_ns(id) else {
+            return false;
+        };
+        if now.kind == Kind::Dir || now.mtime.nanoseconds() >= created_ns {
+            return false;
+        }
+        let accepted = match was {
+            Some(was) => has_same_content(was, now),
+            None => self.only_links_differ(owner, now, created_ns),
+        };
+        if accepted {
+            self.timeline.losses.accept(owner.path(), id);
+        }
+        accepted
+    }
+
+    fn only_links_differ(&self, owner: &Arc<Trail>, now: &Stat, created_ns: i64) -> bool {
+        let written = owner.up.as_ref().and_then(|up| {
+            let node = self.timeline.written.at(up.slot, &owner.name)?;
+            let stat = node.attr.stat;
+            let is_it = node.child.slot == owner.slot && stat.btime == now.btime;
+            (is_it && stat.mtime == now.mtime && stat.ctime.nanoseconds() <= created_ns)
+                .then_some(stat)
+        });
+        written.map_or(now.nlink > 1, |was| differs_in_links_only(&was, now))
     }
 
     /// The live inode with this number is another than it was at checkpoint `id`: what is removed
@@ -149,4 +193,16 @@ impl Unserved<'_> {
         Ok(self.timeline.absences.changed_unseen(ctime, id)
             && (recorded || self.timeline.lookup.attr_at(slot, id)?.is_none()))
     }
+}
+
+/// Whether an inode has the same content, as far as its attributes show: only other attributes and
+/// links have changed.
+pub fn has_same_content(was: &Stat, now: &Stat) -> bool {
+    let of = |stat: &Stat| (stat.kind, stat.btime, stat.mtime, stat.size);
+    of(was) == of(now)
+}
+
+fn differs_in_links_only(was: &Stat, now: &Stat) -> bool {
+    let rights = |stat: &Stat| (stat.mode, stat.uid, stat.gid, stat.rdev);
+    has_same_content(was, now) && rights(was) == rights(now)
 }

@@ -20,7 +20,7 @@ use super::unserved::Unserved;
 use crate::store::ids::{CheckpointId, Epoch, Name, Slot};
 use crate::store::layout::is_own_xattr;
 use crate::store::record::{AttrState, Child};
-use crate::sys::{Errno, Kind, SysResult, Xattrs};
+use crate::sys::{Errno, Kind, Protection, SysResult, Xattrs};
 
 /// Changes of one name that are looked through.
 const FORMER_MAX: usize = 1000;
@@ -370,8 +370,8 @@ impl<'a> View<'a> {
         Ok(names.into_iter().collect())
     }
 
-    /// Attributes. Those of a directory that was changed while nobody served it are as they are
-    /// now.
+    /// Attributes, without what chattr(1) sets. Those of a directory that was changed while nobody
+    /// served it are as they are now.
     ///
     /// # Errors
     /// As [`View::child`].
@@ -379,7 +379,7 @@ impl<'a> View<'a> {
         let State::At(id) = self.state else {
             return at_rest(self.present, || self.present.attr(node));
         };
-        let (epoch, attr) = self.look(
+        let (epoch, mut attr) = self.look(
             || Ok(self.timeline.lookup.attr_at(node.slot, id)?.map(owned)),
             || self.present.attr(node),
         )?;
@@ -391,10 +391,14 @@ impl<'a> View<'a> {
                 .unserved()
                 .changed_unseen(node.slot, ctime, epoch.is_some(), id)?
                 || self.timeline.absences.changed_in_absence(ctime, id))
+            && !self
+                .unserved()
+                .only_links_changed(node, (None, &attr.stat), id)
         {
             self.timeline.losses.meet_unseen(node.path(), kind, id);
             return Err(Errno::EIO);
         }
+        attr.stat.protection = Protection::None;
         Ok(attr)
     }
 

@@ -8,11 +8,12 @@ use super::change::Change;
 use super::copy_up::CopyUp;
 use super::handles::SET_ID;
 use super::inodes::{At, target_of_fd};
+use super::lent::{ALL, CONTENT, lending, lent};
 use super::past::{Busy, Captures, Durability, Inodes, Past};
 use super::tables::{Calls, Dirs, Handles, HotFiles, Locks, NodeTable, Passthrough, Tables};
+use super::xattrs::{check_room, set_xattrs};
 use crate::history::timeline::Timeline;
 use crate::store::ids::Slot;
-use crate::store::journal::codec::PAYLOAD_MAX;
 use crate::store::layout::is_own_xattr;
 use crate::store::record::{AttrState, Key, Undo};
 use crate::sys::{self, Asker, Errno, Kind, Open, SetTime, Stat, SysResult, XattrMode, Xattrs};
@@ -36,10 +37,6 @@ pub struct NewAttrs {
     pub asker: Option<Asker>,
 }
 
-/// Bytes of names and values that an inode may have in attributes. They are recorded together, with
-/// its place, in one payload of the journal.
-const XATTRS_BYTES_MAX: usize = PAYLOAD_MAX / 2;
-
 impl NewAttrs {
     /// The kernel asks for nothing before somebody changes the content of a file with set-id bits
     /// who may not keep them: to clear those is left to us (`__remove_privs` in fs/inode.c,
@@ -58,33 +55,6 @@ impl NewAttrs {
                 ..
             }
         )
-    }
-}
-
-/// Refuses an attribute with which those of the inode could not be recorded any more, or not even
-/// be listed: every later change of it would fail.
-fn check_room(fd: &OwnedFd, name: &[u8], value: &[u8]) -> SysResult<()> {
-    let names = match sys::listxattr(fd) {
-        Err(Errno::EOPNOTSUPP) => return Ok(()),
-        Err(Errno::E2BIG) => return Err(Errno::ENOSPC),
-        names => names?,
-    };
-    let others = || names.iter().filter(|known| *known != name);
-    let list = others().map(|known| known.len() + 1).sum::<usize>() + name.len() + 1;
-    if list > sys::XATTR_LEN_MAX {
-        return Err(Errno::ENOSPC);
-    }
-    if (names.len() + 1) * sys::XATTR_LEN_MAX + list <= XATTRS_BYTES_MAX {
-        return Ok(());
-    }
-    let mut bytes = list + value.len();
-    for known in others() {
-        bytes += sys::getxattr(fd, known)?.len();
-    }
-    if bytes > XATTRS_BYTES_MAX {
-        Err(Errno::ENOSPC)
-    } else {
-        Ok(())
     }
 }
 
@@ -160,9 +130,8 @@ impl Attrs {
             let _stripe = self.locks.stripe(at.slot);
             self.busy.probe_first(change, at.slot)?;
             if new.size.is_some() {
-                self.busy.capture_first(change, at.slot, false, || {
-                    self.inodes.stat(at).map(|stat| stat.size)
-                })?;
+                self.busy
+                    .capture_first(change, at.slot, false, || self.inodes.stat(at))?;
             }
             self.set_attr_in(change, at, file, new)
         })
@@ -283,7 +252,8 @@ impl Attrs {
             self.captures.keep_homes(at, &mut undo);
         }
         if xattrs_too && self.timeline.epochs.needs(&Key::Xattrs(at.slot)) {
-            let xattrs = sys::all_xattrs(fd)?;
+            let read = || sys::all_xattrs(fd);
+            let xattrs = self.captures.with_read(&change.author, at, fd, read)?;
             if !xattrs.is_empty() {
                 undo.push(Undo::Xattrs {
                     slot: at.slot,
@@ -456,18 +426,9 @@ impl Attrs {
         self.dirs.set_plain(at.slot, false);
         self.keep_inode(change, at, &fd, false)?;
         self.record_xattrs(change, at.slot, &fd)?;
-        for (name, _) in now
-            .iter()
-            .filter(|(name, _)| !wanted.iter().any(|(other, _)| other == name))
-        {
-            match sys::removexattr(&fd, name) {
-                Ok(()) | Err(Errno::NO_XATTR) => {}
-                Err(errno) => return Err(errno),
-            }
-        }
-        for (name, value) in wanted.iter().filter(|pair| !now.contains(pair)) {
-            sys::setxattr(&fd, name, value, XattrMode::Any)?;
-        }
+        // An owner who is not root may set them only where it may write.
+        let first = |_: &Stat| self.keep_inode(change, at, &fd, true);
+        lent(&fd, CONTENT, first, || set_xattrs(&fd, &now, wanted))?;
         Ok(true)
     }
 
@@ -523,6 +484,33 @@ impl Attrs {
             )?;
         }
         Ok(different)
+    }
+
+    /// Has the owner of an inode, who is not root, read and change it whatever its mode says; gives
+    /// the mode that is to be given back with [`Attrs::give_back_in`], and is recorded.
+    ///
+    /// # Errors
+    /// Those of chmod(2).
+    pub fn lend_in(&self, change: &Change, at: At<'_>) -> SysResult<Option<u32>> {
+        if sys::own_user() == 0 || at.slot == Slot::STAGING {
+            return Ok(None);
+        }
+        self.copies.own_in(at)?;
+        let fd = self.inodes.fd(at)?;
+        let stat = sys::stat_fd(&fd)?;
+        let bits = if stat.kind == Kind::Dir { ALL } else { CONTENT };
+        let Some(mode) = lending(&stat, bits) else {
+            return Ok(None);
+        };
+        self.keep_inode(change, at, &fd, false)?;
+        sys::chmod_fd(&fd, mode)?;
+        Ok(Some(stat.mode))
+    }
+
+    /// Gives an inode the mode back that it had, if it is there.
+    pub fn give_back_in(&self, at: At<'_>, mode: u32) {
+        let given = self.inodes.fd(at).and_then(|fd| sys::chmod_fd(fd, mode));
+        tracing::debug!(slot = at.slot.0, ?given, "an inode has its mode again");
     }
 
     /// Gives a file with one name the time that it is now.

@@ -13,12 +13,14 @@
 //! more is looked for among the names that are new.
 
 mod advance;
+mod settle;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::attrs::Attrs;
 use super::inodes::{names_of, place};
 use super::kept::{Keep, Keeper, Kept};
 use super::nodes::{generation_of, is_same};
@@ -28,6 +30,7 @@ use crate::history::attribution::Author;
 use crate::history::eager::AheadNode;
 use crate::history::present::Trail;
 use crate::history::timeline::Timeline;
+use crate::history::unserved::has_same_content;
 use crate::store::Address;
 use crate::store::baseline::{Baseline, Node, ROOT, Writer};
 use crate::store::ids::{Name, Slot};
@@ -52,6 +55,8 @@ pub(super) struct Walk<'a> {
     pub(super) end: Option<Address>,
     /// Keeps content beside it.
     pub(super) keeper: Option<&'a Keeper<'a>>,
+    /// Inodes that were changed while the clock was ahead get a time of change of now.
+    pub(super) settles: bool,
     /// Asked before each directory: `false` ends it.
     pub(super) go_on: &'a mut dyn FnMut() -> bool,
 }
@@ -62,15 +67,22 @@ pub struct Baselines {
     nodes: Arc<NodeTable>,
     inodes: Arc<Inodes>,
     kept: Arc<Kept>,
+    attrs: Arc<Attrs>,
 }
 
 impl Baselines {
-    pub(super) fn new(tables: &Tables, past: &Past, kept: &Arc<Kept>) -> Arc<Baselines> {
+    pub(super) fn new(
+        tables: &Tables,
+        past: &Past,
+        kept: &Arc<Kept>,
+        attrs: &Arc<Attrs>,
+    ) -> Arc<Baselines> {
         Arc::new(Baselines {
             timeline: Arc::clone(&tables.timeline),
             nodes: Arc::clone(&tables.nodes),
             inodes: Arc::clone(&past.inodes),
             kept: Arc::clone(kept),
+            attrs: Arc::clone(attrs),
         })
     }
 
@@ -121,6 +133,7 @@ impl Baselines {
         self.walk_baseline(Walk {
             end: Some(end),
             keeper: keeper.as_ref(),
+            settles: false,
             go_on: &mut go_on,
         })?;
         let gone = self.timeline.baseline.gone_now();
@@ -146,9 +159,11 @@ impl Baselines {
         walked
     }
 
-    fn walk(&self, Walk { end, keeper, go_on }: Walk<'_>) -> SysResult<()> {
+    fn walk(&self, walk: Walk<'_>) -> SysResult<()> {
+        let Walk { end, keeper, .. } = walk;
         let mut writer = Writer::new(&self.timeline.store().layout, end)?;
         let root = self.inodes.root_node()?;
+        self.settle(walk.settles, Trail::root, &root.attr.stat);
         writer.add(0, b"", &root)?;
         let mut open = VecDeque::from([Open {
             number: ROOT,
@@ -164,7 +179,7 @@ impl Baselines {
         unmet.remove(&Slot::ROOT);
         let (mut last, mut above) = (ROOT, None);
         while let Some(Open { number, trail, was }) = open.pop_front() {
-            if !go_on() {
+            if !(walk.go_on)() {
                 return Err(Errno::ETIMEDOUT);
             }
             let Some(fd) = self.inodes.listed_dir(&trail, &mut above)? else {
@@ -181,6 +196,8 @@ impl Baselines {
                     }
                     node => node?,
                 };
+                let child = || trail.step(&name, node.child.slot);
+                self.settle(walk.settles, child, &node.attr.stat);
                 unmet.remove(&node.child.slot);
                 if let Some(keeper) = keeper {
                     keeper.keep(&fd, &name, &node);
@@ -236,6 +253,7 @@ impl Baselines {
             new: HashMap::new(),
             unlisted: Vec::new(),
             told: HashSet::new(),
+            as_is: HashSet::new(),
         };
         compared.open.push(Directory {
             now: Trail::root(),
@@ -272,6 +290,8 @@ struct Compared<'a> {
     unlisted: Vec<Arc<Trail>>,
     /// Directories that are nowhere, and whose names were looked for.
     told: HashSet<Slot>,
+    /// Files that were found at one of their names with the content that they had.
+    as_is: HashSet<Slot>,
 }
 
 /// It is the inode that it was.
@@ -381,6 +401,7 @@ impl Compared<'_> {
         } else if is_same(stat, &node.attr.stat) {
             Ok(())
         } else {
+            self.note_content(stat, &node);
             self.record(&node, &was.step(name, slot), Vec::new(), None)
         }
     }
@@ -428,11 +449,12 @@ impl Compared<'_> {
             .map(|(slot, _)| *slot)
             .collect();
         for slot in &moved {
-            let (Some((node, was)), Some((dir, name, _))) =
+            let (Some((node, was)), Some((dir, name, stat))) =
                 (self.away.remove(slot), self.new.remove(slot))
             else {
                 continue;
             };
+            self.note_content(&stat, &node);
             self.record(&node, &was, Vec::new(), Some(place(dir.slot, &name)))?;
             if node.child.kind == Kind::Dir {
                 self.open.push(Directory {
@@ -493,7 +515,15 @@ impl Compared<'_> {
         Ok(())
     }
 
-    /// Records what an inode was; `now`: where it is.
+    /// Notes a file that is there and has the content that it had.
+    fn note_content(&mut self, stat: &Stat, node: &Node) {
+        if has_same_content(&node.attr.stat, stat) {
+            self.as_is.insert(node.child.slot);
+        }
+    }
+
+    /// Records what an inode was; `now`: where it is. Of a file whose content was not kept nothing is
+    /// recorded if it still has that: only its attributes or links have changed.
     fn record(
         &mut self,
         node: &Node,
@@ -515,10 +545,10 @@ impl Compared<'_> {
             },
         ];
         if node.child.kind == Kind::File {
-            undo.push(Undo::Data {
-                slot,
-                before: self.content(node),
-            });
+            let before = self.content(node);
+            if before.object.is_some() || before.size == 0 || !self.as_is.contains(&slot) {
+                undo.push(Undo::Data { slot, before });
+            }
         }
         let mut at = was;
         while let (Some(place), true) = (place_of(at), timeline.epochs.needs(&Key::Home(at.slot))) {

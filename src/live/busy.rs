@@ -39,7 +39,7 @@ use super::tables::{Calls, Locks, NodeTable, Tables};
 use crate::history::timeline::Timeline;
 use crate::store::ids::{ObjectId, Slot};
 use crate::store::record::Key;
-use crate::sys::{self, Errno, Open, SysResult, wait};
+use crate::sys::{self, Errno, Open, Stat, SysResult, wait};
 
 /// How long changes that come may wait for those under way, before a freeze lets them pass and
 /// tries again.
@@ -111,7 +111,7 @@ impl Busy {
         change: &Change,
         slot: Slot,
         provisional: bool,
-        size: impl FnOnce() -> SysResult<u64>,
+        stat: impl FnOnce() -> SysResult<Stat>,
     ) -> SysResult<()> {
         if !self.timeline.epochs.needs(&Key::Data(slot))
             || self.nodes.is_dead(slot)
@@ -119,10 +119,13 @@ impl Busy {
         {
             return Ok(());
         }
-        let apart = self.calls.is_claimed(slot)
-            || self.nodes.may_wait(slot)
-            || size()? > CAPTURED_AT_ONCE_MAX;
-        if apart {
+        if self.calls.is_claimed(slot) {
+            return Err(change.wants(Want::Capture(slot, provisional)));
+        }
+        let stat = stat()?;
+        let apart = self.nodes.may_wait(slot) || stat.size > CAPTURED_AT_ONCE_MAX;
+        let place = || self.inodes.likeliest_place(slot);
+        if apart && !self.captures.is_unseen(slot, &stat, place) {
             Err(change.wants(Want::Capture(slot, provisional)))
         } else {
             Ok(())

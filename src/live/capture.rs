@@ -8,11 +8,13 @@ use std::sync::Arc;
 use super::change::Change;
 use super::durable::Durability;
 use super::inodes::{At, Inodes};
+use super::lent::{READ, lent};
 use super::tables::{Calls, HotFiles, NodeTable, Tables};
+use crate::history::attribution::Author;
 use crate::history::timeline::Timeline;
 use crate::store::ids::{Name, ObjectId, ObjectOrigin, Slot};
-use crate::store::record::{AttrState, Child, DataState, Key, Undo};
-use crate::sys::{self, Errno, Open, RenameMode, Stat, SysResult};
+use crate::store::record::{AttrState, Child, DataState, Key, Place, Undo};
+use crate::sys::{self, Errno, Kind, Open, RenameMode, Stat, SysResult};
 
 /// A dirty file of at most this many bytes is copied and not cloned, and so are as many at the end
 /// of a larger one if only they are dirty (something was appended): a clone must write them back
@@ -27,6 +29,8 @@ const CLONED_UNIT: u64 = 4096;
 pub struct Captures {
     timeline: Arc<Timeline>,
     reflink: bool,
+    /// Files can be without copy on write (btrfs).
+    has_nocow: bool,
     nodes: Arc<NodeTable>,
     hot: Arc<HotFiles>,
     calls: Arc<Calls>,
@@ -39,10 +43,12 @@ impl Captures {
         tables: &Tables,
         inodes: &Arc<Inodes>,
         durability: &Arc<Durability>,
+        has_nocow: bool,
     ) -> Arc<Captures> {
         Arc::new(Captures {
             timeline: Arc::clone(&tables.timeline),
             reflink: tables.reflink,
+            has_nocow,
             nodes: Arc::clone(&tables.nodes),
             hot: Arc::clone(&tables.hot),
             calls: Arc::clone(&tables.calls),
@@ -122,7 +128,10 @@ impl Captures {
             undo.push(Undo::Attr {
                 slot,
                 before: AttrState {
-                    stat: *stat,
+                    stat: Stat {
+                        ctime: self.timeline.absences.settled(stat.ctime),
+                        ..*stat
+                    },
                     target,
                 },
             });
@@ -178,6 +187,33 @@ impl Captures {
         Ok(())
     }
 
+    /// Whether no checkpoint shows a file whose content is about to change for the first time in
+    /// the open epoch, although this daemon does not know it as born: see [`Timeline::is_unseen`].
+    /// Its content is not kept then, but its records are made as for any file, because the baseline
+    /// and what is captured ahead rely on them. The caller holds the freeze lock.
+    pub(super) fn is_unseen(
+        &self,
+        slot: Slot,
+        stat: &Stat,
+        place: impl Fn() -> Option<Place>,
+    ) -> bool {
+        // An inode that a branch has from its base was there before.
+        let through = self.inodes.base().through();
+        let is_own = |slot| through.is_none_or(|through| through.is_born(slot));
+        let now = |at: Slot| {
+            let (place, born) = if at == slot {
+                (place()?, stat.btime?)
+            } else {
+                let place = self.inodes.likeliest_place(at)?;
+                (place, self.inodes.stat(at).ok()?.btime?)
+            };
+            is_own(at).then_some((place, born))
+        };
+        let has_one_name = stat.kind == Kind::File && stat.nlink <= 1;
+        let born = stat.btime.filter(|_| has_one_name && is_own(slot));
+        born.is_some_and(|born| self.timeline.is_unseen(slot, born, &now).unwrap_or(false))
+    }
+
     /// Makes sure that the content of a file as it is now is kept, if a checkpoint can see it. The
     /// caller holds the freeze lock, and the file's stripe.
     ///
@@ -203,12 +239,51 @@ impl Captures {
             return Ok(());
         }
         let stat = sys::stat_fd(file)?;
+        if self.is_unseen(slot, &stat, || self.inodes.places(at).into_iter().next()) {
+            return self.record_capture(change, at, file, None, &stat, false);
+        }
         let object = self.capture_object(slot, file, stat.size)?;
         let recorded = self.record_capture(change, at, file, object, &stat, provisional);
         if let (Err(_), Some(object)) = (&recorded, object) {
             self.drop_object(object);
         }
         recorded
+    }
+
+    /// As [`Captures::capture`], of a file that is open; to be read or not.
+    pub(super) fn capture_open(
+        &self,
+        change: &Change,
+        at: At<'_>,
+        (file, readable): (&File, bool),
+        provisional: bool,
+    ) -> SysResult<()> {
+        self.with_read(&change.author, at, file, || {
+            if readable {
+                return self.capture(change, at, file, provisional);
+            }
+            let source = sys::reopen(file, Open::READ)?;
+            self.capture(change, at, &source, provisional)
+        })
+    }
+
+    /// Does something for which an inode must be readable by its owner. Where it is not, its mode is
+    /// recorded first: see `lent`. The caller holds the freeze lock.
+    pub(super) fn with_read<T>(
+        &self,
+        author: &Author,
+        at: At<'_>,
+        fd: impl AsFd,
+        act: impl FnMut() -> SysResult<T>,
+    ) -> SysResult<T> {
+        let keep = |stat: &Stat| {
+            let mut undo = Vec::new();
+            let stat = self.inodes.base().shown(at.slot, *stat);
+            self.keep_attr(at.slot, &stat, None, &mut undo);
+            self.keep_homes(at, &mut undo);
+            self.timeline.epochs.record(author, undo, Vec::new())
+        };
+        lent(fd, READ, keep, act)
     }
 
     /// Records what was captured of a file.
@@ -283,7 +358,7 @@ impl Captures {
         let (from, name) = layers.location(object)?;
         let (to, new_name) = layers.location(moved)?;
         self.with_room(|| {
-            sys::rename_at(
+            sys::rename_home(
                 &*from,
                 name.as_bytes(),
                 &*to,
@@ -377,6 +452,9 @@ impl Captures {
             return sys::clone_to(file, dir, name).map(|made| (made, false));
         };
         let target = sys::create_file_at(dir, name, Open::READ_WRITE, 0o600)?;
+        if self.has_nocow {
+            sys::make_alike(file, &target);
+        }
         if !self.reflink {
             sys::copy_data(file, &target, size)?;
         } else if cloned > 0 && sys::clone_head(file, &target, cloned).is_err() {
@@ -389,6 +467,15 @@ impl Captures {
             return Err(Errno::EIO);
         }
         Ok((target, true))
+    }
+
+    /// Does what takes space or an inode of the tree for a user: see [`sys::within_limits_of`]. XFS
+    /// and btrfs go by the owner alone, and keep nothing for root.
+    pub(super) fn within_limits<T>(&self, uid: Option<u32>, act: impl FnOnce() -> T) -> T {
+        match uid {
+            Some(uid) if !self.reflink => sys::within_limits_of(uid, act),
+            _ => act(),
+        }
     }
 
     /// Removes an object that nothing refers to.
@@ -420,7 +507,7 @@ fn cloned_part(file: &File, size: u64, still: bool) -> Option<u64> {
     (before == 0 || is_dirty(before) == Ok(false)).then_some(before)
 }
 
-/// The record of a file's content: `object` has it; `None`: it is empty.
+/// The record of a file's content: `object` has it; `None`: it is empty, or no checkpoint shows it.
 pub(super) fn data_undo(
     slot: Slot,
     object: Option<ObjectId>,

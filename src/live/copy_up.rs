@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::inodes::{At, Inherited, at_place, target_of};
+use super::lent::{NAMES, lent};
 use super::past::{Captures, Durability, Inodes, Past};
 use super::staged::{STAGED_PREFIX, Staged, Staging, Wanted};
 use super::tables::{Locks, Tables};
@@ -41,21 +42,10 @@ enum Holds {
     All,
 }
 
-/// Does what changes the names of a directory that its owner, who is not root, may not write: for
-/// so long its mode lets them, for nobody has asked for a change of names. A kill leaves it so.
+/// Does what changes the names of a directory that its owner, who is not root, may not write: nobody
+/// has asked for a change of names. A kill leaves it so.
 fn writable<T>(dir: &OwnedFd, act: impl Fn() -> SysResult<T>) -> SysResult<T> {
-    let done = act();
-    let stat = match done {
-        Err(Errno::EACCES) if sys::ids().0 != 0 => sys::stat_fd(dir)?,
-        done => return done,
-    };
-    if stat.kind != Kind::Dir || stat.mode & 0o300 == 0o300 {
-        return done;
-    }
-    sys::chmod_fd(dir, stat.mode | 0o300)?;
-    let done = act();
-    sys::chmod_fd(dir, stat.mode)?;
-    done
+    lent(dir, NAMES, |_| Ok(()), act)
 }
 
 /// A copy that is about to be put in place.

@@ -28,7 +28,7 @@ use crate::history::view::OpenContent;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Key;
 use crate::sys::lock::RwLockReadGuard;
-use crate::sys::{self, Asker, Errno, Open, Stat, SysResult};
+use crate::sys::{self, Asker, Errno, Open, Protection, Stat, SysResult};
 
 /// Opens, reads, writes and closes files.
 pub struct Files {
@@ -97,7 +97,7 @@ impl Files {
     /// Who does the I/O of a file that is opened now: all its handles agree for as long as one is
     /// open, but for those of users whose I/O the kernel may not do ([`Passthrough::is_for`]),
     /// which pass the daemon all the same.
-    fn io_mode(&self, slot: Slot, flags: OpenFlags, mode: u32) -> IoMode {
+    fn io_mode(&self, slot: Slot, flags: OpenFlags, stat: &Stat) -> IoMode {
         let open = {
             self.nodes
                 .lock()
@@ -105,7 +105,12 @@ impl Files {
                 .filter(|node| node.handles() > 0)
                 .and_then(|node| node.io())
         };
-        open.unwrap_or_else(|| self.first_io_mode(flags, mode))
+        open.unwrap_or_else(|| match stat.protection {
+            // The kernel would let whoever opened it to append store to it through a mapping, or
+            // take back that it appends.
+            Protection::AppendOnly => IoMode::Daemon,
+            _ => self.first_io_mode(flags, stat.mode),
+        })
     }
 
     /// Who does the I/O of a file with these bits that nobody has open. The kernel caches set-id
@@ -162,12 +167,12 @@ impl Files {
         let _stripe = self.locks.stripe(slot);
         // To open it changes nothing yet, even for writing; the content is dropped below, once it
         // is kept.
-        let (file, stat, readable) = self.open_backing(slot, flags)?;
-        let io = self.io_mode(slot, flags, stat.mode);
+        let (file, stat, readable, flags) = self.open_backing(slot, flags)?;
+        let io = self.io_mode(slot, flags, &stat);
         self.inodes.check_not_kept(slot, &file)?;
         if io == IoMode::Passthrough || flags.truncate {
             self.busy
-                .capture_first(change, slot, !flags.truncate, || Ok(stat.size))?;
+                .capture_first(change, slot, !flags.truncate, || Ok(stat))?;
         }
         if flags.truncate {
             self.busy.probe_first(change, slot)?;
@@ -221,8 +226,8 @@ impl Files {
         }
         let _tree = self.locks.tree.read();
         let _stripe = self.locks.stripe(slot);
-        let (file, stat, _) = self.open_backing(slot, flags)?;
-        let io = self.io_mode(slot, flags, stat.mode);
+        let (file, stat, _, flags) = self.open_backing(slot, flags)?;
+        let io = self.io_mode(slot, flags, &stat);
         self.opened(change, slot, file, flags, io, (stat.mode | mode, None))
     }
 
@@ -238,23 +243,24 @@ impl Files {
     }
 
     /// Opens the backing file as asked for, and to be read too if it is to be captured: that saves
-    /// another open. Says whether it can be read.
-    fn open_backing(&self, slot: Slot, flags: OpenFlags) -> SysResult<(File, Stat, bool)> {
+    /// another open. Says whether it can be read, and how it is open.
+    fn open_backing(
+        &self,
+        slot: Slot,
+        flags: OpenFlags,
+    ) -> SysResult<(File, Stat, bool, OpenFlags)> {
         let how = flags.backing();
         let readable = how.read
             || ((self.passthrough.is_on() || flags.truncate)
                 && self.timeline.epochs.needs(&Key::Data(slot)));
         let open = |read: bool, noatime: bool| {
-            self.inodes
-                .open_file(
-                    slot.into(),
-                    Open {
-                        read,
-                        noatime,
-                        ..how
-                    },
-                )
-                .map(|(file, stat)| (file, stat, read))
+            let how = Open {
+                read,
+                noatime,
+                ..how
+            };
+            let opened = flags.open(&self.inodes, slot, how);
+            opened.map(|(file, stat, flags)| (file, stat, read, flags))
         };
         match open(readable, how.noatime) {
             // The kernel lets whoever owns a file leave its access time alone, or write what cannot
@@ -291,17 +297,8 @@ impl Files {
             }
             return self.timeline.processes.tell_touches(&change.author);
         }
-        if readable {
-            return self
-                .captures
-                .capture(change, slot.into(), file, !flags.truncate);
-        }
-        self.captures.capture(
-            change,
-            slot.into(),
-            &sys::reopen(file, Open::READ)?,
-            !flags.truncate,
-        )
+        self.captures
+            .capture_open(change, slot.into(), (file, readable), !flags.truncate)
     }
 
     /// Makes and opens a regular file; the kernel's table learns of it with one look-up.
@@ -522,10 +519,12 @@ impl Files {
         } else {
             None
         };
+        let uid = asker.map(|asker| asker.uid);
+        let act = || self.captures.within_limits(uid, || act(&handle.file));
         if handle.may_be_set_id() {
-            sys::act_for(asker, || act(&handle.file))
+            sys::act_for(asker, act)
         } else {
-            act(&handle.file)
+            act()
         }
     }
 
@@ -546,16 +545,11 @@ impl Files {
             let _stripe = self.locks.stripe(slot);
             self.busy.probe_first(change, slot)?;
             if needed && self.timeline.epochs.needs(&Key::Data(slot)) {
-                self.busy.capture_first(change, slot, false, || {
-                    sys::stat_fd(&*handle.file).map(|stat| stat.size)
-                })?;
-                let source = if handle.flags.read {
-                    Arc::clone(&handle.file)
-                } else {
-                    Arc::new(sys::reopen(&*handle.file, Open::READ)?)
-                };
+                self.busy
+                    .capture_first(change, slot, false, || sys::stat_fd(&*handle.file))?;
+                let file = (&*handle.file, handle.flags.read);
                 self.captures
-                    .capture(change, At::from(slot), &source, false)?;
+                    .capture_open(change, At::from(slot), file, false)?;
             }
         }
         Ok(changing)
@@ -581,6 +575,7 @@ impl Files {
             self.mapped.touch(handle.slot);
         }
         self.change_content(change, &handle, asker, |file| {
+            handle.flags.check_offset(file, offset)?;
             sys::write_all_at(file, data, offset)
         })?;
         Ok((

@@ -5,12 +5,13 @@ use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use super::inodes::Inodes;
 use super::nodes::IoMode;
 use crate::history::attribution::Numbered;
 use crate::history::view::OpenContent;
 use crate::store::ids::Slot;
 use crate::sys::lock::RwLock;
-use crate::sys::{Asker, Errno, Open, SysResult};
+use crate::sys::{self, Asker, Errno, Open, Stat, SysResult};
 
 /// Number of an open handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,6 +26,10 @@ pub struct OpenFlags {
     pub write: bool,
     /// The content is dropped.
     pub truncate: bool,
+    /// Writes go to the end.
+    pub append: bool,
+    /// Its file takes nothing else (chattr(1)), and the backing file is open with `O_APPEND`.
+    pub append_only: bool,
     /// Writes are on disk when they return.
     pub sync: bool,
     /// As `sync`, for the data alone.
@@ -42,17 +47,58 @@ impl OpenFlags {
     }
 
     /// How the backing file is opened. Writes that pass the daemon come with their offset, and an
-    /// append flag would send them elsewhere; for those that do not, the kernel opens the backing
-    /// file anew, as the caller asked.
+    /// append flag would send them elsewhere, except in an append-only file; for those that do not,
+    /// the kernel opens the backing file anew, as the caller asked.
     pub(super) fn backing(self) -> Open {
         Open {
             read: self.read,
             write: self.write,
+            append: self.append_only,
             sync: self.sync,
             dsync: self.dsync,
             noatime: self.noatime,
             ..Open::default()
         }
+    }
+
+    /// Opens a regular file for a handle, as these flags or as `how` says. Says how it is open: of an
+    /// append-only file whoever writes at the end has `O_APPEND`.
+    ///
+    /// # Errors
+    /// As [`Inodes::open_file`]; EPERM to write elsewhere in an append-only file, or to an immutable
+    /// one.
+    pub(super) fn open(
+        self,
+        inodes: &Inodes,
+        slot: Slot,
+        how: Open,
+    ) -> SysResult<(File, Stat, OpenFlags)> {
+        let open = |append_only: bool| {
+            let append = how.append || append_only;
+            let (file, stat) = inodes.open_file(slot.into(), Open { append, ..how })?;
+            let append_only = self.append_only || append_only;
+            let flags = OpenFlags {
+                append_only,
+                ..self
+            };
+            Ok((file, stat, flags))
+        };
+        match open(false) {
+            Err(Errno::EPERM) if how.write && self.append => open(true),
+            opened => opened,
+        }
+    }
+
+    /// Refuses a write to an append-only file that is not at its end: a store through a mapping, or
+    /// of somebody who no longer appends (fcntl(2), `F_SETFL`). It would go to the end instead.
+    ///
+    /// # Errors
+    /// EPERM; those of fstat(2).
+    pub(super) fn check_offset(self, file: &File, offset: u64) -> SysResult<()> {
+        if self.append_only && offset < sys::stat_fd(file)?.size {
+            return Err(Errno::EPERM);
+        }
+        Ok(())
     }
 }
 

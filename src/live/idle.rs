@@ -48,6 +48,8 @@ pub struct Idle {
     kept: Arc<Kept>,
     /// Content is kept ahead.
     keeps: AtomicBool,
+    /// Nobody can change the tree past the mount.
+    alone: AtomicBool,
     /// Since when something is to be done, and when all content was kept ahead last.
     times: Mutex<(Option<Instant>, Option<Instant>)>,
 }
@@ -60,6 +62,7 @@ impl Idle {
             baselines: Arc::clone(baselines),
             kept: Arc::clone(kept),
             keeps: AtomicBool::new(false),
+            alone: AtomicBool::new(false),
             times: Mutex::default(),
         })
     }
@@ -67,6 +70,11 @@ impl Idle {
     /// The last daemon has ended in an orderly way: this one may, too, and content is kept ahead.
     pub fn clone_ahead(&self) {
         self.keeps.store(true, Ordering::Relaxed);
+    }
+
+    /// Nobody can change the tree past the mount: a record of attributes hides no such change.
+    pub fn set_alone(&self) {
+        self.alone.store(true, Ordering::Relaxed);
     }
 
     fn due(&self) -> Option<Due> {
@@ -163,6 +171,7 @@ impl Idle {
         self.baselines.walk_baseline(Walk {
             end: None,
             keeper: keeper.as_ref(),
+            settles: self.alone.load(Ordering::Relaxed),
             go_on,
         })?;
         if let Some(keeper) = keeper {

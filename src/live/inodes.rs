@@ -1,5 +1,6 @@
 //! Finding an inode by its slot, and verifying that it is the one.
 
+mod foreign;
 mod inherited;
 mod own;
 mod present;
@@ -9,7 +10,7 @@ use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::nodes::generation_of;
 use super::tables::{Dirs, HotFiles, Locks, NodeTable, Tables};
@@ -20,6 +21,7 @@ use crate::store::ids::{Name, Slot};
 use crate::store::record::Place;
 use crate::sys::lock::Mutex;
 use crate::sys::{self, Errno, Kind, Open, Stat, SysResult};
+use foreign::Foreign;
 pub(super) use inherited::{Inheritance, Inherited};
 pub(super) use walk::names_of;
 
@@ -120,6 +122,29 @@ pub struct Inodes {
     copies: AtomicU64,
     /// Where inodes were found that the kernel may not know.
     pub found: PlacesFound,
+    foreign: Foreign,
+    /// What this process may not read.
+    pub refused: Refused,
+}
+
+/// Notes what this process may not read.
+#[derive(Default)]
+pub struct Refused(AtomicU64);
+
+impl Refused {
+    fn noted<T>(&self, slot: Slot, result: SysResult<T>) -> SysResult<T> {
+        result.inspect_err(|errno| {
+            if *errno == Errno::EACCES {
+                self.0.store(slot.0, Ordering::Relaxed);
+            }
+        })
+    }
+
+    /// What was last found so since this was last asked.
+    pub fn take(&self) -> Option<Slot> {
+        let slot = self.0.swap(0, Ordering::Relaxed);
+        (slot != 0).then_some(Slot(slot))
+    }
 }
 
 /// Where inodes were found that the kernel may not know. Its mutexes are leaves.
@@ -176,6 +201,8 @@ impl Inodes {
             through: tables.through.clone(),
             copies: AtomicU64::new(0),
             found: PlacesFound::default(),
+            foreign: Foreign::default(),
+            refused: Refused::default(),
         })
     }
 

@@ -54,6 +54,7 @@ mod idle;
 mod inodes;
 mod kept;
 mod legacy;
+mod lent;
 mod locks;
 mod mapped;
 mod names;
@@ -74,6 +75,7 @@ mod tables;
 mod takeover;
 mod through;
 mod told;
+mod xattrs;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -222,7 +224,7 @@ impl Live {
             (&attrs, &names, &removal),
         ));
         let kept = Kept::new(&tables, &past);
-        let baselines = Baselines::new(&tables, &past, &kept);
+        let baselines = Baselines::new(&tables, &past, &kept, &attrs);
         past.inodes.base().begin_branch()?;
         let idle = Idle::new(&tables, &baselines, &kept);
         let eager = Eager::new(&tables, &past);

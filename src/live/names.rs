@@ -166,11 +166,16 @@ impl Names {
         } else {
             make.mode
         };
+        let create = |name: &Name| {
+            let create = || self.create(&dir, name, make, mode);
+            // A restore makes what the kernel does not know.
+            let asker = (lookups > 0).then_some(make.uid);
+            self.captures.within_limits(asker, create)
+        };
         let file = if self.inodes.base().is_hidden(&dir, name)? {
-            let make = |hidden: &Name| self.create(&dir, hidden, make, mode);
-            self.inodes.base().make_over(&dir, name, make)?
+            self.inodes.base().make_over(&dir, name, create)?
         } else {
-            self.create(&dir, name, make, mode)?
+            create(name)?
         };
         let made = self.own(change, parent, &dir, name, make, mode, file, lookups);
         if made.is_err() {

@@ -29,12 +29,10 @@ impl Past {
     pub(super) fn new(tables: &Tables, stat: &Stat) -> SysResult<Past> {
         let filesystem = sys::fs_name(sys::statfs_fd(&tables.root)?.fs_type);
         let inodes = Inodes::new(tables, stat);
-        let durability = Durability::new(
-            tables,
-            filesystem == "btrfs" && !sys::host::left_out("overtaken"),
-        );
+        let is_btrfs = filesystem == "btrfs";
+        let durability = Durability::new(tables, is_btrfs && !sys::host::left_out("overtaken"));
         let writers = Writers::new(tables);
-        let captures = Captures::new(tables, &inodes, &durability);
+        let captures = Captures::new(tables, &inodes, &durability, is_btrfs);
         let busy = Busy::new(tables, &inodes, &captures);
         Ok(Past {
             inodes,

@@ -4,7 +4,7 @@
 //! (`fuse_entry_unlinked` in fs/fuse/dir.c). Attributes that were asked for in between say so
 //! already, and if they reach the kernel first it counts the same name twice: it takes an inode
 //! with a name for one without, and refuses to link it (ENOENT). What a listing volunteers is not
-//! needed, so for a moment it says nothing of such a file.
+//! needed, so for a moment it says no more of such a file than its number and kind.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

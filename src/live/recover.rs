@@ -224,7 +224,7 @@ impl Recovery {
             slot = object.slot.0,
             "an inode in a layer had a name in the tree again: the layer has a copy of its own now"
         );
-        sys::rename_at(
+        sys::rename_home(
             tmp,
             name.as_bytes(),
             &*layer,

@@ -14,10 +14,11 @@ use std::time::Duration;
 use super::capture::data_undo;
 use super::change::Change;
 use super::copy_up::CopyUp;
-use super::inodes::{At, target_of};
+use super::inodes::{At, at_place, target_of};
 use super::past::{Busy, Captures, Durability, Inodes, Past};
 use super::tables::{Dirs, Handover, HotFiles, Locks, NodeTable, Orphans, RecentUnlinks, Tables};
 use super::through::hides as hides_name;
+use crate::history::attribution::Author;
 use crate::history::timeline::Timeline;
 use crate::store::ids::{Name, ObjectId, ObjectOrigin, Slot};
 use crate::store::record::{Child, Key, NameTouch, Place, Record, Undo};
@@ -235,7 +236,7 @@ impl Removal {
         if self.timeline.epochs.needs(&Key::Xattrs(slot)) {
             undo.push(Undo::Xattrs {
                 slot,
-                before: target.xattrs()?,
+                before: self.with_read(target, || target.xattrs())?,
             });
         }
         if self.timeline.epochs.needs(&Key::Home(slot)) {
@@ -250,6 +251,11 @@ impl Removal {
         }
         if !self.timeline.epochs.needs(&Key::Data(slot)) {
             self.timeline.epochs.confirm(slot);
+            return Ok(Fate::Free);
+        }
+        let place = || Some(target.place());
+        if self.captures.is_unseen(slot, &target.stat, place) {
+            undo.push(data_undo(slot, None, target.stat.size, false));
             return Ok(Fate::Free);
         }
         if target.stat.kind == Kind::File && self.in_use(slot) {
@@ -297,11 +303,29 @@ impl Removal {
     }
 
     fn keep_content(&self, target: &Target<'_>, undo: &mut Vec<Undo>) -> SysResult<()> {
-        let file = sys::open_file_at(target.dir, target.name.as_bytes(), Open::READ)?;
-        let size = sys::stat_fd(&file)?.size;
-        let object = self.captures.capture_object(target.slot, &file, size)?;
+        let (object, size) = self.with_read(target, || {
+            let file = sys::open_file_at(target.dir, target.name.as_bytes(), Open::READ)?;
+            let size = sys::stat_fd(&file)?.size;
+            let object = self.captures.capture_object(target.slot, &file, size)?;
+            Ok((object, size))
+        })?;
         undo.push(data_undo(target.slot, object, size, false));
         Ok(())
+    }
+
+    fn with_read<T>(
+        &self,
+        target: &Target<'_>,
+        mut act: impl FnMut() -> SysResult<T>,
+    ) -> SysResult<T> {
+        // Root needs no rights lent, and no descriptor for that.
+        if sys::own_user() == 0 {
+            return act();
+        }
+        let trail = at_place(target.parent.slot).step(target.name, target.slot);
+        let fd = target.fd()?;
+        self.captures
+            .with_read(&Author::default(), At::from(&trail), fd, act)
     }
 
     /// What must be done before with no lock held: LATER. See [`Busy::probe_first`],
@@ -322,7 +346,7 @@ impl Removal {
         };
         if target.stat.kind == Kind::File && captured && !self.timeline.epochs.is_born(slot) {
             self.busy
-                .capture_first(change, slot, false, || Ok(target.stat.size))?;
+                .capture_first(change, slot, false, || Ok(target.stat))?;
         }
         Ok(())
     }
@@ -352,7 +376,7 @@ impl Removal {
         };
         let rename = || {
             self.captures
-                .with_room(|| sys::rename_at(dir, name.as_bytes(), &*layer, file.as_bytes(), how))
+                .with_room(|| sys::rename_home(dir, name.as_bytes(), &*layer, file.as_bytes(), how))
         };
         match rename() {
             Err(Errno::EACCES | Errno::EPERM) => {
@@ -431,7 +455,8 @@ impl Removal {
         name: &Name,
         want_dir: bool,
     ) -> SysResult<Slot> {
-        self.copies.own_name_in(parent, name)?;
+        self.captures
+            .with_room(|| self.copies.own_name_in(parent, name))?;
         let dir = self.inodes.dir(parent)?;
         let target = self.target(parent, &dir, name)?;
         match (target.stat.kind == Kind::Dir, want_dir) {
@@ -523,7 +548,8 @@ impl Removal {
     /// # Errors
     /// Those of unlink(2); ENOSPC or EIO if the past could not be kept: then nothing changed.
     pub fn unlink(&self, change: &Change, parent: Slot, name: &Name) -> SysResult<Slot> {
-        self.copies.own_name(parent.into(), name)?;
+        self.captures
+            .with_room(|| self.copies.own_name(parent.into(), name))?;
         self.busy.patiently(change, || {
             let _changing = self.locks.enter();
             let _tree = self.locks.tree.write();
@@ -537,7 +563,8 @@ impl Removal {
     /// Those of rmdir(2); ENOSPC or EIO if the past could not be kept: then nothing changed. ESTALE:
     /// the kernel is to look the name up anew, and to try once more.
     pub fn rmdir(&self, change: &Change, parent: Slot, name: &Name) -> SysResult<Slot> {
-        self.copies.own_name(parent.into(), name)?;
+        self.captures
+            .with_room(|| self.copies.own_name(parent.into(), name))?;
         let _changing = self.locks.enter();
         let _tree = self.locks.tree.write();
         self.locks.stale_names.check(&[(parent, name)])?;

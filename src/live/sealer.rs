@@ -34,7 +34,7 @@ use crate::store::blocks::{Hashed, KnownBlocks};
 use crate::store::ids::{Epoch, ObjectId};
 use crate::store::record::ObjectHash;
 use crate::sys::lock::Mutex;
-use crate::sys::{self, Errno, SysResult};
+use crate::sys::{self, Errno, Kind, SysResult};
 
 /// Bytes that are read in a second at most.
 const HASH_BYTES_PER_S: u64 = 128 << 20;
@@ -50,6 +50,8 @@ const SPACE_KEPT_BYTES: u64 = 64 << 20;
 const AGAIN_PAUSE: Duration = Duration::from_millis(200);
 /// How often, after one checkpoint.
 const AGAIN_MAX: u32 = 10;
+/// How long an unmount hashes what is left.
+const FINISH_TIME: Duration = Duration::from_millis(300);
 /// Between two inodes that are captured ahead: others want the locks too.
 const AHEAD_PAUSE: Duration = Duration::from_micros(200);
 
@@ -163,6 +165,49 @@ impl Sealer {
         self.wake.stop();
     }
 
+    /// Hashes what is left, of the open epoch too, for a moment: the mount ends, so that nothing is
+    /// taken back any more. Returns how many versions have no hash then.
+    ///
+    /// # Errors
+    /// Those of reading the layers and writing the journal.
+    pub fn finish(&self) -> SysResult<u64> {
+        let (began, mut left) = (Instant::now(), 0);
+        let store = self.timeline.store();
+        for epoch in store.layers.epochs()? {
+            if self.timeline.contents.is_hashed(epoch)? {
+                continue;
+            }
+            let mut hashed = Vec::new();
+            for object in self.unhashed(epoch)? {
+                let hash = || store.layers.hash(object, |_| began.elapsed() < FINISH_TIME);
+                match store.layers.stat(object) {
+                    Ok(Some(stat)) if stat.kind == Kind::File => match hash() {
+                        Ok(Some((size, hash))) => hashed.push(ObjectHash { object, size, hash }),
+                        // Moved with a mode that keeps us out: it never gets one.
+                        Err(error) if error.errno() == Errno::EACCES => {}
+                        _ => left += 1,
+                    },
+                    _ => {}
+                }
+            }
+            if !hashed.is_empty() && store.layers.free_bytes()? >= SPACE_KEPT_BYTES {
+                self.timeline.contents.add_hashes(epoch, &hashed, false)?;
+            }
+        }
+        Ok(left)
+    }
+
+    /// The objects of an epoch that have no hash on record.
+    fn unhashed(&self, epoch: Epoch) -> SysResult<Vec<ObjectId>> {
+        let mut objects = self.timeline.store().layers.list(epoch)?;
+        if !objects.is_empty() {
+            let known = self.timeline.contents.sealed(epoch)?.0;
+            let known: HashSet<ObjectId> = known.into_iter().map(|sealed| sealed.object).collect();
+            objects.retain(|object| !known.contains(object));
+        }
+        Ok(objects)
+    }
+
     /// What the sealer has done.
     pub fn stats(&self) -> HashStats {
         let open = self.timeline.epochs.epoch();
@@ -244,19 +289,10 @@ impl Sealer {
     }
 
     fn hash_epoch(&self, epoch: Epoch, blocks: &mut KnownBlocks) -> SysResult<()> {
-        let layers = &self.timeline.store().layers;
-        let objects = layers.list(epoch)?;
+        let objects = self.unhashed(epoch)?;
         if objects.is_empty() {
             return Ok(());
         }
-        let known: HashSet<ObjectId> = self
-            .timeline
-            .contents
-            .sealed(epoch)?
-            .0
-            .into_iter()
-            .map(|sealed| sealed.object)
-            .collect();
         let mut pace = Pace {
             started: Instant::now(),
             bytes: 0,
@@ -265,7 +301,7 @@ impl Sealer {
         // Of a file that is claimed there may be one that is being made.
         for object in objects
             .into_iter()
-            .filter(|object| !known.contains(object) && !self.calls.is_claimed(object.slot))
+            .filter(|object| !self.calls.is_claimed(object.slot))
         {
             let sealed = self.hash_object(object, blocks, &mut pace);
             if self.wake.stopping() {
@@ -301,9 +337,7 @@ impl Sealer {
             hashed.len() as u64,
             hashed.iter().map(|sealed| sealed.size).sum::<u64>(),
         );
-        self.timeline
-            .contents
-            .add_hashes(epoch, hashed.clone(), whole)?;
+        self.timeline.contents.add_hashes(epoch, &hashed, whole)?;
         self.sharing
             .share_known(&hashed, |bytes| self.may_read(bytes, pace));
         self.objects.fetch_add(objects, Ordering::Relaxed);

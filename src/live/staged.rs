@@ -163,7 +163,7 @@ impl Staging {
     ) -> SysResult<()> {
         let from = staged.name.as_bytes();
         self.captures
-            .with_room(|| sys::rename_at(&*self.staging, from, dir, name.as_bytes(), how))
+            .with_room(|| sys::rename_home(&*self.staging, from, dir, name.as_bytes(), how))
     }
 
     fn unstage_name(&self, name: &Name) {

@@ -382,7 +382,7 @@ impl Swaps {
                 false => RenameMode::NoReplace,
             };
             self.captures.with_room(|| {
-                sys::rename_at(
+                sys::rename_home(
                     source.dir,
                     source.name.as_bytes(),
                     &*dir,

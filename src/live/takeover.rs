@@ -115,7 +115,7 @@ impl Adoption {
         io: IoMode,
         orphans: &Orphans,
     ) -> SysResult<()> {
-        let flags = OpenFlags {
+        let mut flags = OpenFlags {
             truncate: false,
             ..flags
         };
@@ -140,7 +140,11 @@ impl Adoption {
                 inherited = Some(content);
                 file
             }
-            _ => Arc::new(self.inodes.open_file(slot.into(), flags.backing())?.0),
+            _ => {
+                let (file, _, opened) = flags.open(&self.inodes, slot, flags.backing())?;
+                flags = opened;
+                Arc::new(file)
+            }
         };
         let mode = sys::stat_fd(&*file)?.mode;
         let by = change.author.process().filter(|_| flags.write).cloned();

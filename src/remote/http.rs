@@ -11,8 +11,16 @@ const IDLE_VARIABLE: &str = "CKPTFS_REMOTE_TIMEOUT";
 const IDLE: Duration = Duration::from_secs(60);
 
 /// What to do about a certificate that nobody here knows.
-pub const CERTIFICATE: &str = "if the server is the one you mean, name a PEM file with the certificate of its authority \
+const UNKNOWN: &str = "if the server is the one you mean, name a PEM file with the certificate of its authority \
      in SSL_CERT_FILE (nothing else is trusted then), or add it to this machine's certificates";
+/// About one of another name.
+const OTHER_NAME: &str =
+    "use a name that the certificate is valid for in the URL, if the server is the one you mean";
+/// About one of another time.
+const OTHER_TIME: &str =
+    "check the clock of this machine with date; if it is right, the server needs a new certificate";
+/// About an answer that is no TLS.
+const NO_TLS: &str = "check the host and the port: no server that speaks TLS answers there";
 
 /// How long nothing may move: neither a byte sent nor one received.
 pub fn idle() -> Duration {
@@ -48,7 +56,21 @@ pub fn first_cause<'a>(failure: &'a (dyn Error + 'static)) -> &'a (dyn Error + '
     cause
 }
 
-/// A certificate was refused, by what a failure says.
-pub fn is_of_certificate(said: &str) -> bool {
-    said.contains("invalid peer certificate")
+/// Why TLS was refused, and what to do about it, by what a failure says.
+pub fn tls_trouble(said: &str) -> Option<(&'static str, &'static str)> {
+    let says = |what: &[&str]| what.iter().any(|what| said.contains(what));
+    if says(&["invalid peer certificate"]) {
+        let advice = match () {
+            () if says(&["xpired", "NotValidYet", "not valid yet"]) => OTHER_TIME,
+            () if says(&["valid for name", "NotValidForName"]) => OTHER_NAME,
+            () => UNKNOWN,
+        };
+        return Some(("the server's certificate is not to be trusted", advice));
+    }
+    says(&[
+        "corrupt message",
+        "peer misbehaved",
+        "unexpected message: got",
+    ])
+    .then_some(("the server does not speak TLS as it should", NO_TLS))
 }

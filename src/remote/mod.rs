@@ -7,5 +7,6 @@
 //! followed or executed, and what it says is shown escaped.
 
 mod http;
+pub mod limits;
 pub mod oci;
 pub mod restic;

@@ -70,18 +70,21 @@ pub struct KnownBlocks {
 }
 
 impl KnownBlocks {
-    /// Size and hash (BLAKE3) of an object's bytes; `go_on` is asked before each read, with its
-    /// size, and ends it with `None`. What was read for it does not stay in the page cache. The
-    /// object must be of a closed epoch.
+    /// Returns size and hash (BLAKE3) of an object's bytes, of a closed epoch; `None`: the object was
+    /// removed meanwhile, or `go_on`, which is called before each read with its size, returned
+    /// `false`. The bytes do not stay in the page cache.
     ///
     /// Errors: as [`Layers::hash`].
     pub fn hash(
         &mut self,
         layers: &Layers,
         id: ObjectId,
-        go_on: impl FnMut(u64) -> bool,
+        mut go_on: impl FnMut(u64) -> bool,
     ) -> StoreResult<Option<Hashed>> {
         let file = layers.open(id)?;
+        // A removed object takes space until it is closed.
+        let is_there = || sys::stat_fd(&file).is_ok_and(|stat| stat.nlink > 0);
+        let go_on = |bytes| go_on(bytes) && is_there();
         self.hash_open(layers, id, &file, go_on).map_err(|errno| {
             StoreError::io("read the object", file_name(id))(std::io::Error::from_raw_os_error(
                 errno.0,

@@ -83,6 +83,8 @@ pub struct Check {
     /// Bytes (in a quick check: versions) that were looked at.
     pub done: u64,
     deep: bool,
+    /// Hashes of versions that had none, as they were read.
+    pub hashed: Vec<ObjectHash>,
 }
 
 /// What is read from the journal.
@@ -407,7 +409,7 @@ impl Check {
         self.done = self
             .done
             .saturating_add(if self.deep { version.size } else { 1 });
-        let found = look_at(version, layers, self.deep);
+        let found = look_at(version, layers, self.deep, &mut self.hashed);
         let on_its_way = |kind: &DamageKind| {
             *kind == DamageKind::ObjectMissing && self.unfinished.contains(&version.object)
         };
@@ -483,7 +485,12 @@ pub fn object_path(object: ObjectId) -> String {
 }
 
 /// What is wrong with a version, if something is.
-fn look_at(version: &Version, layers: &Layers, deep: bool) -> Option<(DamageKind, String)> {
+fn look_at(
+    version: &Version,
+    layers: &Layers,
+    deep: bool,
+    hashed: &mut Vec<ObjectHash>,
+) -> Option<(DamageKind, String)> {
     let stat = match layers.stat(version.object) {
         Ok(Some(stat)) => stat,
         Ok(None) => return Some((DamageKind::ObjectMissing, "it is missing".to_owned())),
@@ -514,7 +521,11 @@ fn look_at(version: &Version, layers: &Layers, deep: bool) -> Option<(DamageKind
     }
     match layers.hash(version.object, |_| true) {
         Ok(Some((size, hash))) => {
-            let sealed = version.sealed?;
+            let Some(sealed) = version.sealed else {
+                let object = version.object;
+                hashed.push(ObjectHash { object, size, hash });
+                return None;
+            };
             let same = sealed.size == size && sealed.hash == hash;
             (!same).then(|| {
                 (

@@ -21,6 +21,7 @@
 //!   format            text, see below; written when the store is made, and when it gets a feature
 //!   lock              flock(2), exclusive; holds the process id of the last that had it, for people, and on which mount of the filesystem
 //!   synced            up to when everything was on disk: ns since 1970 (20 digits), blank, 16 digits of BLAKE3 of those 20, line feed
+//!   snapdir           module `snapdir`
 //!   journal/          module `journal`
 //!   layers/           module `layers`
 //!   index/            module `index`; a cache, may be deleted while nothing is mounted
@@ -53,12 +54,13 @@ pub mod branches;
 mod format;
 pub mod merges;
 mod notes;
+pub mod snapdir;
 
 #[cfg(test)]
 pub(super) use self::format::parse_format;
 use self::format::{read_and_migrate, read_format, write_format};
 use self::notes::Synced;
-pub use self::notes::noted_unkept;
+pub use self::notes::{noted_unhashed, noted_unkept};
 use super::at;
 use super::error::{Mistrust, StoreError, StoreResult};
 use super::reserve::Reserve;
@@ -580,11 +582,13 @@ fn take_lock(dir: &OwnedFd, serve: bool) -> StoreResult<(File, bool)> {
 }
 
 fn make(dir: &OwnedFd, branch: bool) -> StoreResult<StoreId> {
-    for name in ["journal", "layers", "tmp"] {
-        at::make_dir(dir, name).map_err(StoreError::io("make", name))?;
-    }
     if branch || sys::stat_at(dir, ORIGIN_NAME.as_bytes()).is_ok() {
         at::make_dir(dir, TREE_NAME).map_err(StoreError::io("make", TREE_NAME))?;
+    }
+    // What is moved here from the tree may be of any project.
+    sys::give_no_project(dir);
+    for name in ["journal", "layers", "tmp"] {
+        at::make_dir(dir, name).map_err(StoreError::io("make", name))?;
     }
     let id = branch_store::marked(dir)?.unwrap_or_else(StoreId::random);
     write_format(dir, id, !branch)?;

@@ -36,6 +36,7 @@ pub mod reserve;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use self::error::{Mistrust, StoreError, StoreResult};
 pub use self::forget::Forgotten;
@@ -60,6 +61,8 @@ pub struct Store {
     pub reserve: Arc<Reserve>,
     /// Every change to the past.
     pub journal: Journal,
+    /// Number of the last frame with a deletion of a checkpoint since the store was opened.
+    deleted: AtomicU64,
     /// The directory itself.
     pub layout: Layout,
 }
@@ -153,6 +156,7 @@ impl Store {
                 layers,
                 reserve,
                 journal,
+                deleted: AtomicU64::new(0),
                 layout,
             },
             opened,
@@ -184,12 +188,27 @@ impl Store {
     ///
     /// Errors: those of [`Journal::append`].
     pub fn append(&self, records: &[Record]) -> StoreResult<Vec<Address>> {
-        let append = || self.journal.append(records);
+        let append = || {
+            let places = self.journal.append(records)?;
+            if records
+                .iter()
+                .any(|record| matches!(record, Record::Deleted { .. }))
+            {
+                self.deleted
+                    .store(self.journal.last_number(), Ordering::SeqCst);
+            }
+            Ok(places)
+        };
         if records.iter().any(Record::has_last_room) {
             self.reserve.with_last_room(append, StoreError::errno)
         } else {
             self.reserve.with_room(append, StoreError::errno)
         }
+    }
+
+    /// Whether the deletions of checkpoints are on the disk: after a power cut none of those comes back.
+    pub fn has_synced_deletions(&self) -> bool {
+        self.journal.is_on_disk(self.deleted.load(Ordering::SeqCst))
     }
 
     /// As [`Index::apply`]; on a filesystem that has no room for it the index goes on in memory.

@@ -220,6 +220,16 @@ impl Checkpoint {
 }
 
 impl Reason {
+    /// The tripwire made it.
+    pub fn is_mark(&self) -> bool {
+        matches!(
+            self,
+            Reason::Auto {
+                trigger: Trigger::Tripwire
+            }
+        )
+    }
+
     /// The daemon made it by itself.
     pub fn is_auto(&self) -> bool {
         matches!(self, Reason::Auto { .. })
@@ -236,13 +246,7 @@ impl Reason {
     /// The guard of a restore, or a mark of the tripwire: it is there so that something can be
     /// undone, and no rule counts it.
     pub fn is_guard_or_mark(&self) -> bool {
-        matches!(
-            self,
-            Reason::Guard { .. }
-                | Reason::Auto {
-                    trigger: Trigger::Tripwire
-                }
-        )
+        matches!(self, Reason::Guard { .. }) || self.is_mark()
     }
 
     /// Somebody made the directory `.snapshots/NAME`.

@@ -26,6 +26,7 @@
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicI64, Ordering};
 
 use crate::sys::lock::{Mutex, Rank};
 use crate::sys::{self, Errno, Open, RenameMode, SysResult};
@@ -49,6 +50,9 @@ const LAST_PART: u64 = 64;
 const INODES_PART: u64 = 32;
 /// With less free space than this a filesystem counts as full.
 const FULL_BYTES: u64 = 4 << 20;
+/// With less free space than this part of the filesystem, in these bounds, space is short.
+const SHORT_PART: u64 = 64;
+const SHORT_BYTES: std::ops::RangeInclusive<u64> = FULL_BYTES..=1 << 30;
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -58,6 +62,8 @@ pub struct Reserve {
     /// Its directory, once it is there.
     dir: OnceLock<OwnedFd>,
     state: Mutex<State>,
+    /// When there was no room last, seconds since 1970; 0: always was.
+    refused_s: AtomicI64,
 }
 
 /// For whom space is given up.
@@ -93,6 +99,7 @@ impl Reserve {
             store,
             dir: OnceLock::new(),
             state: Mutex::ranked(Rank::Reserve, state),
+            refused_s: AtomicI64::new(0),
         }
     }
 
@@ -126,6 +133,11 @@ impl Reserve {
         self.with_room_for(For::All, call, errno)
     }
 
+    /// When something that must not fail did, for want of space; seconds since 1970.
+    pub fn refused_s(&self) -> Option<i64> {
+        Some(self.refused_s.load(Ordering::Relaxed)).filter(|at| *at != 0)
+    }
+
     fn with_room_for<T, E>(
         &self,
         whom: For,
@@ -134,7 +146,12 @@ impl Reserve {
     ) -> Result<T, E> {
         loop {
             match call() {
-                Err(error) if errno(&error).is_no_room() && self.give_up(whom) => {}
+                Err(error) if errno(&error).is_no_room() => {
+                    if !self.give_up(whom) {
+                        self.refused_s.store(sys::now().sec, Ordering::Relaxed);
+                        return Err(error);
+                    }
+                }
                 result => return result,
             }
         }
@@ -161,7 +178,8 @@ impl Reserve {
         number.is_some_and(|number| sys::unlink_at(dir, file_name(number).as_bytes()).is_ok())
     }
 
-    /// Empties one file of ballast; false if there is none.
+    /// Empties one file of ballast, or removes it where a quota of btrfs forbids even that; false
+    /// if there is none.
     fn empty_ballast(&self, dir: &OwnedFd, whom: For) -> bool {
         loop {
             let there = self.state.lock().ballast.len();
@@ -171,8 +189,13 @@ impl Reserve {
             let Some(number) = self.take(|state| &mut state.ballast) else {
                 return false;
             };
-            let emptied = sys::open_file_at(dir, ballast_name(number).as_bytes(), Open::WRITE)
-                .and_then(|file| sys::truncate(file, 0));
+            let name = ballast_name(number);
+            let emptied = sys::open_file_at(dir, name.as_bytes(), Open::WRITE)
+                .and_then(|file| sys::truncate(file, 0))
+                .or_else(|errno| match errno.is_no_room() {
+                    true => sys::unlink_at(dir, name.as_bytes()),
+                    false => Err(errno),
+                });
             match emptied {
                 Ok(()) => {
                     tracing::warn!(
@@ -207,6 +230,16 @@ impl Reserve {
         self.space().is_some_and(|info| {
             info.bavail.saturating_mul(u64::from(info.bsize)) < FULL_BYTES
                 || (info.files > 0 && info.ffree == 0)
+        })
+    }
+
+    /// Free space is below a 64th of the filesystem (4 MiB to 1 GiB): a removal must free space, so
+    /// nothing that no user asked for may keep what it removes.
+    pub fn is_short(&self) -> bool {
+        self.space().is_some_and(|info| {
+            let size = info.blocks.saturating_mul(u64::from(info.frsize));
+            let free = info.bavail.saturating_mul(u64::from(info.frsize));
+            free < (size / SHORT_PART).clamp(*SHORT_BYTES.start(), *SHORT_BYTES.end())
         })
     }
 

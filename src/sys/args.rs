@@ -151,6 +151,8 @@ pub struct FsInfo {
 pub struct MountPoint {
     /// The mount's number; reused after unmounting.
     pub id: u64,
+    /// Number of the mount that it is mounted on.
+    pub parent: u64,
     /// Device of its filesystem, as `st_dev` encodes it.
     pub dev: u64,
     /// What of the filesystem is mounted, as a path inside it.

@@ -1,7 +1,10 @@
 //! Calls that a daemon and its command line need: standard descriptors, priorities, paths by
 //! descriptor.
 
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
@@ -36,6 +39,27 @@ pub fn path_in(dir: BorrowedFd<'_>, name: &str) -> SysResult<PathBuf> {
     use std::os::unix::ffi::OsStringExt;
     let path = rustix::fs::getpath(dir)?;
     Ok(PathBuf::from(std::ffi::OsString::from_vec(path.into_bytes())).join(name))
+}
+
+/// The space of the removed files that descriptors of this process still name, of those whose paths
+/// fit; 0 where the system does not list them.
+pub fn removed_but_open(fits: impl Fn(&[u8]) -> bool) -> u64 {
+    let mut found = BTreeMap::new();
+    for entry in std::fs::read_dir("/proc/self/fd")
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
+        let target = std::fs::read_link(entry.path()).unwrap_or_default();
+        let path = target.as_os_str().as_bytes().strip_suffix(b" (deleted)");
+        if path.is_some_and(&fits)
+            && let Ok(file) = std::fs::metadata(entry.path())
+            && file.nlink() == 0
+        {
+            found.insert((file.dev(), file.ino()), file.blocks() * 512);
+        }
+    }
+    found.values().sum()
 }
 
 /// Opens the directory at `path`, links followed, without the right to read it (`O_PATH`).

@@ -16,7 +16,7 @@
 //!
 //! **Locking.** None, and no state but that of [`tasks`] (the locks of the layers above are in
 //! [`lock`], with their order): every function may be called from any thread. What belongs to the calling thread only
-//! ([`set_thread_idle`], [`give_up_set_id`], [`act_for`], [`act_as`]) or to the process ([`umask0`],
+//! ([`set_thread_idle`], [`give_up_set_id`], [`act_for`], [`act_as`], [`within_limits_of`]) or to the process ([`umask0`],
 //! `block_terminate`) says so.
 //!
 //! What the systems share is in this directory; what they do not is in `linux/` and `macos/`, two
@@ -39,6 +39,7 @@ mod name;
 mod pass;
 mod path;
 mod process;
+mod shed;
 mod signal;
 pub mod tasks;
 mod types;
@@ -88,21 +89,23 @@ pub use name::{
     NAME_LEN_MAX, OWN_XATTR_PREFIX, XATTR_LEN_MAX, device_major, device_minor, make_device,
 };
 pub use os::{
-    Signals, act_as, act_for, all_xattrs, all_xattrs_at, allocation, awake, backing_close,
-    can_share, chmod_fd, chown_fd, clone_file, clone_head, clone_to, copy_file_range,
-    create_file_at, dedupe_range, device_at, dirty_pages, dirty_pages_before, drop_cached,
-    extent_map, facts_of, fallocate, finish_writeback, fs_name, fusermount_unmount, getxattr,
+    ClockWatch, Signals, act_as, act_for, all_xattrs, all_xattrs_at, allocation, attach_mount,
+    awake, backing_close, can_share, chmod_fd, chown_fd, clone_file, clone_head, clone_to,
+    copy_file_range, copy_mount, copy_read_only, create_file_at, dedupe_range, device_at,
+    dirty_pages, dirty_pages_before, drop_cached, extent_map, facts_of, fallocate,
+    finish_writeback, fs_name, fuse_abort_file, fusermount_unmount, getxattr, give_no_project,
     give_up_set_id, has_our_rights, has_sys_admin, is_in_error, keep_descriptor,
     keep_no_large_blocks, lease_free, leave_descriptors, link_fd, list_dir, list_new_dir,
-    listxattr, may_administer, message_pair, mknod_at, mount_bind, mount_of, mount_overlay,
-    mount_scratch, mounts, mounts_of_all, mounts_of_others, open_beneath, open_path_at, own_memory,
-    own_thread, peer_cred, private_mounts, process_facts, process_name, process_session,
-    process_starttime, process_user, read_dir, read_unlocked_at, receive_message, release_memory,
-    remove_file_xattr, removexattr, reopen, replace_descriptor, runs_of_thread, same_ranges,
-    send_message, set_file_xattr, set_thread_idle, set_thread_io_idle, set_thread_normal, setxattr,
-    shares_extents, start_writeback, stat_at, stat_fd, statfs_fd, syncfs, touch_at,
-    truncate_unshared, unmount, unnamed_file, utimens_fd, wait_readable, waits_of_thread, watched,
-    widen_pipe, wrap_number, write_in_place,
+    listxattr, make_alike, may_administer, message_pair, mknod_at, mount_bind, mount_of,
+    mount_overlay, mount_points_on, mount_scratch, mounts, mounts_of_all, mounts_of_others,
+    open_beneath, open_path_at, own_memory, own_thread, path_of, peer_cred, private_mounts,
+    process_facts, process_name, process_session, process_starttime, process_user, read_dir,
+    read_unlocked_at, receive_message, release_memory, remove_file_xattr, removexattr, rename_home,
+    reopen, replace_descriptor, runs_of_thread, runs_our_program, same_ranges, send_message,
+    set_file_xattr, set_thread_idle, set_thread_io_idle, set_thread_normal, setxattr,
+    shares_extents, start_writeback, stat_at, stat_fd, statfs_fd, subvolumes_below, syncfs,
+    touch_at, truncate_unshared, unmount, unmount_in, unnamed_file, utimens_fd, wait_readable,
+    waits_of_thread, watched, widen_pipe, within_limits_of, wrap_number, write_in_place,
 };
 pub use pass::{FILES_AT_ONCE, is_peer_gone, is_unread, peek, receive_files, send_files, shutdown};
 pub use path::{
@@ -110,13 +113,16 @@ pub use path::{
     replace_file, rmdir_at, symlink_at, unlink_at,
 };
 pub use process::{
-    clock_ahead_ns, ids, inherited, kill, kill_group, name_process, nofile, now, process_group,
-    raise_nofile, setsid, stamp_now, terminal_rows, umask0, wait_for_tick,
+    clock_ahead_ns, ids, inherited, kill, kill_group, limit_memory, name_process, nofile, now,
+    own_user, process_group, raise_nofile, setsid, stamp_now, terminal_rows, umask0, wait_for_tick,
 };
+pub use shed::{shed_limits, shed_priority};
 pub use signal::{
-    end_with_us, on_terminate, pass_signals_on, start_unblocked, wait_ended, wait_terminate,
+    end_with_us, on_terminate, pass_signals_on, start_unblocked, start_without_signals, wait_ended,
+    wait_terminate,
 };
 pub use types::{
-    Allocation, Asker, Errno, ExtentMap, Kind, Placed, ProcessFacts, Stat, SysResult, Time, Xattrs,
+    Allocation, Asker, Errno, ExtentMap, Kind, Placed, ProcessFacts, Protection, Stat, SysResult,
+    Time, Xattrs,
 };
 pub use users::user_id;

@@ -4,6 +4,7 @@
 //! what they like. What nobody can say for another is who mounted it: the kernel has that from
 //! whoever called mount(2), or fusermount3, and shows it in its table (`user_id=`).
 
+use std::collections::HashMap;
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
@@ -39,6 +40,22 @@ pub fn mount_source(backing: &Path) -> String {
         }
     }
     source
+}
+
+/// The paths in the filesystem of this device on which another mount of the table lies.
+pub(super) fn covered(table: &[MountPoint], dev: u64) -> impl Iterator<Item = PathBuf> {
+    let below: HashMap<u64, &MountPoint> = table
+        .iter()
+        .filter(|mount| mount.dev == dev)
+        .map(|mount| (mount.id, mount))
+        .collect();
+    table.iter().filter_map(move |mount| {
+        let on = below.get(&mount.parent)?;
+        let inside = mount.at.strip_prefix(&on.at).ok()?;
+        let path = on.root.join(inside);
+        let path = path.strip_prefix("/").ok()?.to_owned();
+        (!path.as_os_str().is_empty()).then_some(path)
+    })
 }
 
 /// Whether what belongs to this user is believed: it is the caller's own, or root's.
@@ -117,6 +134,7 @@ mod tests {
     fn who_mounted_it_says_whose_it_is_and_its_name_does_not() {
         let mount = |fs_type: &str, source: &str, owner| MountPoint {
             id: 1,
+            parent: 0,
             dev: 1,
             root: "/".into(),
             at: "/m".into(),
@@ -161,5 +179,32 @@ mod tests {
             !mount("xfs", "ckptfs#/p", None).is_ours()
                 && !mount("xfs", "/dev/a", None).is_foreign()
         );
+    }
+
+    #[test]
+    fn a_mount_point_is_named_as_a_path_in_the_filesystem() {
+        let mount = |id, parent, dev, root: &str, at: &str| MountPoint {
+            id,
+            parent,
+            dev,
+            root: root.into(),
+            at: at.into(),
+            read_only: false,
+            fs_type: "tmpfs".into(),
+            source: "none".into(),
+            owner: None,
+        };
+        let table = [
+            mount(1, 0, 7, "/", "/"),
+            mount(2, 1, 9, "/", "/p"),
+            mount(3, 2, 8, "/", "/p/a/cache"),
+            mount(4, 3, 8, "/", "/p/a/cache/below"),
+            mount(5, 1, 9, "/sub", "/alias"),
+            mount(6, 5, 8, "/", "/alias/x"),
+            mount(7, 2, 8, "/", "/p"),
+            mount(8, 1, 8, "/", "/q"),
+        ];
+        let found: Vec<PathBuf> = covered(&table, 9).collect();
+        assert_eq!(found, [PathBuf::from("a/cache"), PathBuf::from("sub/x")]);
     }
 }

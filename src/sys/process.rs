@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::{fd::AsRawFd, unix::process::CommandExt};
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::process::{Resource, Rlimit};
@@ -60,6 +61,15 @@ pub fn nofile() -> u64 {
         .unwrap_or(NOFILE_MAX)
 }
 
+/// Limits the memory of this process (`RLIMIT_DATA`, setrlimit(2)): with more it is aborted. A limit
+/// that is lower already stays.
+pub fn limit_memory(bytes: u64) {
+    let mut limit = rustix::process::getrlimit(Resource::Data);
+    limit.current = Some(limit.current.map_or(bytes, |now| now.min(bytes)));
+    // Where there is no such limit it is not needed either: it is a second one.
+    let _ = rustix::process::setrlimit(Resource::Data, limit);
+}
+
 /// Stands for "no limit": `fs.nr_open`'s default on Linux, `OPEN_MAX` on macOS (setrlimit(2)
 /// refuses more there).
 #[cfg(target_os = "linux")]
@@ -81,6 +91,12 @@ pub fn wait_for_tick(time: Time) {
 
 /// Longest wait for a tick: the slowest kernels have one each 10 ms.
 const TICK_WAIT_MAX: std::time::Duration = std::time::Duration::from_millis(50);
+
+/// The effective user of this process, without a system call after the first: a daemon keeps it.
+pub fn own_user() -> u32 {
+    static USER: OnceLock<u32> = OnceLock::new();
+    *USER.get_or_init(|| ids().0)
+}
 
 /// The effective user and group of this process.
 pub fn ids() -> (u32, u32) {

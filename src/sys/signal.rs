@@ -106,6 +106,27 @@ pub fn pass_signals_on(command: Arc<AtomicI32>) -> SysResult<()> {
         .map_err(Errno::from)
 }
 
+/// Starts a thread that takes no signal, whatever is blocked later: the process's signals are for
+/// its other threads.
+pub fn start_without_signals(
+    run: impl FnOnce() + Send + 'static,
+) -> std::io::Result<JoinHandle<()>> {
+    let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+    // SAFETY: sigfillset initialises the set that it is given, which lives through both calls; the
+    // second one stores the mask of this thread in `before`.
+    let masked = unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr())
+    };
+    if masked != 0 {
+        return Err(std::io::Error::from_raw_os_error(masked));
+    }
+    let started = Builder::new().spawn(run);
+    // SAFETY: the call above has initialised `before`.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut()) };
+    started
+}
+
 /// Has a command start with no signal blocked, whatever this thread blocks: a child inherits that
 /// (`std::process::Command` leaves it alone).
 pub fn start_unblocked(command: &mut Command) {

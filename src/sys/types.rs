@@ -203,6 +203,18 @@ impl Time {
     }
 }
 
+/// What may be done to an inode, whoever asks (chattr(1)).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Protection {
+    /// Whatever its mode allows.
+    #[default]
+    None,
+    /// Data is appended to it, of a directory names are added; nothing else (`FS_APPEND_FL`).
+    AppendOnly,
+    /// Nothing (`FS_IMMUTABLE_FL`).
+    Immutable,
+}
+
 /// What stat(2) says of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stat {
@@ -236,6 +248,8 @@ pub struct Stat {
     pub ctime: Time,
     /// Birth, where the filesystem keeps it.
     pub btime: Option<Time>,
+    /// As it is now; a state of the past has none.
+    pub protection: Protection,
 }
 
 /// Extended attributes of an inode, sorted by name: (name, value).

@@ -10,7 +10,7 @@ use super::inode::Inodes;
 use super::place::{Parent, open_below, remove_tree, split};
 use crate::engine::api::TreePath;
 use crate::engine::export::parts::{ExportData, ExportEntry, Refused};
-use crate::engine::import::{SHOWN_NAMES, STAGED_PREFIX};
+use crate::engine::import::{STAGED_PREFIX, is_of_no_tree};
 use crate::sys::lock::Mutex;
 use crate::sys::{self, Errno, Kind, Open, OpenKind, RenameMode, SysResult};
 
@@ -423,7 +423,10 @@ impl Writer {
                 } else {
                     [&path, b"/".as_slice(), &entry.name].concat()
                 };
-                if self.is_mount && SHOWN_NAMES.contains(&below.as_slice()) {
+                if self.is_mount
+                    && path.is_empty()
+                    && is_of_no_tree(sys::stat_at(&dir, &entry.name)?.ino)
+                {
                     continue;
                 }
                 if !seen.contains(&below) {

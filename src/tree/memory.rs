@@ -9,7 +9,7 @@ use super::plan::{Content, DirPlan};
 use crate::history::present::Trail;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{AttrState, Child, Place};
-use crate::sys::{Errno, Kind, RenameMode, Stat, SysResult, Time, Xattrs};
+use crate::sys::{Errno, Kind, Protection, RenameMode, Stat, SysResult, Time, Xattrs};
 
 /// An inode.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -184,6 +184,7 @@ impl Tree for Memory {
                 .births
                 .get(&node.slot)
                 .map(|sec| Time { sec: *sec, nsec: 0 }),
+            protection: Protection::None,
         };
         Ok(AttrState { stat, target: None })
     }

@@ -25,6 +25,15 @@ impl Asker {
         })
     }
 
+    /// This process.
+    pub(super) fn this() -> Option<Asker> {
+        let pid = i32::try_from(std::process::id()).ok()?;
+        Some(Asker {
+            pid,
+            started: sys::process_starttime(pid).ok()?,
+        })
+    }
+
     /// Whether it still runs. One that cannot be looked at does.
     pub(super) fn lives(&self) -> bool {
         match sys::process_starttime(self.pid) {

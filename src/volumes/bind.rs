@@ -7,11 +7,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::error::{On, error, io_error};
+use super::error::{On, error, hinted, io_error};
 use super::facts::{self, Place};
 use super::files::make_dir;
 use super::tool::tool;
-use crate::engine::api::{Code, VerbResult};
+use crate::engine::api::{Code, VerbError, VerbResult};
 use crate::sys::{self, Errno};
 
 /// Mode of the directories that are made.
@@ -77,11 +77,9 @@ pub fn there(place: &Place, at: &Path) -> VerbResult<There> {
 /// The table of mounts cannot be read.
 pub fn shown(place: &Place) -> VerbResult<Vec<PathBuf>> {
     let table = facts::table()?;
-    Ok(table
-        .into_iter()
-        .filter(|mount| mount.at != place.point && mount.serves(&place.backing))
-        .map(|mount| mount.at)
-        .collect())
+    let all = facts::shown(&table, place).into_iter();
+    let elsewhere = all.filter(|mount| mount.at != place.point);
+    Ok(elsewhere.map(|mount| mount.at.clone()).collect())
 }
 
 /// Shows the volume at `at`, which is made if it is not there. `options` are those of mount(8).
@@ -112,6 +110,7 @@ pub fn bind(place: &Place, at: &Path, read_only: bool, options: &[&str]) -> Verb
             ));
         }
     }
+    let from = facts::served(&facts::table()?, place).ok_or_else(|| not_mounted(place))?;
     make_dir(at, MODE)?;
     // Both calls of it, the bind and its flags, are done by mount(8), whatever becomes of us
     // meanwhile.
@@ -123,15 +122,27 @@ pub fn bind(place: &Place, at: &Path, read_only: bool, options: &[&str]) -> Verb
         &[
             OsStr::new("-o"),
             OsStr::new(&all),
-            place.point.as_os_str(),
+            from.as_os_str(),
             at.as_os_str(),
         ],
     );
-    if done.is_err() {
+    // The mount at `from` may have ended since: then the directory below it was bound.
+    let is_shown = done.is_ok() && matches!(there(place, at)?, There::Volume { .. } | There::Dead);
+    if !is_shown {
         // Nothing half done is taken for what was asked.
         let _ = sys::unmount(at, true);
+        done?;
+        return Err(not_mounted(place));
     }
-    done
+    Ok(())
+}
+
+fn not_mounted(place: &Place) -> VerbError {
+    hinted(
+        Code::NotMounted,
+        format!("{} is not mounted", place.backing.display()),
+        "try again",
+    )
 }
 
 /// Takes away whatever is shown of the volume at `at`; nothing else. Who looks at all mounts there

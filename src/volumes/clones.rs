@@ -151,9 +151,9 @@ impl Mounts {
         let Some((volume, branch)) = record.branch() else {
             return Ok(());
         };
-        let point = self.registry.place(record)?.point;
+        let place = self.registry.place(record)?;
         self.with_source(volume, |source| {
-            if facts::serves(&facts::table()?, &point) {
+            if facts::served(&facts::table()?, &place).is_some() {
                 return Ok(());
             }
             let name = branch.to_owned();

@@ -23,6 +23,17 @@ pub struct Place {
     pub chosen: bool,
 }
 
+impl Place {
+    /// Of a branch, which is mounted where its tree is.
+    pub fn of_branch(path: &Path) -> Place {
+        Place {
+            backing: path.to_owned(),
+            point: path.to_owned(),
+            chosen: true,
+        }
+    }
+}
+
 /// A place where a tree is mounted besides the one where we put it, and a process that sees it
 /// there.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,6 +56,41 @@ pub fn table() -> VerbResult<Vec<MountPoint>> {
 pub fn ours<'a>(table: &'a [MountPoint], at: &Path) -> Option<&'a MountPoint> {
     let top = table.iter().rev().find(|mount| mount.at == at)?;
     top.is_ours().then_some(top)
+}
+
+/// Where a tree is mounted as a whole, and on top: at its own place first, then at the others, the
+/// writable ones before the rest and the oldest first.
+pub fn shown<'a>(table: &'a [MountPoint], place: &Place) -> Vec<&'a MountPoint> {
+    let is_on_top = |mount: &MountPoint| {
+        let top = table.iter().rev().find(|other| other.at == mount.at);
+        top.is_some_and(|top| top.id == mount.id)
+    };
+    let whole = |mount: &&MountPoint| {
+        mount.root == Path::new("/")
+            && mount.at != place.point
+            && mount.serves(&place.backing)
+            && is_on_top(mount)
+    };
+    let mut elsewhere: Vec<&MountPoint> = table.iter().filter(whole).collect();
+    elsewhere.sort_by_key(|mount| mount.read_only);
+    ours(table, &place.point)
+        .into_iter()
+        .chain(elsewhere)
+        .collect()
+}
+
+/// Where a tree is mounted and served, at its own place if it is there.
+pub fn served(table: &[MountPoint], place: &Place) -> Option<PathBuf> {
+    let all = shown(table, place).into_iter();
+    let mut served = all.filter(|mount| serves(table, &mount.at));
+    served.next().map(|mount| mount.at.clone())
+}
+
+/// Where a branch is mounted, one that is a staged volume too; its path if it is not mounted.
+pub fn branch_at(path: PathBuf) -> VerbResult<PathBuf> {
+    let table = table()?;
+    let found = shown(&table, &Place::of_branch(&path)).into_iter().next();
+    Ok(found.map_or(path, |mount| mount.at.clone()))
 }
 
 /// Whether something is mounted at `at`.
@@ -98,7 +144,7 @@ pub fn elsewhere(place: &Place) -> VerbResult<Seen> {
     let table = table()?;
     // In a user namespace of their own anybody mounts as its root, and calls it what they like. A
     // device is one filesystem's, in all of them.
-    let device = ours(&table, &place.point).map(|mount| mount.dev);
+    let device = shown(&table, place).first().map(|mount| mount.dev);
     let all = sys::mounts_of_all(|mount| {
         mount.serves(&place.backing) && device.is_none_or(|device| mount.dev == device)
     });

@@ -176,18 +176,16 @@ impl VolumeHistory {
 
     /// Sets keys of the configuration of a volume that is mounted.
     pub(super) fn configure(&self, keys: &[(&'static str, String)]) -> VerbResult<()> {
-        let Some(store) = self.store() else {
-            return self.serving().map(drop);
-        };
+        let store = self.serving()?.open_store()?;
         let file = self.place.backing.join(STORE_NAME).join(STORE_FILE);
         let bad = |why: String| error(Code::BadConfig, format!("{}: {why}", file.display()));
         for (key, value) in keys {
             let key = settings::find(key)
                 .ok_or_else(|| error(Code::UnknownKey, format!("there is no key {key:?}")))?;
             let value = settings::parse_value(key, value).map_err(bad)?;
-            let text = settings::store_with(store.dir(), key, Some(&value))
+            let text = settings::store_with(&store, key, Some(&value))
                 .map_err(|cause| bad(cause.to_string()))?;
-            sys::replace_file(store.dir(), STORE_FILE, text.as_bytes()).on(file.display())?;
+            sys::replace_file(&store, STORE_FILE, text.as_bytes()).on(file.display())?;
         }
         Ok(())
     }

@@ -15,17 +15,17 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulConnection, GracefulShutdown};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::Semaphore;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use super::asker::Asker;
-use super::timed::{Timed, Turn};
+use super::timed::{Connections, Timed, Turn};
 
 /// Longest head and body in bytes, and most headers.
 const HEAD_BYTES_MAX: usize = 64 << 10;
 const BODY_BYTES_MAX: u64 = 1 << 20;
 const HEADERS_MAX: usize = 100;
-/// Connections at once; an engine uses as many as it has containers to start.
+/// Connections at once; an engine uses as many as it has containers to start. One more ends the one
+/// that has been silent longest.
 pub const CONNECTIONS_MAX: usize = 256;
 /// How long a head that has begun may take to arrive, its body, and each time that nothing of an
 /// answer is taken.
@@ -68,36 +68,34 @@ pub type Answer = dyn Fn(&Request, Option<Asker>) -> Response + Send + Sync;
 
 /// Answers whoever connects, until `stop`; what was asked by then is answered.
 pub async fn serve(listener: UnixListener, stop: impl Future<Output = ()>, answer: Arc<Answer>) {
-    let (connections, ending) = (
-        Arc::new(Semaphore::new(CONNECTIONS_MAX)),
-        GracefulShutdown::new(),
-    );
+    let mut connections = Connections::new(CONNECTIONS_MAX);
+    let ending = GracefulShutdown::new();
     tokio::pin!(stop);
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             () = &mut stop => break,
         };
-        match (accepted, Arc::clone(&connections).try_acquire_owned()) {
-            (Ok((stream, _)), Ok(permit)) => {
-                let connection = ending.watch(connection(stream, Arc::clone(&answer)));
-                tokio::spawn(async move {
-                    let _permit = permit;
-                    if let Err(error) = connection.await {
-                        tracing::debug!(%error, "a connection ended");
-                    }
-                });
-            }
-            (Ok(_), Err(_)) => {
-                tracing::warn!("more than {CONNECTIONS_MAX} connections: one was refused")
-            }
-            (Err(error), _) => {
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
+            Err(error) => {
                 tracing::warn!(%error, "a connection was lost");
                 sleep(ACCEPT_PAUSE).await;
+                continue;
             }
-        }
+        };
+        let Some(turn) = connections.place() else {
+            tracing::warn!("{CONNECTIONS_MAX} requests are being answered: one was refused");
+            continue;
+        };
+        let connection = ending.watch(connection(stream, turn, Arc::clone(&answer)));
+        tokio::spawn(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, "a connection ended");
+            }
+        });
     }
-    drop(listener);
+    drop((listener, connections));
     ending.shutdown().await;
 }
 
@@ -105,18 +103,14 @@ pub async fn serve(listener: UnixListener, stop: impl Future<Output = ()>, answe
 /// answered, and ends it.
 fn connection(
     stream: UnixStream,
+    turn: Turn,
     answer: Arc<Answer>,
 ) -> impl GracefulConnection<Error = hyper::Error> + Send {
-    let (asker, turn) = (Asker::of(&stream), Turn::default());
-    let stream = TokioIo::new(Timed::new(stream, turn.clone(), PART_TIMEOUT));
+    let asker = Asker::of(&stream);
+    let stream = TokioIo::new(Timed::new(stream, turn.clone(), Some(PART_TIMEOUT)));
     let service = service_fn(move |request| {
-        turn.answering();
-        let (turn, answered) = (turn.clone(), answered(request, asker, Arc::clone(&answer)));
-        async move {
-            let answer = answered.await;
-            turn.answered();
-            answer
-        }
+        turn.begun();
+        answered(request, asker, turn.clone(), Arc::clone(&answer))
     });
     let mut http = http1::Builder::new();
     http.half_close(true)
@@ -134,6 +128,7 @@ type Answered = Result<hyper::Response<Full<Bytes>>, Box<dyn Error + Send + Sync
 async fn answered(
     request: hyper::Request<Incoming>,
     asker: Option<Asker>,
+    turn: Turn,
     answer: Arc<Answer>,
 ) -> Answered {
     let (head, body) = request.into_parts();
@@ -143,10 +138,8 @@ async fn answered(
         Some(bytes) if bytes > BODY_BYTES_MAX => return refused(413, "the body is too long"),
         Some(_) => {}
     }
-    let body = timeout(PART_TIMEOUT, body.collect())
-        .await??
-        .to_bytes()
-        .into();
+    let body = body.collect().await?.to_bytes().into();
+    let _answering = turn.answering();
     let request = Request {
         method: head.method.to_string(),
         path: head.uri.path().to_owned(),
@@ -192,7 +185,12 @@ mod tests {
                 .unwrap();
             // That it is not HTTP is an error of the connection too.
             let _ = runtime.block_on(async {
-                connection(UnixStream::from_std(theirs).unwrap(), Arc::new(answer)).await
+                connection(
+                    UnixStream::from_std(theirs).unwrap(),
+                    Connections::new(1).place().unwrap(),
+                    Arc::new(answer),
+                )
+                .await
             });
         });
         ours.write_all(bytes).unwrap();
@@ -288,7 +286,12 @@ mod tests {
                     .build()
                     .unwrap();
                 let _ = runtime.block_on(async {
-                    connection(UnixStream::from_std(theirs).unwrap(), Arc::new(answer)).await
+                    connection(
+                        UnixStream::from_std(theirs).unwrap(),
+                        Connections::new(1).place().unwrap(),
+                        Arc::new(answer),
+                    )
+                    .await
                 });
                 let _ = tell.send(());
             });

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! ROOT/volumes/NAME/      a volume's tree, with its history in .ckptfs; ROOT/images/NAME.img is mounted there if the volume has a size
-//! ROOT/mnt/NAME/          where it is mounted while somebody uses it
+//! ROOT/mnt/NAME/          where it is mounted while somebody uses it, unless it is staged
 //! ROOT/meta/NAME.json     what is known of it; written whole (new file, fsync, rename), so that it is the old or the new one
 //! ROOT/locks/NAME         locked (flock(2)) while somebody works on it: the driver's threads and programs of the command line alike
 //! ROOT/staging/           trees that are being made, and such that are being removed
@@ -48,8 +48,9 @@ mod registry;
 mod remotes;
 pub mod serve;
 mod sizes;
+mod staging;
 mod sweep;
-mod timed;
+pub mod timed;
 pub mod tool;
 mod trash;
 mod verbs;

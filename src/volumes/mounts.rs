@@ -69,6 +69,8 @@ impl Mounts {
         self.registry.save(&record)?;
         let mounted = self
             .serve(&mut record, first, !is_own(&id))
+            .and_then(|()| self.settle(&record, None))
+            .and_then(|()| self.point(&record))
             .and_then(|point| match (&named.checkpoint, &named.branch) {
                 (Some(state), _) => self.show_past(&mut record, &point, &id, state),
                 (None, Some(branch)) => self.show_branch(&record, branch),
@@ -106,7 +108,7 @@ impl Mounts {
         if record.mounts.is_empty() {
             self.rest(&mut record, !is_own(id))
         } else {
-            Ok(())
+            self.settle(&record, None)
         }
     }
 
@@ -135,7 +137,7 @@ impl Mounts {
         work: impl FnOnce(PathBuf) -> Result<T, E>,
     ) -> Result<T, E> {
         let id = format!("{OWN_ID}{}-{what}", std::process::id());
-        let done = work(self.mount(named, &id, None)?);
+        let done = work(self.mount(named, &id, Asker::this())?);
         self.unmount(named, &id)?;
         done
     }
@@ -190,18 +192,22 @@ impl Mounts {
             let found = if let Some(clone) = clone.transpose()?.flatten() {
                 self.used_elsewhere(&clone, &self.registry.place(&clone)?)?
             } else {
-                let place = Place {
-                    backing: branch.path.clone(),
-                    point: branch.path,
-                    chosen: true,
-                };
-                facts::elsewhere(&place)?.used.into_iter().next()
+                facts::elsewhere(&Place::of_branch(&branch.path))?
+                    .used
+                    .into_iter()
+                    .next()
             };
             if found.is_some() {
                 return Ok(found);
             }
         }
         Ok(None)
+    }
+
+    /// Where a volume that is mounted is seen.
+    fn point(&self, record: &Record) -> VerbResult<PathBuf> {
+        let place = self.registry.place(record)?;
+        Ok(facts::served(&facts::table()?, &place).unwrap_or(place.point))
     }
 
     /// Where a past state of a mounted volume is seen; it is pinned as long as it is used.
@@ -235,22 +241,17 @@ impl Mounts {
                 ),
             ));
         }
-        self.registry.history(record)?.branch(branch)
+        facts::branch_at(self.registry.history(record)?.branch(branch)?)
     }
 
     /// Mounts a volume, if it is not.
-    pub(super) fn serve(
-        &self,
-        record: &mut Record,
-        first: bool,
-        asked: bool,
-    ) -> VerbResult<PathBuf> {
+    pub(super) fn serve(&self, record: &mut Record, first: bool, asked: bool) -> VerbResult<()> {
         let options = record.parsed()?;
         let place = self.registry.place(record)?;
         if record.branch().is_some() {
             self.serve_clone(record)?;
             record.mounted = true;
-        } else if !facts::serves(&facts::table()?, &place.point) {
+        } else if facts::served(&facts::table()?, &place).is_none() {
             if options.ephemeral {
                 self.registry.dirs().delete(&record.name)?;
                 self.fill(record, &options, &place)?;
@@ -274,7 +275,7 @@ impl Mounts {
         if first && options.auto.mount && asked {
             self.registry.history(record)?.mark("mounted");
         }
-        Ok(place.point)
+        Ok(())
     }
 
     /// Starts what serves a volume. A driver that was killed may have left a daemon that is still
@@ -288,7 +289,7 @@ impl Mounts {
                         && started.elapsed() < STARTING_PATIENCE =>
                 {
                     std::thread::sleep(STARTING_PAUSE);
-                    if facts::serves(&facts::table()?, &place.point) {
+                    if facts::served(&facts::table()?, place).is_some() {
                         return Ok(());
                     }
                 }
@@ -314,7 +315,8 @@ impl Mounts {
                 );
                 return Ok(());
             }
-            if asked && options.auto.unmount && facts::serves(&facts::table()?, &place.point) {
+            let serves = || Ok(facts::served(&facts::table()?, &place).is_some());
+            if asked && options.auto.unmount && serves()? {
                 self.registry.history(record)?.mark("unmounted");
             }
             if record.branch().is_none()
@@ -397,7 +399,7 @@ impl Mounts {
             return Ok(());
         }
         facts::refuse_used(&record.name, facts::still_elsewhere(place)?.as_ref())?;
-        match facts::ours(&facts::table()?, &place.point) {
+        match facts::shown(&facts::table()?, place).first() {
             // It ends as it is dropped.
             Some(_) if record.branch().is_some() => Ok(()),
             Some(_) => self.stop(record, place).map_err(|cause| VerbError {
@@ -443,11 +445,13 @@ impl Mounts {
             self.registry.history(&record)?.pin_used(&record);
             self.registry.save(&record)?;
         }
-        if record.mounts.is_empty() && !shown.elsewhere {
-            self.rest(&mut record, true)
-        } else {
-            Ok(())
+        if record.mounts.is_empty() {
+            if shown.elsewhere {
+                return Ok(());
+            }
+            return self.rest(&mut record, true);
         }
+        self.settle(&record, None)
     }
 
     /// Ends the use of an ephemeral volume if all who asked for it were killed and no container has
@@ -487,7 +491,7 @@ impl Mounts {
 }
 
 /// A use by a verb is no use by a container: no checkpoint is made for it.
-fn is_own(id: &str) -> bool {
+pub(super) fn is_own(id: &str) -> bool {
     id.starts_with(OWN_ID)
 }
 
@@ -512,7 +516,7 @@ fn is_ours(record: &Record, options: &Options) -> bool {
     record.mounted || options.source.is_none()
 }
 
-/// Whether a mount of ours is at its place, that we have made.
+/// Whether the volume is mounted, by us.
 fn is_ours_at(record: &Record, options: &Options, place: &Place) -> VerbResult<bool> {
-    Ok(is_ours(record, options) && facts::ours(&facts::table()?, &place.point).is_some())
+    Ok(is_ours(record, options) && !facts::shown(&facts::table()?, place).is_empty())
 }

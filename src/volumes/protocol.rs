@@ -237,7 +237,8 @@ fn seen_at(registry: &Registry, record: &Record, named: &Named) -> VerbResult<St
         (None, Some(branch)) => {
             let mut all = history.branches()?.into_iter();
             all.find(|one| one.name == *branch && one.mounted)
-                .map(|one| one.path)
+                .map(|one| facts::branch_at(one.path))
+                .transpose()?
         }
         (None, None) => Some(point),
     };

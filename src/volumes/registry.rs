@@ -130,13 +130,15 @@ impl Registry {
         Ok(self.dirs.place(record, &record.parsed()?))
     }
 
-    /// The place where a volume is seen, if it is mounted.
+    /// Where a volume is mounted, if it is: at its own place, or where it is staged.
     ///
     /// # Errors
     /// The table of mounts cannot be read.
     pub fn mountpoint(&self, record: &Record) -> VerbResult<Option<PathBuf>> {
         let place = self.place(record)?;
-        Ok(facts::ours(&facts::table()?, &place.point).map(|_| place.point))
+        let table = facts::table()?;
+        let found = facts::shown(&table, &place).into_iter().next();
+        Ok(found.map(|mount| mount.at.clone()))
     }
 
     /// The history of a volume.

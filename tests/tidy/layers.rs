@@ -22,7 +22,7 @@ const LAYERS: [&[&str]; 11] = [
 ];
 
 /// What may be named only there.
-const HOMES: [(&str, &[&str]); 31] = [
+const HOMES: [(&str, &[&str]); 32] = [
     ("fuser", &["src/fuse"]),
     ("sled", &["src/store"]),
     ("rayon_core", &["src/store"]),
@@ -45,6 +45,7 @@ const HOMES: [(&str, &[&str]); 31] = [
     ("sha2", &["src/remote"]),
     ("rustic_backend", &["src/remote"]),
     ("rustic_core", &["src/remote"]),
+    ("aes256ctr_poly1305aes", &["src/remote/restic"]),
     ("prost", &["src/csi"]),
     ("prost_types", &["src/csi"]),
     ("protox", &["src/csi/build.rs"]),

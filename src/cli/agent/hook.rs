@@ -15,6 +15,7 @@ use serde_json::json;
 use super::super::context::Context;
 use super::super::error::{On, Outcome, error};
 use super::super::locate::Served;
+use super::super::past;
 use super::event::{Event, What};
 use super::place::Place;
 use super::{before, labels, place, process, summary, worktree};
@@ -74,7 +75,7 @@ pub fn run(args: &Args, context: &mut Context) -> Outcome {
                 let session = event.session.as_deref().unwrap_or("unknown");
                 let process = process::agent();
                 let name = labels::dir_name(session, process.as_deref(), &event.prompt_id());
-                let at = root.join(".snapshots").join(name);
+                let at = root.join(past::snapdir_of_others(&root)).join(name);
                 std::fs::create_dir(&at).on(at.display())?;
             }
             Ok(())

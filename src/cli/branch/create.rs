@@ -10,11 +10,13 @@ use super::super::error::{Outcome, error, hinted, io_error};
 use super::super::locate::{self, Served};
 use super::super::mounts;
 use super::super::output::Out;
+use super::super::past;
 use super::git::{self, Attached, DOT_GIT};
+use crate::control::{Store, is_same};
 use crate::engine::api::{BranchInfo, Code, CreateBranch, StateName, VerbError, VerbResult};
 use crate::engine::branches::{self, check_name};
 use crate::engine::word::word;
-use crate::sys::MountPoint;
+use crate::sys;
 
 /// Make a branch, and print where it is
 ///
@@ -128,7 +130,7 @@ fn make_in(
     dry_run: bool,
     out: &Out,
 ) -> VerbResult<Made> {
-    let snapshots = served.mount()?.join(".snapshots");
+    let snapshots = served.mount()?.join(past::snapdir(served.client.store()));
     let mut link = if how.no_git || dry_run {
         None
     } else {
@@ -232,12 +234,16 @@ pub fn print(branch: &BranchInfo, context: &mut Context) -> Outcome {
 }
 
 /// The directory beside that of the tree: `TREE@NAME`.
-fn beside(served: &Served, name: &str) -> VerbResult<PathBuf> {
-    let table = mounts::all()?;
-    let backing = mounts::top(&table, &served.root)
-        .and_then(MountPoint::backing)
-        .unwrap_or_else(|| served.root.clone());
-    branches::beside(&backing, name)
+fn beside(served: &mut Served, name: &str) -> VerbResult<PathBuf> {
+    // The kernel knows where the store is now. Of a mount in another namespace it does not.
+    let below = served.client.open_store().ok().and_then(|store| {
+        let backing = sys::path_of(&store).ok()?.parent()?.to_owned();
+        let there = Store::of(&backing).ok()??;
+        is_same(&store, there.dir()).ok()?.then_some(backing)
+    });
+    let named = || mounts::top(&mounts::all().ok()?, &served.root)?.backing();
+    let backing = below.or_else(named);
+    branches::beside(backing.as_deref().unwrap_or(&served.root), name)
 }
 
 /// The directory that a branch is made in, with the rights of whoever asks.

@@ -3,6 +3,7 @@
 use super::super::context::Context;
 use super::super::error::Outcome;
 use super::super::locate;
+use super::super::progress::Spinner;
 use crate::engine::api::MountBranch;
 
 /// Mount a branch again, and print where it is
@@ -15,6 +16,10 @@ pub struct Args {
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let mut served = locate::served(context.dir())?;
-    let mounted = served.client.ask(MountBranch { name: args.name })?;
+    // One that was just unmounted is waited for.
+    let spinner = Spinner::start(&context.out, "mounting");
+    let mounted = served.client.ask(MountBranch { name: args.name });
+    spinner.stop();
+    let mounted = mounted?;
     super::create::print(&mounted, context)
 }

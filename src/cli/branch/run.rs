@@ -21,6 +21,7 @@ use super::super::changes;
 use super::super::context::Context;
 use super::super::error::{Failure, On, Outcome, hinted, io_error};
 use super::super::locate::{self, Served};
+use super::super::past;
 use super::super::run::{Ended, execute};
 use super::super::run_at::{enter_again, own_mounts};
 use super::create;
@@ -31,8 +32,6 @@ use crate::sys::{self, Errno};
 
 /// Tells the command which branch it is in.
 const VARIABLE: &str = "CKPTFS_BRANCH";
-/// Where the past of a tree is.
-const SNAPDIR: &str = ".snapshots";
 /// What is run if nothing is named and the caller has no shell.
 const SHELL: &str = "/bin/sh";
 
@@ -130,15 +129,18 @@ fn named(served: &mut Served, name: &str, counted: bool) -> VerbResult<Option<Br
 fn enter(served: &Served, branch: &BranchInfo) -> VerbResult<()> {
     let mount = served.mount()?;
     let at = served.root.clone();
+    // The path of a volume that is a branch is not where it is mounted, once it is staged.
+    let path = &locate::served(Some(&branch.path))?.mount()?;
     own_mounts("the branch cannot be mounted over the project's path")?;
-    let link = git_elsewhere(&mount, &branch.path)?;
+    let snapdir = path.join(past::snapdir(served.client.store()));
+    let link = git_elsewhere(&mount, path, snapdir)?;
     let places = [Some(&mount), (mount != at).then_some(&at)];
     for place in places.into_iter().flatten() {
-        sys::mount_bind(&branch.path, place).map_err(|cause| cannot(place, cause))?;
+        sys::mount_bind(path, place).map_err(|cause| cannot(place, cause))?;
     }
     if let Some(link) = link {
         // At its own path the branch is seen still.
-        let places = places.into_iter().flatten().chain([&branch.path]);
+        let places = places.into_iter().flatten().chain([path]);
         for place in places.map(|place| place.join(DOT_GIT)) {
             sys::mount_bind(&link, &place).map_err(|cause| cannot(&place, cause))?;
         }
@@ -155,12 +157,11 @@ fn cannot(at: &Path, cause: Errno) -> VerbError {
 }
 
 /// Shows the project's `.git` in another place, if that of the branch leads into it; a file that
-/// leads there.
-fn git_elsewhere(project: &Path, branch: &Path) -> VerbResult<Option<PathBuf>> {
+/// leads there. `hidden`: a directory of the branch that the command does not need.
+fn git_elsewhere(project: &Path, branch: &Path, hidden: PathBuf) -> VerbResult<Option<PathBuf>> {
     let Some(entry) = super::git::leads_below(branch, &project.join(DOT_GIT)) else {
         return Ok(None);
     };
-    let hidden = branch.join(SNAPDIR);
     sys::mount_scratch(&hidden).map_err(|cause| cannot(&hidden, cause))?;
     // The command may have other users work for it.
     fs::set_permissions(&hidden, fs::Permissions::from_mode(0o755)).on(hidden.display())?;

@@ -1,9 +1,9 @@
 //! `ckptfs branch update`.
 
 use super::super::context::Context;
-use super::super::error::{Failure, Outcome};
+use super::super::error::Outcome;
 use super::super::interrupt::Interrupt;
-use super::super::merge::{PolicyArgs, clashes, print_merged, settle_by};
+use super::super::merge::{PolicyArgs, clashes, is_whole, print_merged, settle_by};
 use super::super::restore::TimesArg;
 use super::super::{changes, locate, time};
 use crate::engine::api::{Merged, StateName, Times, UpdateBranch};
@@ -52,10 +52,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         context.out.line(&summary(&args.name, &merged))?;
     }
     interrupt.end(&context.out)?;
-    if merged.refused {
-        return Err(Failure::No);
-    }
-    Ok(())
+    is_whole(&merged, "ckptfs undo, in the branch", &context.out)
 }
 
 fn summary(name: &str, merged: &Merged) -> String {
@@ -64,12 +61,19 @@ fn summary(name: &str, merged: &Merged) -> String {
         _ if merged.refused && merged.dry_run => {
             format!("update of {name} would make {count}, but for {clash}")
         }
-        _ if merged.dry_run => format!("update of {name} would make {count}"),
+        _ if merged.dry_run && merged.merged_by.is_none() => {
+            format!("update of {name} would make {count}")
+        }
         _ if merged.refused => settle_by(&clash),
         (Some(guard), Some(at)) => format!(
             "updated {name} to checkpoint {at}: {count} in {}; the branch's previous state is its checkpoint {guard}",
             time::duration(merged.duration_us)
         ),
-        _ => format!("nothing to update: {name} has everything from its parent"),
+        _ => match merged.merged_by {
+            Some(operation) => format!(
+                "nothing to update: {name} was updated already (its operation {operation}), and its parent has nothing new since"
+            ),
+            None => format!("nothing to update: {name} has everything from its parent"),
+        },
     }
 }

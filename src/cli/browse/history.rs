@@ -102,11 +102,7 @@ impl History {
     }
 
     fn found(&self, state: Option<&CheckpointInfo>, path: &TreePath) -> VerbResult<Found> {
-        Ok(Found {
-            checkpoint: state.cloned(),
-            path: path.clone(),
-            tree: Tree::at(&self.served, state)?,
-        })
+        Found::new(&self.served, state.cloned(), path.clone())
     }
 
     /// What is in a directory, directories first.

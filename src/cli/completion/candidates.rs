@@ -11,7 +11,7 @@ use clap::{Arg, ArgMatches, Command, CommandFactory};
 use clap_complete::engine::{ArgValueCompleter, CompletionCandidate, PathCompleter};
 
 use super::super::output::escape;
-use super::super::past::{self, Tree};
+use super::super::past;
 use super::super::tree_path::in_tree;
 use super::super::{Cli, locate, ls};
 use crate::engine::api::{ListBranches, Query, VerbResult};
@@ -212,11 +212,7 @@ fn paths(begin: &[u8]) -> VerbResult<Vec<Offer>> {
     let past = past::state(&mut served, id.as_deref().unwrap_or("latest")).ok();
     let mut all = BTreeSet::new();
     for state in [past.flatten(), None] {
-        let found = past::Found {
-            tree: Tree::at(&served, state.as_ref())?,
-            path: path.clone(),
-            checkpoint: state,
-        };
+        let found = past::Found::new(&served, state, path.clone())?;
         all.extend(names(&found, prefix));
     }
     Ok(all.into_iter().collect())

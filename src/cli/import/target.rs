@@ -57,9 +57,10 @@ struct Daemon {
     client: Client,
     /// The root of the mount.
     mount: OwnedFd,
-    /// The directory behind it, and the stage.
+    /// The directory behind it, the stage, and the store.
     backing: OwnedFd,
     stage: OwnedFd,
+    store: OwnedFd,
     /// We have mounted it.
     ours: bool,
 }
@@ -160,16 +161,13 @@ impl Target {
     /// A descriptor of the store.
     pub fn store(&self) -> VerbResult<OwnedFd> {
         let cannot = |cause: std::io::Error| io_error(self.path.join(STORE_NAME).display(), cause);
-        let dup = |store: &Store| store.dir().try_clone().map_err(cannot);
-        match self
-            .daemon
-            .as_ref()
-            .and_then(|daemon| daemon.client.store())
-        {
-            Some(store) => dup(store),
-            None => dup(&Store::of(&self.path)
+        let dup = |store: &OwnedFd| store.try_clone().map_err(cannot);
+        match &self.daemon {
+            Some(daemon) => dup(&daemon.store),
+            None => dup(Store::of(&self.path)
                 .map_err(|cause| cannot(cause.into()))?
-                .ok_or_else(|| io_error(self.path.display(), Errno::EPERM))?),
+                .ok_or_else(|| io_error(self.path.display(), Errno::EPERM))?
+                .dir()),
         }
     }
 
@@ -224,14 +222,14 @@ impl Target {
     /// Mounts the tree and connects to its daemon, which may be that of an interrupted import.
     fn start(&mut self) -> Outcome {
         // One checkpoint for each item, however much goes from one to the next.
-        let mounted = copies::own_verb("mount", &self.path, &[("CKPTFS_TRIPWIRE", "off")]);
+        let mounted = copies::own_verb("mount", &self.path, &[], &[("CKPTFS_TRIPWIRE", "off")]);
         let ours = match mounted {
             Err(Failure::Verb(error)) if error.code == Code::AlreadyMounted => false,
             mounted => mounted.map(|()| true)?,
         };
         let served = locate::served(Some(&self.path)).and_then(|served| self.serve(served, ours));
         if ours && served.as_ref().is_err_and(|error| !is_race(error)) {
-            copies::own_verb("umount", &self.path, &[])?;
+            copies::own_verb("umount", &self.path, &[], &[])?;
         }
         served.map_err(Failure::from)
     }
@@ -242,7 +240,8 @@ impl Target {
         let Ok([backing, stage]) = <[OwnedFd; 2]>::try_from(fds) else {
             return Err(io_error(self.path.display(), Errno::EMFILE));
         };
-        let client = served.client;
+        let mut client = served.client;
+        let writable = client.open_store()?;
         let store = client
             .store()
             .ok_or_else(|| io_error(self.path.display(), Errno::ENOTCONN))?;
@@ -267,6 +266,7 @@ impl Target {
             mount,
             backing,
             stage,
+            store: writable,
             ours,
         });
         Ok(())
@@ -298,7 +298,7 @@ impl Target {
         // What is open in the mount would keep it.
         drop(self.daemon);
         if ours {
-            copies::own_verb("umount", &self.path, &[])
+            copies::own_verb("umount", &self.path, &[], &[])
         } else {
             Ok(())
         }

@@ -3,7 +3,7 @@
 use super::super::branch::conflicts::clash;
 use super::super::branch::create::{How, make};
 use super::super::branch::drop::drop_branch;
-use super::super::merge::why;
+use super::super::merge::{outcome, why};
 use super::super::output::Out;
 use super::answers::{
     BranchMade, Branches, Changes, Conflict, Conflicts, Dropped, Kept, Merged, name, names,
@@ -72,7 +72,7 @@ pub fn merge(seat: &Seat, asked: asked::BranchMerge) -> VerbResult<Merged> {
         .iter()
         .map(|conflict| Kept {
             path: name(&conflict.path),
-            why: why(conflict),
+            why: [&why(conflict), outcome(conflict, &merged)].concat(),
         })
         .collect();
     Ok(Merged {

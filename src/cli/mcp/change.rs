@@ -93,6 +93,7 @@ fn told(done: &RestoredOnly, said: Vec<String>, limit: usize) -> Restored {
         changes,
         unknown,
         dropped,
+        mounted,
         split,
         dry_run,
         duration_us: _,
@@ -114,6 +115,11 @@ fn told(done: &RestoredOnly, said: Vec<String>, limit: usize) -> Restored {
             dropped
                 .iter()
                 .map(because("its old content was dropped by a retention rule")),
+        )
+        .chain(
+            mounted
+                .iter()
+                .map(because("another filesystem is mounted there")),
         )
         .collect();
     let split = split.iter().map(|path| {

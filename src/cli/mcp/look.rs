@@ -154,11 +154,8 @@ fn whole(text: &[u8]) -> usize {
 pub fn read_past(seat: &Seat, asked: asked::ReadPast) -> VerbResult<Past> {
     let mut served = seat.served()?;
     let checkpoint = state(&mut served, &asked.checkpoint)?;
-    let found = Found {
-        path: path_of(&served, &asked.path)?,
-        tree: Tree::at(&served, checkpoint.as_ref())?,
-        checkpoint,
-    };
+    let path = path_of(&served, &asked.path)?;
+    let found = Found::new(&served, checkpoint, path)?;
     let failed = |cause: io::Error| found.failed(cause.into());
     let file = found
         .tree

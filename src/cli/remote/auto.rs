@@ -17,7 +17,6 @@ use super::super::locate::{self, Served};
 use super::push::{self, Args};
 use crate::engine::Engine;
 use crate::engine::api::{Code, ShowCheckpoint, StateName, VerbError, VerbResult};
-use crate::remote::restic::guarded;
 use crate::store::ids::CheckpointId;
 use crate::sys;
 use crate::sys::lock::Mutex;
@@ -63,7 +62,7 @@ pub fn follow(args: &Args, every: Duration, context: &mut Context) -> Outcome {
                 .filter(|_| !every.is_zero())
                 .map(CheckpointId::to_string)
                 .collect();
-            match guarded(|| push::push(args, &ids, context)) {
+            match push::push_noted(args, &ids, context) {
                 Ok(()) => (sent, retry, due) = (newest, RETRY_MIN, Instant::now() + every),
                 Err(Failure::Verb(error)) if may_pass(&error) => {
                     context.out.warn(&error.message);

@@ -10,7 +10,7 @@ mod repository;
 mod tell;
 pub mod upkeep;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
 use serde::Serialize;
@@ -21,7 +21,7 @@ use super::remotes::names;
 use super::{locate, size};
 use crate::engine::api::{CheckpointInfo, Code, ListCheckpoints, VerbResult};
 use crate::engine::word::word;
-use crate::remote::restic::names::Named;
+use crate::remote::restic::names::{Named, Names};
 use crate::remote::restic::{Purpose, guarded};
 use crate::store::ids::CheckpointId;
 
@@ -58,6 +58,9 @@ enum What {
         /// Replace a remote that has this name
         #[arg(short, long)]
         force: bool,
+        /// For all users and services of this machine, in /etc/ckptfs/remotes.toml (root only)
+        #[arg(long)]
+        system: bool,
     },
     /// List the remotes (the default)
     List,
@@ -66,6 +69,9 @@ enum What {
         /// The name
         #[arg(value_name = "NAME")]
         name: String,
+        /// One of the system (root only)
+        #[arg(long)]
+        system: bool,
     },
     /// Forget checkpoints of this tree there by the rules that `ckptfs gc` applies here, and free
     /// what nothing needs any more
@@ -89,6 +95,8 @@ struct Listed<'a> {
     name: &'a str,
     #[serde(flatten)]
     named: &'a Named,
+    /// Where it is named.
+    file: &'a Path,
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
@@ -100,6 +108,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
             password_command,
             limit,
             force,
+            system,
         } => {
             let named = Named {
                 url: absolute(url)?,
@@ -109,12 +118,13 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
                     .map_err(|cause| io_error("the password file", cause))?,
                 password_command,
                 limit,
+                system,
             };
             guarded(|| add(&name, named, force, context))
         }
         What::List => list(context),
-        What::Remove { name } => {
-            names()?.remove(&name)?;
+        What::Remove { name, system } => {
+            changed(system)?.remove(&name)?;
             let removed = serde_json::json!({ "removed": name });
             let out = &mut context.out;
             out.answer(&removed, |out| {
@@ -138,8 +148,13 @@ fn absolute(url: String) -> VerbResult<String> {
         .map_err(|_| error(Code::BadRemote, "the path of a remote must be UTF-8"))
 }
 
+/// The remotes that a verb changes.
+fn changed(system: bool) -> VerbResult<Names> {
+    if system { Names::of_system() } else { names() }
+}
+
 fn add(name: &str, named: Named, force: bool, context: &mut Context) -> Outcome {
-    let mut names = names()?;
+    let mut names = changed(named.system)?;
     names.check(name, &named, force)?;
     if named.url.starts_with('/') && std::path::Path::new(&named.url).is_file() {
         return Err(error(Code::NotADirectory, format!("{} is a file", named.url)).into());
@@ -149,6 +164,7 @@ fn add(name: &str, named: Named, force: bool, context: &mut Context) -> Outcome 
     let listed = Listed {
         name,
         named: &named,
+        file: names.file_of(&named),
     };
     context.out.answer(&listed, |out| {
         out.text_line(&format!(
@@ -163,7 +179,11 @@ fn list(context: &mut Context) -> Outcome {
     let names = names()?;
     let listed: Vec<Listed<'_>> = names
         .all()
-        .map(|(name, named)| Listed { name, named })
+        .map(|(name, named)| Listed {
+            name,
+            named,
+            file: names.file_of(named),
+        })
         .collect();
     let out = &mut context.out;
     if out.json {
@@ -171,7 +191,8 @@ fn list(context: &mut Context) -> Outcome {
     }
     let width = super::output::width(&listed, |one| one.name.to_owned());
     for one in &listed {
-        out.text_line(&format!("{:width$}  {}", one.name, one.named.url))?;
+        let of = if one.named.system { "  (system)" } else { "" };
+        out.text_line(&format!("{:width$}  {}{of}", one.name, one.named.url))?;
     }
     if listed.is_empty() {
         out.talk("no remote is named yet: ckptfs remote add NAME URL");

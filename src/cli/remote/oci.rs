@@ -357,7 +357,7 @@ pub fn pull(args: &pull::Args, context: &mut Context) -> Outcome {
     answer.duration_us = microseconds(started.elapsed());
     tell_pulled(&answer, tree.left, context)?;
     if args.mount {
-        copies::own_verb("mount", &answer.into, &[])?;
+        copies::own_verb("mount", &answer.into, &[], &[])?;
     }
     Ok(())
 }
@@ -413,7 +413,7 @@ fn write(
     let writer = Writer::of_compared(dir.try_clone().on(into.display())?, before);
     writer.prepare().on(into.display())?;
     let bar = Bar::files(&context.out, "unpacking");
-    let refused = tree.write(layers, &writer, &|done| bar.at(done, 0));
+    let refused = tree.write(layers, (&dir, &writer), &|done| bar.at(done, 0));
     bar.stop();
     let mut refused = refused?;
     refused.extend(writer.finish());

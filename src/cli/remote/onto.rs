@@ -14,6 +14,7 @@ use super::super::context::Context;
 use super::super::copies::{self, Copied};
 use super::super::error::{On, Outcome};
 use super::super::locate::{self, Served};
+use super::super::past;
 use super::super::remotes::names;
 use super::pull::{Args, choose, fetch};
 use super::push::is_of;
@@ -83,7 +84,7 @@ pub fn pull(args: &Args, name: &str, context: &mut Context) -> Outcome {
     })?;
     sys::umask0();
     let dir = copies::open_destination(&path)?;
-    let there = format!(".snapshots/{}", before.id);
+    let there = format!("{}/{}", past::snapdir(on.client.store()), before.id);
     let there = sys::open_beneath(&dir, there.as_bytes(), OpenKind::Dir).on(path.display())?;
     let writer = Writer::of_compared_mount(dir.try_clone().on(path.display())?);
     let refused = fetch(

@@ -144,7 +144,7 @@ fn pull(args: &Args, into: &Path, context: &mut Context) -> Outcome {
         )?;
     }
     if args.mount {
-        copies::own_verb("mount", &dest, &[])?;
+        copies::own_verb("mount", &dest, &[], &[])?;
     }
     Ok(())
 }

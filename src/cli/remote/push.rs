@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::super::context::Context;
 use super::super::copies::Begun;
-use super::super::error::{Outcome, error, hinted};
+use super::super::error::{Failure, Outcome, error, hinted};
 use super::super::locate::{self, Served};
 use super::super::past::Tree;
 use super::super::progress::Bar;
@@ -15,8 +15,8 @@ use super::super::remotes::names;
 use super::super::{size, time};
 use super::{auto, oci, repository};
 use crate::engine::api::{
-    CheckpointInfo, Code, ListCheckpoints, PinCheckpoint, ShowCheckpoint, StateName, VerbResult,
-    microseconds,
+    CheckpointInfo, Code, ListCheckpoints, NotePush, PinCheckpoint, ShowCheckpoint, StateName,
+    VerbResult, microseconds, push_pin,
 };
 use crate::engine::word::count as plural;
 use crate::remote::restic::push::What;
@@ -77,12 +77,32 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     }
     match args.auto {
         Some(every) => auto::follow(&args, every, context),
-        None => guarded(|| push(&args, &args.ids, context)),
+        None => push_noted(&args, &args.ids, context),
     }
 }
 
+/// As [`push`]; the daemon hears how it ended, for `status`.
+pub(super) fn push_noted(args: &Args, ids: &[String], context: &mut Context) -> Outcome {
+    let pushed = guarded(|| push(args, ids, context));
+    let error = match &pushed {
+        Ok(()) => None,
+        Err(Failure::Verb(error)) => Some(error.message.clone()),
+        Err(_) => return pushed,
+    };
+    let is_known = || names().is_ok_and(|names| names.get(&args.remote).is_ok());
+    if !args.dry_run
+        && is_known()
+        && let Ok(mut served) = locate::served(context.dir())
+    {
+        let remote = args.remote.clone();
+        // One of an older version does not know this.
+        let _ = served.client.ask(NotePush { remote, error });
+    }
+    pushed
+}
+
 /// Sends what is wanted, once: `ids`, or all that the remote has not.
-pub(super) fn push(args: &Args, ids: &[String], context: &mut Context) -> Outcome {
+fn push(args: &Args, ids: &[String], context: &mut Context) -> Outcome {
     let names = names()?;
     let named = names.get(&args.remote)?;
     let mut served = locate::served(context.dir())?;
@@ -302,7 +322,7 @@ fn tell(sent: &Sent, context: &mut Context) -> Outcome {
 /// The newest checkpoint that a remote has is pinned, for the next push begins there; the one that
 /// was before is not any more.
 fn follow(remote: &str, sent: &CheckpointInfo, served: &mut Served) -> VerbResult<()> {
-    let reason = format!("pushed to {remote}: the next push begins here");
+    let reason = push_pin(remote);
     let kept = served.client.ask(ListCheckpoints)?;
     let mut pin = |id: CheckpointId, reason: Option<String>| {
         let state = StateName(id.to_string());

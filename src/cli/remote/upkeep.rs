@@ -11,8 +11,10 @@ use super::repository;
 use crate::engine::api::{Code, Retention};
 use crate::engine::retention;
 use crate::engine::word::{count, word};
+use crate::remote::limits::Limits;
 use crate::remote::restic::{Purpose, Pushed};
 use crate::store::ids::CheckpointId;
+use crate::sys;
 
 /// The arguments of `remote prune`.
 #[derive(Debug, clap::Args)]
@@ -121,6 +123,7 @@ pub fn prune(args: &Prune, context: &mut Context) -> Outcome {
         keep_within_s: configured.keep_within_s,
         ..Retention::default()
     };
+    sys::limit_memory(Limits::new().process());
     let remote = repository::open(named, Purpose::Verb)?;
     let pushed = remote.pushed(Some(&store))?;
     let made = |nanoseconds: i128| i64::try_from(nanoseconds).unwrap_or(i64::MAX);
@@ -175,6 +178,7 @@ pub fn prune(args: &Prune, context: &mut Context) -> Outcome {
 /// `ckptfs verify --remote`.
 pub fn verify(name: &str, deep: bool, context: &mut Context) -> Outcome {
     let names = names()?;
+    sys::limit_memory(Limits::new().process());
     let remote = repository::open(names.get(name)?, Purpose::Verb)?;
     let spinner = Spinner::start(&context.out, "looking at the remote");
     let found = remote.damage(deep);

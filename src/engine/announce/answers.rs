@@ -7,7 +7,7 @@ use super::{Announcer, Step, What};
 use crate::engine::control::{CONTROL, SNAPDIR};
 use crate::engine::request::{Attr, Caller, Entry, Fh, Looked, NOTE_VOICE, NodeId, Opened};
 use crate::store::ids::{Name, Slot};
-use crate::sys::{self, Errno, Kind, Stat, SysResult, Time};
+use crate::sys::{self, Errno, Kind, Protection, Stat, SysResult, Time};
 
 /// No event thread: no request is one of its.
 pub(super) const NOBODY: u32 = 0;
@@ -294,6 +294,7 @@ fn stat(node: NodeId) -> Stat {
         mtime: zero,
         ctime: zero,
         btime: None,
+        protection: Protection::None,
     }
 }
 

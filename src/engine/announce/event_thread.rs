@@ -9,7 +9,6 @@ use std::sync::atomic::Ordering;
 
 use super::answers::{NOBODY, UNKNOWN};
 use super::{Announcer, Mounted, Step, Told, What};
-use crate::engine::control::SNAPDIR_NAME;
 use crate::store::ids::Slot;
 use crate::sys::host::open_dir_path;
 use crate::sys::{self, Errno, Kind, Open, OpenKind, RenameMode, SysResult};
@@ -53,7 +52,7 @@ struct EventThread<'a> {
 
 impl EventThread<'_> {
     fn speak(&self, mounted: &Mounted, all: &[Told]) -> SysResult<()> {
-        let root = open_dir_path(&mounted.at)?;
+        let root = open_dir_path(&mounted.serving.place.mount())?;
         if sys::stat_fd(&root)?.dev != mounted.device {
             // Unmounted, covered, or not to be seen from here.
             return Err(Errno::ENODEV);
@@ -61,7 +60,7 @@ impl EventThread<'_> {
         self.make_known(&root)?;
         // Without it nothing is told of what was replaced: who has no `.snapshots` that the daemon
         // may write to hears of the rest.
-        let aliases = sys::open_beneath(&root, SNAPDIR_NAME, OpenKind::Path).ok();
+        let aliases = sys::open_beneath(&root, mounted.serving.snapdir_name(), OpenKind::Path).ok();
         for told in all {
             let dir = if told.path.is_empty() {
                 None

@@ -29,12 +29,12 @@ mod event_thread;
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::request::{Caches, NOTE_VOICE, NodeId};
+use super::serving::Serving;
 use crate::live::{At, Live};
 use crate::store::ids::{Name, Slot};
 use crate::sys::lock::{Condvar, Mutex};
@@ -95,7 +95,7 @@ struct Told {
 
 /// Where the tree is mounted, once it is.
 struct Mounted {
-    at: PathBuf,
+    serving: Arc<Serving>,
     device: u64,
     caches: Arc<dyn Caches>,
 }
@@ -146,18 +146,18 @@ impl Announcer {
         }
     }
 
-    /// The tree is mounted at `at`. Makes no request.
-    pub(super) fn mounted(&self, at: &std::path::Path, caches: Arc<dyn Caches>) {
-        match sys::device_at(at) {
-            Ok(device) => drop(self.mounted.set(Mounted {
-                at: at.to_owned(),
-                device,
-                caches,
-            })),
-            Err(errno) => {
-                tracing::debug!(%errno, "the mount cannot be read; restores are not announced");
-            }
-        }
+    /// The tree is mounted. Makes no request.
+    pub(super) fn mounted(&self, serving: &Arc<Serving>, caches: Arc<dyn Caches>) {
+        let Some((_, device)) = serving.place.mounted_as() else {
+            tracing::debug!("the mount is in no table; restores are not announced");
+            return;
+        };
+        let serving = Arc::clone(serving);
+        drop(self.mounted.set(Mounted {
+            serving,
+            device,
+            caches,
+        }));
     }
 
     /// Tells of what happened, in the background.

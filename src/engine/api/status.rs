@@ -129,6 +129,53 @@ pub struct Stats {
     /// What the sealer has done.
     #[serde(default)]
     pub sealer: SealerInfo,
+    /// Free space, and the last runs of `gc` and `push`.
+    #[serde(default)]
+    pub upkeep: UpkeepInfo,
+}
+
+/// Free space, and the last runs of `gc` and `push`. Times are RFC 3339, UTC.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UpkeepInfo {
+    /// Size of the filesystem, bytes; 0: not known.
+    pub size_bytes: u64,
+    /// Free bytes of it, for the user of the daemon.
+    pub free_bytes: u64,
+    /// When the newest checkpoint was made, automatic ones included, guards excluded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub newest: Option<String>,
+    /// The size of the history, as `du` or `gc` has counted it last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub history: Option<MeasuredInfo>,
+    /// When the last run of `gc` ended, since the daemon began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gc: Option<String>,
+    /// Pushes, by the names of remotes.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub pushes: BTreeMap<String, PushInfo>,
+}
+
+/// The size of the history.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MeasuredInfo {
+    /// Bytes that would be freed if no checkpoint were kept.
+    pub bytes: u64,
+    /// When that was counted.
+    pub at: String,
+}
+
+/// Pushes to a remote.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PushInfo {
+    /// When the last push that succeeded ended, also if the remote had everything already.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last: Option<String>,
+    /// Pushes that have failed since the daemon began.
+    #[serde(default)]
+    pub failed: u64,
+    /// Why the last push failed, if it did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
 }
 
 /// What the sealer has done since the mount.
@@ -148,7 +195,7 @@ pub struct SealerInfo {
 }
 
 /// The daemon that serves a mount.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Default)]
 pub struct DaemonInfo {
     /// Process id.
     pub pid: u32,
@@ -166,4 +213,8 @@ pub struct DaemonInfo {
     /// When that was last: RFC 3339, UTC.
     #[serde(default)]
     pub taken_over: Option<String>,
+    /// The number of the mount (proc_pid_mountinfo(5)), and its device as `st_dev` encodes it: by
+    /// these its users are found when it is in no table any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mounted_as: Option<(u64, u64)>,
 }

@@ -23,7 +23,7 @@ use crate::engine::Engine;
 use crate::engine::api::{VerbError, VerbResult};
 use crate::engine::bases::registry_failed;
 use crate::engine::control::{
-    BRANCHES, BRANCHES_NAME, CONTROL, SNAPDIR, SNAPDIR_NAME, ZFS, ZFS_LINK, ZFS_LINK_NAME,
+    BRANCHES, BRANCHES_NAME, CONTROL, SNAPDIR, ZFS, ZFS_LINK, ZFS_LINK_NAME,
 };
 use crate::engine::error::{self, Code};
 use crate::engine::request::{Caller, Entry, Listed, Looked, Names, NodeId};
@@ -82,13 +82,13 @@ impl Shown {
         NodeId(CONTROL | BELOW | bits)
     }
 
-    fn link(&self, which: u64) -> Option<Vec<u8>> {
+    fn link(&self, which: u64, snapdir: &[u8]) -> Option<Vec<u8>> {
         match which {
             1 => Some(self.path.as_os_str().as_bytes().to_vec()),
             2 => {
                 let above: &[u8] = b"../../";
                 let number = self.base.to_string();
-                Some([above, SNAPDIR_NAME, b"/", number.as_bytes()].concat())
+                Some([above, snapdir, b"/", number.as_bytes()].concat())
             }
             _ => None,
         }
@@ -243,7 +243,8 @@ impl<'a> BranchDir<'a> {
         if node == BRANCHES {
             return Ok(None);
         }
-        Ok(self.shown(node)?.link(node.0 & 3))
+        let snapdir = self.engine.serving.snapdir_name();
+        Ok(self.shown(node)?.link(node.0 & 3, snapdir))
     }
 
     /// Target of a link of ours.
@@ -338,7 +339,9 @@ impl<'a> BranchDir<'a> {
             return Err(Errno::ENOENT);
         };
         // What somebody has put elsewhere than mkdir(2) does is theirs: a volume, for one.
-        if shown.path
+        let open = self.engine.branches.get(name);
+        let at = open.map_or(shown.path, |branch| branch.engine.place().backing());
+        if at
             != self
                 .engine
                 .branches

@@ -20,6 +20,7 @@ use crate::engine::Engine;
 use crate::engine::api::{CheckpointOptions, VerbResult};
 use crate::engine::auto::daemon;
 use crate::engine::bases::registry_failed;
+use crate::engine::config::Inherits;
 use crate::engine::error;
 use crate::store::Store;
 use crate::store::layout::STORE_NAME;
@@ -109,6 +110,7 @@ pub(super) fn make(
             .map_err(|cause| error::io_error(STORE_NAME, cause))?,
         path: entry.path.clone(),
         base: engine.as_base(entry.base),
+        inherits: Inherits(Arc::clone(&engine.serving)),
     };
     let branch = Engine::open(engine.branches.host()?.config(tree)?)?;
     let options = CheckpointOptions {

@@ -38,6 +38,7 @@ pub(super) fn list(engine: &Engine, asked: &ListBranches) -> VerbResult<Vec<Bran
             continue;
         };
         info.mounted = true;
+        info.path = branch.engine.place().backing();
         match moved_base(engine, &branch) {
             Ok(base) => info.merge_base = base,
             Err(error) => info.trouble = Some(error.message),

@@ -31,7 +31,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::api::{VerbError, VerbResult};
 use super::bases::registry_failed;
-use super::config::Config;
+use super::config::{Config, Inherits};
 use super::error::{self, Code, hinted};
 use super::merge::MergeBase;
 use super::seen::Seen;
@@ -92,6 +92,8 @@ pub struct BranchTree {
     pub path: PathBuf,
     /// What it looks through to.
     pub base: Arc<Base>,
+    /// Its parent's settings.
+    pub inherits: Inherits,
 }
 
 /// Whoever serves a tree, and can serve others: the daemon.
@@ -119,12 +121,12 @@ pub trait Host: Send + Sync {
     /// `bad-path`: the tree has no name.
     fn beside(&self, name: &str) -> VerbResult<PathBuf>;
 
-    /// Takes away what a daemon that died has left mounted at `path`, if that was ours, and waits for
-    /// a branch from there that is being closed.
+    /// Removes a dead mount of ours at `path`, and waits for the branch of this name if it was
+    /// unmounted or is being closed. Does nothing to a branch that is mounted.
     ///
     /// # Errors
-    /// It cannot be taken away.
-    fn clear(&self, path: &Path) -> VerbResult<()>;
+    /// It cannot be taken away, or does not end.
+    fn clear(&self, name: &str, path: &Path) -> VerbResult<()>;
 
     /// Mounts a branch, or goes on with the mount that is left, and answers for it, with a control
     /// socket in its store; it serves when this returns. `fresh`: its directory was made a moment ago, so nobody has anything of it. At the
@@ -343,10 +345,10 @@ impl<'a> Brancher<'a> {
         })
     }
 
-    /// A branch as the registry has it, open or not.
+    /// The registered entry of a branch, open or not, with its present path.
     fn registered(&self, name: &str) -> VerbResult<BranchEntry> {
         if let Some(entry) = self.registry().get(name).map_err(registry_failed)? {
-            return Ok(entry);
+            return Ok(self.placed(entry));
         }
         Err(self.engine.branches.unknown(name, &self.names()?))
     }

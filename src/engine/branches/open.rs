@@ -3,11 +3,13 @@
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::Arc;
 
 use super::{Branch, BranchTree, Brancher, Ending, fresh};
 use crate::engine::Engine;
 use crate::engine::api::VerbResult;
 use crate::engine::bases::registry_failed;
+use crate::engine::config::Inherits;
 use crate::engine::error::{self, Code, hinted};
 use crate::engine::merge::Kin;
 use crate::engine::word::word;
@@ -47,6 +49,22 @@ pub(super) fn open_dir(path: &Path) -> VerbResult<OwnedFd> {
 /// `not-found`; `bad-branch`: it is something else.
 pub(super) fn open_branch(engine: &Engine, entry: &BranchEntry) -> VerbResult<OwnedFd> {
     check_branch(engine, entry, open_dir(&entry.path)?)
+}
+
+/// The entry of a branch with the place where its directory is now.
+pub(super) fn placed(engine: &Engine, entry: BranchEntry) -> BranchEntry {
+    if let Ok(branch) = engine.branches.get(&entry.name) {
+        let path = branch.engine.place().backing();
+        return BranchEntry { path, ..entry };
+    }
+    let places = entry.places(Some(&engine.place().backing())).into_iter();
+    let mut placed = places.map(|path| BranchEntry {
+        path,
+        ..entry.clone()
+    });
+    placed
+        .find(|entry| open_branch(engine, entry).is_ok())
+        .unwrap_or(entry)
 }
 
 /// # Errors
@@ -90,9 +108,26 @@ pub(super) fn take_back(engine: &Engine, entry: &BranchEntry, root: &OwnedFd) ->
     registry.unregister(&entry.name).map_err(registry_failed)
 }
 
+/// Has the registry know where the directory of a branch is before it is mounted there: a worker that
+/// takes over goes by that.
+fn note_place(engine: &Engine, entry: &BranchEntry) -> VerbResult<()> {
+    let registry = engine.timeline().store().layout.branches();
+    match registry.get(&entry.name).map_err(registry_failed)? {
+        Some(known) if known.path != entry.path => {
+            registry.register(entry).map_err(registry_failed)
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Mounts a registered branch. The caller has claimed it.
 pub(super) fn mount(engine: &Engine, entry: &BranchEntry) -> VerbResult<()> {
     let host = engine.branches.host()?;
+    // The path of a mount that was left leads to that.
+    let left = host.left(entry.id)?;
+    if left.is_none() {
+        host.clear(&entry.name, &entry.path)?;
+    }
     if engine.branches.get(&entry.name).is_ok() {
         return Err(hinted(
             Code::AlreadyMounted,
@@ -103,11 +138,6 @@ pub(super) fn mount(engine: &Engine, entry: &BranchEntry) -> VerbResult<()> {
             ),
             format!("to see it: ckptfs -C {} status", word(entry.path.display())),
         ));
-    }
-    // The path of a mount that was left leads to that.
-    let left = host.left(entry.id)?;
-    if left.is_none() {
-        host.clear(&entry.path)?;
     }
     if !engine.timeline().catalogue.is_stored(entry.base) {
         return Err(error::error(
@@ -128,11 +158,13 @@ pub(super) fn mount(engine: &Engine, entry: &BranchEntry) -> VerbResult<()> {
         Some(root) => check_branch(engine, entry, root)?,
         None => open_branch(engine, entry)?,
     };
+    note_place(engine, entry)?;
     let tree = BranchTree {
         id: entry.id,
         root,
         path: entry.path.clone(),
         base: engine.as_base(entry.base),
+        inherits: Inherits(Arc::clone(&engine.serving)),
     };
     let branch = Engine::open(host.config(tree)?)?;
     let branch = Branch::of(entry, branch);
@@ -145,6 +177,11 @@ pub(super) fn mount(engine: &Engine, entry: &BranchEntry) -> VerbResult<()> {
 }
 
 impl Brancher<'_> {
+    /// See [`placed`].
+    pub(super) fn placed(&self, entry: BranchEntry) -> BranchEntry {
+        placed(self.engine, entry)
+    }
+
     /// Goes on with the mounts that a worker before us has left. To be called before anything else
     /// is done to branches: until then nobody answers for what is at their paths.
     pub fn go_on(&self) {
@@ -174,7 +211,9 @@ impl Brancher<'_> {
 
     fn mount_registered(&self) {
         let registry = self.registry();
-        let is_there = |entry: &BranchEntry| open_branch(self.engine, entry).is_ok();
+        let is_there = |entry: &BranchEntry| {
+            open_branch(self.engine, &placed(self.engine, entry.clone())).is_ok()
+        };
         if let Err(error) = registry.settle(is_there) {
             tracing::warn!(%error, "dropped branches were not looked through");
         }
@@ -192,7 +231,7 @@ impl Brancher<'_> {
             }
             let mounted = self.engine.branches.claim(&entry.name).and_then(|_claim| {
                 if entry.made {
-                    mount(self.engine, &entry)
+                    mount(self.engine, &placed(self.engine, entry.clone()))
                 } else {
                     self.sweep(&entry)
                 }

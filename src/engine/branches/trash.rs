@@ -3,8 +3,10 @@
 //! To drop one waits for no disk: a power cut within the next second may bring it back, whole. It
 //! is unmounted, and then out of sight; its engine is closed behind the answer, in the trash.
 
+use std::path::PathBuf;
+
 use super::list::changes;
-use super::open::{mount, open_branch, open_dir};
+use super::open::{mount, open_branch, open_dir, placed};
 use super::verbs::{BranchInfo, DropBranch, DroppedBranch};
 use super::{Branch, Brancher, Ending, internal};
 use crate::engine::api::{TreePath, VerbError, VerbResult};
@@ -229,7 +231,7 @@ pub(super) fn revive(engine: &Engine, by: &Actor, name: &str) -> VerbResult<Bran
     bring_back(engine, by, None, &entry)?;
     Ok(BranchInfo {
         mounted: true,
-        ..BranchInfo::of(&entry)
+        ..BranchInfo::of(&placed(engine, entry))
     })
 }
 
@@ -248,6 +250,14 @@ fn bring_back(
             format!("drop that one first: ckptfs branch drop {}", word(name)),
         ));
     }
+    // The directory that it was in may have been renamed, with the tree.
+    let places = entry.places(Some(&engine.place().backing()));
+    let is_there = |path: &&PathBuf| path.parent().is_some_and(|dir| open_dir(dir).is_ok());
+    let path = places.iter().find(is_there).unwrap_or(&entry.path).clone();
+    let entry = &BranchEntry {
+        path,
+        ..entry.clone()
+    };
     let (parent, file) =
         parent_and_name(&entry.path).ok_or_else(|| internal("a branch is at the root"))?;
     registry

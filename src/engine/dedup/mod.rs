@@ -220,7 +220,7 @@ impl Dedup {
             return Err(error::hinted(
                 error::Code::NoReflink,
                 "live files cannot share their data on this filesystem",
-                "captured versions can be names of one file: ckptfs dedup, without --live",
+                "captured versions can be names of one file: ckptfs gc --dedup, without --live",
             ));
         }
         let mut run = self.dedup_runs.resume(options.run, || {

@@ -437,7 +437,7 @@ impl Run {
             return;
         }
         for (epoch, objects) in sealed {
-            if let Err(errno) = dedup.timeline().contents.add_hashes(epoch, objects, false) {
+            if let Err(errno) = dedup.timeline().contents.add_hashes(epoch, &objects, false) {
                 tracing::warn!(%errno, "hashes are not recorded");
                 return;
             }

@@ -11,7 +11,7 @@ use super::Collector;
 use crate::history::operations::Told;
 use crate::store::ids::CheckpointId;
 use crate::store::operation::Deed;
-use crate::store::record::{Kept, Reason, Trigger};
+use crate::store::record::Kept;
 
 /// How long what `undo` and `redo` need is not freed by retention, if `retention.keep-undone` does
 /// not say otherwise.
@@ -19,6 +19,8 @@ const UNDONE_KEPT: Duration = Duration::from_secs(24 * 3600);
 /// How long a mark of the tripwire stays whatever follows, if `tripwire.keep` does not say
 /// otherwise.
 const MARK_KEPT: Duration = Duration::from_secs(3600);
+/// A hidden mark of this age may still be confirmed.
+const UNDECIDED: Duration = Duration::from_secs(60);
 /// Guards of so many of the newest operations stay however old they are.
 const GUARDS_KEPT: usize = 10;
 
@@ -30,18 +32,23 @@ pub(super) struct Held {
     guards: HashSet<CheckpointId>,
     hidden: HashSet<CheckpointId>,
     marks_since_ns: i64,
+    /// The tripwire may not have decided on marks made after this.
+    undecided_since_ns: i64,
     pub(super) bases: Bases,
 }
 
 impl Held {
     pub(super) fn needs(&self, kept: &Kept) -> bool {
         match &kept.reason {
-            _ if kept.hidden => self.hidden.contains(&kept.id),
-            Reason::Auto {
-                trigger: Trigger::Tripwire,
-            } => kept.created_ns >= self.marks_since_ns,
+            _ if kept.hidden => self.is_undecided(kept) || self.hidden.contains(&kept.id),
+            reason if reason.is_mark() => kept.created_ns >= self.marks_since_ns,
             _ => self.guards.contains(&kept.id),
         }
+    }
+
+    /// It is a hidden mark that may still be confirmed.
+    pub(super) fn is_undecided(&self, kept: &Kept) -> bool {
+        kept.hidden && kept.reason.is_mark() && kept.created_ns >= self.undecided_since_ns
     }
 }
 
@@ -71,15 +78,20 @@ impl Collector {
     /// deleted or undone not long ago stays too.
     pub(super) fn held(&self, automatic: bool) -> VerbResult<Held> {
         let (settings, now_ns) = (self.serving.settings(), crate::history::append::now_ns());
-        let since = |key: &str, otherwise: Duration| {
-            let span = settings.span(key).unwrap_or(otherwise);
+        let ago = |span: Duration| {
             now_ns.saturating_sub(i64::try_from(span.as_nanos()).unwrap_or(i64::MAX))
         };
+        let since = |key: &str, otherwise| ago(settings.span(key).unwrap_or(otherwise));
+        let tripwire = self.serving.config.auto.tripwire;
+        let undecided = tripwire.map_or(UNDECIDED, |tripwire| {
+            tripwire.within.saturating_mul(2).max(UNDECIDED)
+        });
         let since_ns = since("retention.keep-undone", UNDONE_KEPT);
         let mut held = Held {
             guards: HashSet::new(),
             hidden: HashSet::new(),
             marks_since_ns: since("tripwire.keep", MARK_KEPT),
+            undecided_since_ns: ago(undecided),
             bases: self.bases()?,
         };
         let (mut before, mut seen) = (None, 0);

@@ -74,6 +74,7 @@ pub(super) fn known<'k>(
             hidden: kept.hidden,
             guard: kept.reason.is_guard_or_mark(),
             needed: held.needs(kept),
+            undecided: held.is_undecided(kept),
         };
         (kept, known)
     })

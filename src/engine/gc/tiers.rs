@@ -168,12 +168,15 @@ impl Collector {
                 at += 1;
                 continue;
             }
-            let until = match self.fate_at(matching, version.slot, *id, changed_ns)? {
-                (Fate::Goes(tier), until) => {
+            let until = match self.fate_at(matching, version.slot, *id, changed_ns) {
+                Ok((Fate::Goes(tier), until)) => {
                     fate = Fate::Goes(tier);
                     until
                 }
-                (other, _) => return Ok(other),
+                Ok((other, _)) => return Ok(other),
+                // A client deleted the checkpoint since the run began: the next run decides.
+                Err(Errno::ESTALE) => return Ok(Fate::Stays),
+                Err(errno) => return Err(errno),
             };
             let kept = &matching.census.kept;
             at = kept.partition_point(|id| id.epoch() < until).max(at + 1);
@@ -246,13 +249,12 @@ impl Collector {
             {
                 continue;
             }
-            let failed = error::version_unread;
-            let size = self
-                .timeline()
-                .lookup
-                .data_at(version.slot, *last)
-                .map_err(failed)?
-                .map_or(0, |data| data.before.size);
+            let size = match self.timeline().lookup.data_at(version.slot, *last) {
+                Ok(data) => data.map_or(0, |data| data.before.size),
+                // As in `fate`.
+                Err(Errno::ESTALE) => continue,
+                Err(errno) => return Err(error::version_unread(errno)),
+            };
             dropped.push(Dropped {
                 object: version.object,
                 size,

@@ -125,6 +125,9 @@ pub struct MergeConflict {
     pub xattr: Option<TreePath>,
     /// The policy, or an answer, says what comes of it.
     pub settled: bool,
+    /// The file gets both versions of the lines, with conflict markers.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub marked: bool,
     /// In a dry run with `--tool`: it would be asked.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub tool: bool,
@@ -180,6 +183,9 @@ pub struct Merged {
     pub changes: Vec<Change>,
     /// What clashes, sorted by path.
     pub conflicts: Vec<MergeConflict>,
+    /// The operation that merged it before, if there is nothing to merge since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub merged_by: Option<u64>,
     /// Conflicts are left that nothing was said of, so nothing was changed, or would be.
     pub refused: bool,
     /// It was only asked what would change.

@@ -203,15 +203,45 @@ impl<'a> Kin<'a> {
             return Ok(());
         };
         let mut merges = self.done()?;
+        let earlier = || self.changing(&merges, into, from).unwrap_or_default();
         merges.push(MergeEntry {
             into,
             epoch: number(self.changed(into), State::Live),
-            operation: operation.map_or((0, 0), |done| (done.number, done.at_ns)),
+            operation: operation.map_or_else(earlier, |done| (done.number, done.at_ns)),
             from: (from, made_ns),
             clean,
             done: operation.is_none(),
         });
         self.write(&self.needed(&merges), operation.is_none())
+    }
+
+    /// The operation of the newest common merge that changed something, with the other side at
+    /// checkpoint `from`.
+    fn changing(
+        self,
+        merges: &[MergeEntry],
+        into: MergeInto,
+        from: CheckpointId,
+    ) -> Option<(u64, i64)> {
+        let numbers = match into {
+            MergeInto::Parent => self.numbers(State::Live, State::At(from)),
+            MergeInto::Branch => self.numbers(State::At(from), State::Live),
+        };
+        let changed = |merge: &&MergeEntry| {
+            merge.into == into && merge.operation.0 != 0 && self.is_common(merge, numbers)
+        };
+        let newest = merges.iter().rev().find(changed)?;
+        Some(newest.operation)
+    }
+
+    /// The operation that merged a state of the other side into this one, if that is in effect.
+    ///
+    /// # Errors
+    /// As [`Kin::base`].
+    pub(super) fn merged_by(self, into: MergeInto, theirs: State) -> VerbResult<Option<u64>> {
+        let from = number(self.merged(into), theirs);
+        let operation = self.changing(&self.done()?, into, from);
+        Ok(operation.map(|(number, _)| number))
     }
 
     /// Writes them. One that is `done` from now on is not on the disk before its operation.

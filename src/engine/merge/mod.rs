@@ -139,7 +139,7 @@ impl<'a> Merger<'a> {
         };
         around(
             self.engine.checkpoints.hooks.as_ref(),
-            &self.engine.serving.config.mount,
+            &self.engine.serving,
             self.requester.by(),
             ("merge", vec![("CKPTFS_MERGED", self.asked.what.clone())]),
             merge,
@@ -173,14 +173,15 @@ impl<'a> Merger<'a> {
             guard,
             changes: merging.changes.clone(),
             conflicts: merging.conflicts(),
+            merged_by: None,
             refused: merging.is_refused(),
             dry_run: self.asked.dry_run,
             duration_us: microseconds(started.elapsed()),
         };
         if self.asked.dry_run {
             self.engine.checkpoints.settle();
-            let merging = three.prepare(&|_| Ok(()))?;
-            return Ok(answer(&merging, None));
+            let merging = three.prepare(&|_| Ok(()))?.refuse_protected()?;
+            return course.told_earlier(answer(&merging, None));
         }
         let asked = Asked {
             requester: self.requester,
@@ -191,15 +192,18 @@ impl<'a> Merger<'a> {
         };
         let restorer = Restorer::new(self.engine);
         let one_at_a_time = self.engine.checkpoints.wait_turn(self.requester)?;
-        let prepare = |await_free: prepare::AwaitFree<'_>| three.prepare(await_free);
-        let (merging, frozen) = restorer.frozen(&asked, course.failed(), prepare, one_at_a_time)?;
+        let prepare =
+            |await_free: prepare::AwaitFree<'_>| three.prepare(await_free)?.refuse_protected();
+        let covered = restorer.covered(course.failed())?;
+        let failed = (course.failed(), &covered);
+        let (merging, frozen) = restorer.frozen(&asked, failed, prepare, one_at_a_time)?;
         if merging.is_refused() {
             return Ok(answer(&merging, None));
         }
         if merging.changes.is_empty() {
             // Both have all of it: from now on that is what they have in common.
             course.note(self.asked, None, &merging)?;
-            return Ok(answer(&merging, None));
+            return course.told_earlier(answer(&merging, None));
         }
         let note = format!("before merging {}", self.asked.what);
         let (guard, applied, forgetting) =
@@ -337,6 +341,19 @@ impl<'a> Course<'a> {
             Course::Kin { into, .. } => *into,
         }
         .failed()
+    }
+
+    /// With the operation that merged it before, where nothing was left to merge.
+    fn told_earlier(&self, mut merged: Merged) -> VerbResult<Merged> {
+        if let Course::Kin {
+            kin, into, theirs, ..
+        } = self
+            && merged.changes.is_empty()
+            && merged.conflicts.is_empty()
+        {
+            merged.merged_by = kin.merged_by(*into, *theirs)?;
+        }
+        Ok(merged)
     }
 
     /// Notes what both sides have in common from now on, if all of one came.

@@ -66,6 +66,7 @@ pub(in crate::engine) fn told(conflict: &Conflict) -> MergeConflict {
         by,
         xattr,
         settled: conflict.settled,
+        marked: false,
         tool: false,
     }
 }

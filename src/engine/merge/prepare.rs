@@ -11,8 +11,9 @@ use super::common::Kin;
 use super::planning::{along, leave_out_git, told};
 use crate::engine::Engine;
 use crate::engine::api::{Change, Code, Times, TreePath, VerbError, VerbResult};
-use crate::engine::control::{SNAPDIR_NAME, STORE_NAME};
 use crate::engine::error;
+use crate::engine::request::NodeId;
+use crate::engine::restore::Restorer;
 use crate::engine::restore::glance::Glance;
 use crate::engine::restore::plan::Plan;
 use crate::engine::restore::prepare::Ready;
@@ -380,7 +381,7 @@ impl<'a> Three<'a> {
             };
             let clean = names.join(&b'/');
             let is_there = |view: &View<'_>| matches!(view.walk(&clean), Ok(Some(_)));
-            let own = *first == STORE_NAME || *first == SNAPDIR_NAME;
+            let own = self.engine.serving.is_reserved(NodeId(Slot::ROOT.0), first);
             let views = [&self.base, &self.ours, &self.theirs];
             if own || names.contains(&b"..".as_slice()) || !views.into_iter().any(is_there) {
                 return Err(error::unknown_path(&path.0, self.here.since));
@@ -460,7 +461,27 @@ impl Merging<'_> {
     }
 
     pub(super) fn conflicts(&self) -> Vec<MergeConflict> {
-        self.clashes().iter().map(told).collect()
+        let asked = self.three.asked;
+        let marks = asked.policy == Some(MergePolicy::Markers);
+        let answered = |path: &TreePath| asked.answers.iter().any(|answer| answer.path == *path);
+        let mut conflicts: Vec<MergeConflict> = self.clashes().iter().map(told).collect();
+        for conflict in conflicts.iter_mut().filter(|_| marks) {
+            conflict.marked = conflict.settled && !answered(&conflict.path);
+        }
+        conflicts
+    }
+
+    /// Refuses a merge that would change what nobody may change, if it is to come.
+    ///
+    /// # Errors
+    /// As [`Restorer::refuse_protected`].
+    pub(super) fn refuse_protected(self) -> VerbResult<Self> {
+        if !self.is_refused() {
+            let (three, plan) = (self.three, &self.plan);
+            Restorer::new(three.engine)
+                .refuse_protected(three.into.failed(), (plan, &self, &three.ours))?;
+        }
+        Ok(self)
     }
 
     /// Something clashes, and nothing was said of it.

@@ -1,7 +1,7 @@
 //! The live tree as a plan is carried out on it: with the operations that serve the kernel, so that
 //! every step keeps the past, and with what the kernel must forget noted.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::super::Engine;
@@ -31,6 +31,8 @@ struct LiveSink<'a> {
     /// New inodes that are about to be put in place. Whatever else is done, they are before it.
     swaps: Vec<Swap>,
     places: HashSet<Place>,
+    /// Inodes whose mode forbids their owner what is to be done, with that mode.
+    lent: HashMap<Slot, (Option<Arc<Trail>>, u32)>,
     stale: Stale,
 }
 
@@ -50,8 +52,19 @@ pub(super) fn apply(
         stage,
         swaps: Vec::new(),
         places: HashSet::new(),
+        lent: HashMap::new(),
         stale: Stale::default(),
     };
+    let carried_out = carry_out(&mut sink);
+    for (slot, (trail, mode)) in std::mem::take(&mut sink.lent) {
+        let trail = trail.as_ref();
+        engine.live.attrs.give_back_in(At { slot, trail }, mode);
+    }
+    carried_out.map(|()| sink.stale.without_twice())
+}
+
+fn carry_out(sink: &mut LiveSink<'_>) -> SysResult<()> {
+    let (engine, plan) = (sink.engine, sink.plan);
     // What a branch inherits is found by the way to it, which holds until something is renamed.
     for dir in &plan.tree.dirs {
         let changes = |name: &NamePlan| {
@@ -64,13 +77,14 @@ pub(super) fn apply(
             && dir.names.iter().any(changes)
         {
             engine.live.names.own_in(live)?;
+            sink.lend(live.into())?;
         }
     }
     let inodes = &engine.live.inodes;
     inodes
         .found
         .remember_ways(plan.tree.dirs.iter().filter_map(|dir| dir.live.as_ref()));
-    let dirs = crate::tree::apply::apply(&plan.tree, &mut sink);
+    let dirs = crate::tree::apply::apply(&plan.tree, sink);
     inodes.found.remember_ways(std::iter::empty());
     let dirs = dirs?;
     let here = |dir: &DirPlan| {
@@ -83,8 +97,7 @@ pub(super) fn apply(
         .nodes
         .extend(plan.tree.dirs.iter().filter_map(here));
     sink.stage.clear();
-    sink.clean_staging()?;
-    Ok(sink.stale.without_twice())
+    sink.clean_staging()
 }
 
 /// Everything that a plan can have changed: for when it was carried out in part.
@@ -111,6 +124,15 @@ impl LiveSink<'_> {
 
     fn keeps_times(&self) -> bool {
         self.plan.times == Times::Kept
+    }
+
+    /// The owner of an inode may do what is to be done with it.
+    fn lend(&mut self, at: At<'_>) -> SysResult<()> {
+        if let Some(mode) = self.live().attrs.lend_in(self.change, at)? {
+            let way = at.trail.map(Arc::clone);
+            self.lent.entry(at.slot).or_insert((way, mode));
+        }
+        Ok(())
     }
 
     /// What a name led to has changed. The kernel knows nothing of what is beside the tree.
@@ -168,6 +190,7 @@ impl LiveSink<'_> {
                 continue;
             }
             let trail = dir.step(&name, child.slot);
+            self.lend(At::from(&trail))?;
             open.push((dir, name, child, true));
             for (name, below) in view.list(&trail)? {
                 open.push((Arc::clone(&trail), name, below, false));
@@ -219,6 +242,7 @@ impl Sink for LiveSink<'_> {
 
     fn rewrite(&mut self, child: Child, want: &Arc<Trail>, content: Content) -> SysResult<()> {
         let (wanted, here) = (self.want, self.want.here(want));
+        self.lend(At::from(&here))?;
         if content == Content::InPlace {
             let opened = wanted.open(want, true)?.ok_or(Errno::EIO)?;
             self.live().attrs.rewrite_in(
@@ -238,6 +262,8 @@ impl Sink for LiveSink<'_> {
             &wanted.xattrs(want)?,
             self.keeps_times(),
         )?;
+        // It has the mode that is wanted.
+        self.lent.remove(&child.slot);
         self.stale.nodes.push(child.slot);
         Ok(())
     }
@@ -249,6 +275,10 @@ impl Sink for LiveSink<'_> {
         to: &Place,
         mode: RenameMode,
     ) -> SysResult<()> {
+        if child.kind == Kind::Dir && from.parent != to.parent {
+            // Its `..` changes.
+            self.lend(At::from(child.slot))?;
+        }
         let ends = (
             (At::from(from.parent), &from.name),
             (At::from(to.parent), &to.name),
@@ -378,12 +408,12 @@ impl Sink for LiveSink<'_> {
             At::from(here)
         };
         let (attr, xattrs) = (self.want.attr(&dir.want)?, self.want.xattrs(&dir.want)?);
-        if self
-            .live()
-            .attrs
-            .apply_attrs_in(self.change, at, &attr, &xattrs, self.keeps_times())?
-            && dir.live.is_some()
-        {
+        self.lend(at)?;
+        let (attrs, times) = (&self.live().attrs, self.keeps_times());
+        let changed = attrs.apply_attrs_in(self.change, at, &attr, &xattrs, times)?;
+        // It has the mode that is wanted.
+        self.lent.remove(&here);
+        if changed && dir.live.is_some() {
             self.stale.attrs_changed.push(here);
         }
         Ok(())

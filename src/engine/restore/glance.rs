@@ -10,7 +10,7 @@ use std::fs::File;
 use std::sync::Arc;
 
 use super::threads;
-use crate::history::present::{Present, Trail};
+use crate::history::present::{Present, Trail, absent_beyond};
 use crate::history::touched::Touched;
 use crate::live::{At, Live};
 use crate::store::ids::{Name, Slot};
@@ -104,7 +104,8 @@ impl Present for Glance<'_> {
         {
             return Ok(*known);
         }
-        let found = self.live.inodes.stat_child(dir.into(), name)?;
+        let found = self.live.inodes.stat_child(dir.into(), name);
+        let found = found.or_else(absent_beyond)?;
         self.seen.lock().note(dir.slot, name, found);
         Ok(found.map(|(child, _)| child))
     }

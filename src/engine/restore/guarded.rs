@@ -2,6 +2,7 @@
 
 use super::Restorer;
 use super::apply;
+use super::covered::Covered;
 use super::plan::{Plan, Which};
 use super::prepare::{Frozen, Ready};
 use super::stage::Stage;
@@ -104,7 +105,8 @@ impl Restorer<'_> {
         guard: CheckpointId,
     ) -> SysResult<()> {
         let nobody = Requester::from(daemon());
-        let (plan, stage) = self.in_freeze(guard, Which::Below(&[]), &nobody)?;
+        let (plan, stage) =
+            self.in_freeze(guard, (Which::Below(&[]), &Covered::default()), &nobody)?;
         let want = self.engine.states.view(State::At(guard));
         apply::apply(self.engine, change, (&plan, &want), stage).map(drop)
     }

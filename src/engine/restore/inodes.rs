@@ -164,7 +164,12 @@ impl Planner<'_> {
             return Ok(Content::Same);
         }
         self.view.attr(trail)?;
-        if child.kind == Kind::File && self.has_other_data(child, trail)? {
+        let other_data = || match self.has_other_data(child, trail) {
+            // Its owner may not read what it holds now: it gets what it held.
+            Err(Errno::EACCES) => Ok(true),
+            other => other,
+        };
+        if child.kind == Kind::File && other_data()? {
             let in_place = self.view.attr(trail)?.stat.nlink > 1
                 && !self.has_names_outside(child, trail)?
                 && !self.would_empower(trail)?;
@@ -174,12 +179,13 @@ impl Planner<'_> {
                 Content::New
             });
         }
-        if has_attrs(
-            (&self.view, trail),
-            (&self.now, trail),
-            self.plan.times == Times::Kept,
-        )? {
-            return Ok(Content::Same);
+        // What it had must be known; what it has may be what its owner may not read.
+        self.view.xattrs(trail)?;
+        let times = self.plan.times == Times::Kept;
+        match has_attrs((&self.view, trail), (&self.now, trail), times) {
+            Ok(true) => return Ok(Content::Same),
+            Ok(false) | Err(Errno::EACCES) => {}
+            Err(errno) => return Err(errno),
         }
         let anew = self.has_names_outside(child, trail)?
             || (child.kind == Kind::File && self.would_empower(trail)?);

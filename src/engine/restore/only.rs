@@ -7,6 +7,7 @@ use super::super::api::{Restored, Times, VerbResult};
 use super::super::attribution::Selector;
 use super::super::error;
 use super::super::requester::Requester;
+use super::covered::Covered;
 use super::plan::Which;
 use super::prepare::Choice;
 use super::spared::Spared;
@@ -58,8 +59,9 @@ impl Restorer<'_> {
                 .engine
                 .states
                 .selection(target, &touched, options, who)?;
+            let covered = Covered::of(self.engine).map_err(failed)?;
             let spared = self
-                .spared(target, Which::Only(&chosen.paths))
+                .spared(target, Which::Only(&chosen.paths), (&covered, &touched))
                 .map_err(failed)?;
             return Ok(done(
                 None,

@@ -9,6 +9,7 @@ use super::super::api::{Change, Times, VerbResult};
 use super::super::attribution::{Selection, Selector};
 use super::super::requester::Requester;
 use super::super::seen::Seen;
+use super::covered::Covered;
 use super::glance::Glance;
 use super::plan::{Plan, Which};
 use super::planner::Ground;
@@ -115,23 +116,34 @@ impl<'a> Restorer<'a> {
         choice: Choice<'_>,
         one_at_a_time: MutexGuard<'a, ()>,
     ) -> VerbResult<(Prepared<'a>, Frozen<'a>)> {
+        let what = "the restore failed";
+        let covered = self.covered(what)?;
         let prepare = |await_free: &dyn Fn(Slot) -> SysResult<()>| {
-            self.prepare(target, choice, asked.times, await_free)
+            self.prepare(target, (choice, &covered), asked.times, await_free)
         };
-        self.frozen(asked, "the restore failed", prepare, one_at_a_time)
+        self.frozen(asked, (what, &covered), prepare, one_at_a_time)
     }
 
-    /// As [`Restorer::prepared`], of what `prepare` finds out; `what` failed if it does.
+    /// The mount points in the tree. `what` failed if they cannot be found out.
+    pub(in crate::engine) fn covered(self, what: &str) -> VerbResult<Covered> {
+        Covered::of(self.engine).map_err(|errno| self.engine.checkpoints.failed(what, errno))
+    }
+
+    /// As [`Restorer::prepared`], of what `prepare` finds out; `what` failed if it does. Fails
+    /// before anything is changed if one of the mount points `covered` would be detached.
     pub(in crate::engine) fn frozen<P: Ready>(
         self,
         asked: &Asked<'a>,
-        what: &str,
+        (what, covered): (&str, &Covered),
         prepare: impl Fn(&dyn Fn(Slot) -> SysResult<()>) -> VerbResult<P>,
         one_at_a_time: MutexGuard<'a, ()>,
     ) -> VerbResult<(P, Frozen<'a>)> {
         let _index_later = self.engine.timeline().indexer.hold();
         let mut stage = Stage::new(self.engine, asked.requester);
         let (prepared, freeze, flushed) = self.freeze(what, asked.times, prepare, &mut stage)?;
+        if !prepared.is_given_up() {
+            self.refuse_detaching((what, &prepared.plan().tree), covered)?;
+        }
         let frozen = Frozen {
             requester: asked.requester,
             undoes: asked.undoes,
@@ -240,7 +252,7 @@ impl<'a> Restorer<'a> {
     fn prepare(
         &self,
         target: CheckpointId,
-        choice: Choice<'_>,
+        (choice, covered): (Choice<'_>, &Covered),
         times: Times,
         await_free: impl Fn(Slot) -> SysResult<()>,
     ) -> VerbResult<Prepared<'a>> {
@@ -256,7 +268,9 @@ impl<'a> Restorer<'a> {
             Choice::Below(paths) => Which::Below(paths),
             Choice::By(..) | Choice::Names(_) => Which::Only(&chosen.paths),
         };
-        let spared = self.spared(target, which).map_err(failed)?;
+        let spared = self
+            .spared(target, which, (covered, &touched))
+            .map_err(failed)?;
         let glance = Glance::new(&self.engine.live);
         let ground = Ground {
             engine: self.engine,
@@ -284,13 +298,15 @@ impl<'a> Restorer<'a> {
         };
         let (mut changes, mut plan) = found.map_err(failed)?;
         let mut left = Vec::new();
+        let now = View::new(self.engine.timeline(), &glance, State::Live);
         if let Choice::Below(_) = choice {
-            let now = View::new(self.engine.timeline(), &glance, State::Live);
             left = plan.leave_equal(&changes, &now).map_err(failed)?;
         }
+        let then = self.engine.states.view(State::At(target));
+        self.refuse_protected("the restore failed", (&plan, &then, &now))?;
         changes.append(&mut chosen.changes);
         Ok(Prepared {
-            then: self.engine.states.view(State::At(target)),
+            then,
             plan,
             changes: spared.filter(changes),
             spared,

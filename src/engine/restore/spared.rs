@@ -1,4 +1,5 @@
-//! What a restore leaves as it is because a tier has dropped something of it.
+//! Paths that a restore leaves as they are: mount points, and paths of which a tier has dropped
+//! something.
 //!
 //! The content of a dropped version is not there, and half of a `node_modules` of then among files
 //! of now would be worse than either. So the whole **unit** (the topmost path that the tier's
@@ -12,15 +13,21 @@ use super::super::api::{Change, ChangeKind, DroppedInfo, TreePath, VerbResult};
 use super::super::error;
 use super::super::tiers::Matcher;
 use super::Restorer;
+use super::covered::Covered;
 use super::plan::Which;
 use crate::history::state::State;
+use crate::history::touched::Touched;
 use crate::history::view::Source;
 use crate::store::ids::CheckpointId;
 use crate::sys::SysResult;
 
 /// Paths that stay as they are, with all below them.
 #[derive(Clone, Debug, Default)]
-pub(in crate::engine) struct Spared(BTreeSet<Vec<u8>>);
+pub(in crate::engine) struct Spared {
+    all: BTreeSet<Vec<u8>>,
+    /// Those of them that are mount points, or on the way to one.
+    mounted: BTreeSet<Vec<u8>>,
+}
 
 /// A file whose content was dropped.
 pub(in crate::engine) struct DroppedPath {
@@ -37,16 +44,16 @@ pub(super) fn is_at_or_below(path: &[u8], above: &[u8]) -> bool {
 
 impl Spared {
     pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.all.is_empty()
     }
 
     pub(super) fn paths(&self) -> impl Iterator<Item = &Vec<u8>> {
-        self.0.iter()
+        self.all.iter()
     }
 
     /// The path itself is spared.
     pub(super) fn has(&self, path: &[u8]) -> bool {
-        self.0.contains(path)
+        self.all.contains(path)
     }
 
     /// It is spared, or something above it is.
@@ -56,18 +63,24 @@ impl Spared {
             .enumerate()
             .filter(|(_, byte)| **byte == b'/')
             .filter_map(|(end, _)| path.get(..end));
-        !self.0.is_empty()
-            && (self.0.contains(path) || above.into_iter().any(|above| self.0.contains(above)))
+        !self.all.is_empty()
+            && (self.all.contains(path) || above.into_iter().any(|above| self.all.contains(above)))
     }
 
-    /// As people are told.
-    pub(super) fn told(&self) -> Vec<TreePath> {
-        self.0.iter().cloned().map(TreePath).collect()
+    /// The paths of which a tier has dropped something.
+    pub(super) fn dropped(&self) -> Vec<TreePath> {
+        let dropped = self.all.difference(&self.mounted);
+        dropped.cloned().map(TreePath).collect()
+    }
+
+    /// The mount points.
+    pub(super) fn mounted(&self) -> Vec<TreePath> {
+        self.mounted.iter().cloned().map(TreePath).collect()
     }
 
     /// Takes out of what a restore would change what it leaves alone.
     pub(super) fn filter(&self, changes: Vec<Change>) -> Vec<Change> {
-        if self.0.is_empty() {
+        if self.all.is_empty() {
             return changes;
         }
         let kept = changes.into_iter().filter_map(|mut change| {
@@ -158,12 +171,25 @@ impl Restorer<'_> {
         .map(Box::new))
     }
 
-    /// What a restore leaves as it is.
-    pub(super) fn spared(&self, id: CheckpointId, which: Which<'_>) -> SysResult<Spared> {
-        if !self.timeline().dropped.shows(id) {
-            return Ok(Spared::default());
-        }
+    /// The paths that a restore leaves as they are.
+    pub(super) fn spared(
+        &self,
+        id: CheckpointId,
+        which: Which<'_>,
+        (covered, touched): (&Covered, &Touched),
+    ) -> SysResult<Spared> {
+        let mounted = covered.in_the_way(self.engine, (id, which), touched)?;
+        let mut all = mounted.clone();
+        all.extend(self.without_content(id, which)?);
+        Ok(Spared { all, mounted })
+    }
+
+    /// The paths of which a tier has dropped something.
+    fn without_content(&self, id: CheckpointId, which: Which<'_>) -> SysResult<BTreeSet<Vec<u8>>> {
         let mut spared = BTreeSet::new();
+        if !self.timeline().dropped.shows(id) {
+            return Ok(spared);
+        }
         for DroppedPath { path, unit, .. } in self.dropped_paths(id)? {
             let asked: Vec<Vec<u8>> = match which {
                 Which::Below([]) => vec![unit],
@@ -192,7 +218,7 @@ impl Restorer<'_> {
             };
             spared.extend(asked);
         }
-        Ok(Spared(spared))
+        Ok(spared)
     }
 }
 
@@ -211,7 +237,10 @@ mod tests {
 
     #[test]
     fn what_is_left_alone_is_not_told_as_changed() {
-        let spared = Spared(BTreeSet::from([b"a/target".to_vec()]));
+        let spared = Spared {
+            all: BTreeSet::from([b"a/target".to_vec()]),
+            ..Spared::default()
+        };
         assert!(
             spared.covers(b"a/target")
                 && spared.covers(b"a/target/x")

@@ -17,6 +17,7 @@ fn hourly(count: u64) -> Vec<Known> {
         hidden: false,
         guard: false,
         needed: false,
+        undecided: false,
         named: false,
     };
     (1..=count).map(known).collect()

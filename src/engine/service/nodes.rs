@@ -3,9 +3,8 @@
 use super::super::Engine;
 use super::super::announce::is_dummy;
 use super::super::branches::dir::BranchDir;
-use super::super::control::{
-    BRANCHES, BRANCHES_NAME, CONTROL, SNAPDIR, SNAPDIR_NAME, STORE_NAME, is_reserved,
-};
+use super::super::control::{BRANCHES, BRANCHES_NAME, CONTROL, SNAPDIR};
+use super::super::foreign::{self, is_foreign};
 use super::super::listing::BATCH;
 use super::super::past::{PAST, PAST_HANDLE, PastNode};
 use super::super::request::{
@@ -28,6 +27,8 @@ pub(super) enum Node {
     Past(PastNode),
     /// `.snapshots`, `.branches`, what is in that, or one of our links.
     Control(NodeId),
+    /// A name that leads to another filesystem.
+    Foreign(NodeId),
 }
 
 pub(super) fn name_of(name: &[u8]) -> SysResult<Name> {
@@ -46,6 +47,8 @@ pub(in crate::engine) fn open_flags(flags: i32, asker: Option<Asker>) -> OpenFla
         read: access != libc_flags::WRONLY,
         write: access != libc_flags::RDONLY,
         truncate: flags & libc_flags::TRUNC != 0,
+        append: flags & libc_flags::APPEND != 0,
+        append_only: false,
         sync: flags & libc_flags::SYNC == libc_flags::SYNC,
         dsync: flags & libc_flags::DSYNC != 0,
         noatime: flags & libc_flags::NOATIME != 0,
@@ -97,6 +100,8 @@ impl Engine {
             self.views.past_node(node).map(Node::Past)
         } else if is_dummy(node) {
             Err(Errno::ESTALE)
+        } else if is_foreign(node) {
+            Ok(Node::Foreign(node))
         } else if node.0 & CONTROL != 0 {
             Ok(Node::Control(node))
         } else {
@@ -110,13 +115,14 @@ impl Engine {
         match self.node(node)? {
             Node::Live(slot) => Ok(slot),
             Node::Past(_) | Node::Control(_) => Err(Errno::EROFS),
+            Node::Foreign(_) => Err(Errno::EXDEV),
         }
     }
 
     /// The live directory in which a name is to be changed; our own names are not for anybody.
     pub(super) fn writable_name(&self, parent: NodeId, name: &[u8]) -> SysResult<(Slot, Name)> {
         let slot = self.writable(parent)?;
-        if is_reserved(parent, name)
+        if self.serving.is_reserved(parent, name)
             || BranchDir::of(self).is_its_name(parent, name)
             || self.snapdir.is_zfs(parent, name)
         {
@@ -169,7 +175,7 @@ impl Engine {
                     .nodes
                     .parent(slot)
                     .map_or(node, |parent| NodeId(parent.0)),
-                SNAPDIR_NAME | STORE_NAME if slot == Slot::ROOT => continue,
+                name if self.serving.is_reserved(NodeId(slot.0), name) => continue,
                 _ => NodeId(child.slot.0),
             };
             names.push(Listed {
@@ -197,7 +203,7 @@ impl Engine {
         };
         let root = NodeId(Slot::ROOT.0);
         let branches = BranchDir::of(self).is_its_name(root, BRANCHES_NAME);
-        let snapdir = listed(SNAPDIR_NAME, SNAPDIR, AFTER_SNAPDIR);
+        let snapdir = listed(self.serving.snapdir_name(), SNAPDIR, AFTER_SNAPDIR);
         let branches = branches.then(|| listed(BRANCHES_NAME, BRANCHES, AFTER_BRANCHES));
         let ours = [Some(snapdir), branches].into_iter().flatten();
         ours.filter(|one| offset == 0 || one.next > offset)
@@ -229,9 +235,10 @@ impl Engine {
         }
     }
 
-    pub(super) fn look_up(&self, parent: NodeId, name: &[u8]) -> SysResult<Looked> {
-        if is_reserved(parent, name) {
-            return self.snapdir.lookup_reserved(name);
+    /// `pid`: of the calling thread; 0 if it is not known.
+    pub(super) fn look_up(&self, pid: u32, parent: NodeId, name: &[u8]) -> SysResult<Looked> {
+        if self.serving.is_reserved(parent, name) {
+            return self.snapdir.lookup_reserved(pid, name);
         }
         if BranchDir::of(self).is_its_name(parent, name) {
             return BranchDir::of(self).top();
@@ -242,6 +249,7 @@ impl Engine {
         match self.node(parent)? {
             Node::Control(dir) => BranchDir::of(self).lookup(dir, name),
             Node::Past(dir) => self.views.past_lookup(&dir, &name_of(name)?),
+            Node::Foreign(_) => Err(Errno::EXDEV),
             Node::Live(slot) => {
                 let (live, name) = (&self.live, &name_of(name)?);
                 let look_up = || live.inodes.lookup(slot, name);
@@ -250,6 +258,7 @@ impl Engine {
                         Ok(Looked::Found(self.live_entry(slot, generation, stat)))
                     }
                     Err(Errno::ENOENT) => Ok(Looked::Absent(FOR_EVER)),
+                    Err(Errno::EXDEV) => Ok(Looked::Found(foreign::entry(self, slot, name)?)),
                     Err(errno) => Err(errno),
                 }
             }

@@ -20,8 +20,9 @@ use std::time::Duration;
 use serde::{Serialize, Serializer};
 
 use super::tiers::Tier;
+use super::word::word;
 
-pub use parse::{ConfigError, TIERS, parse, parse_value};
+pub use parse::{ConfigError, TIERS, bytes, parse, parse_value};
 pub use store_file::{FILE_BYTES_MAX, STORE_FILE, StoreFile, read_store, store_with, text_with};
 
 /// Which files may have a key.
@@ -69,6 +70,18 @@ impl Kind {
             Kind::Mode => "an octal mode up to 1777 as text, such as \"0700\"".into(),
         }
     }
+
+    /// A value that may stand there.
+    pub fn example(self) -> &'static str {
+        match self {
+            Kind::Count => "7",
+            Kind::Bytes => "10G",
+            Kind::Span => "30d",
+            Kind::Word(words) => words.first().copied().unwrap_or_default(),
+            Kind::Flag => "true",
+            Kind::Mode => "0700",
+        }
+    }
 }
 
 /// A key of the configuration.
@@ -82,6 +95,17 @@ pub struct Key {
     pub files: Files,
     /// What it is for.
     pub about: &'static str,
+}
+
+impl Key {
+    /// The next step after a wrong value: a command that sets a right one.
+    pub fn hint(&self) -> String {
+        format!(
+            "for example: ckptfs config set {} {}",
+            word(self.name),
+            word(self.kind.example())
+        )
+    }
 }
 
 macro_rules! keys {
@@ -274,6 +298,13 @@ impl Settings {
             self.keys.entry(name).or_insert(setting);
         }
         self.tiers.extend(other.tiers);
+        self
+    }
+
+    /// The settings that a branch inherits: all but the rules of retention, which belong to one history.
+    pub fn inherited(mut self) -> Settings {
+        self.keys.retain(|name, _| !name.starts_with("retention."));
+        self.tiers.clear();
         self
     }
 

@@ -83,12 +83,7 @@ pub fn parse(text: &str, origin: Origin) -> Result<Settings, ConfigError> {
                 Some(hint),
             ));
         }
-        let value = value(key, item).map_err(|why| {
-            wrong(
-                format!("{name}: {why}"),
-                Some(format!("{name} takes {}", key.kind.wanted())),
-            )
-        })?;
+        let value = value(key, item).map_err(|why| wrong(format!("{name}: {why}"), None))?;
         settings.insert(
             key,
             Setting {
@@ -256,11 +251,16 @@ fn value(key: &Key, item: &Item) -> Result<Value, String> {
             of_text(key, text.value())
         }
         Some(other) => Err(format!(
-            "{} is {}",
+            "{} is {}, not {}",
             other.to_string().trim(),
-            article(other.type_name())
+            article(other.type_name()),
+            key.kind.wanted()
         )),
-        None => Err(article(item.type_name())),
+        None => Err(format!(
+            "it is {}, not {}",
+            article(item.type_name()),
+            key.kind.wanted()
+        )),
     }
 }
 
@@ -306,7 +306,7 @@ fn of_text(key: &Key, text: &str) -> Result<Value, String> {
 }
 
 /// `1048576`, `10G`, `1.5 GiB`: powers of 1024.
-pub(super) fn bytes(text: &str) -> Option<u64> {
+pub fn bytes(text: &str) -> Option<u64> {
     let text = text.trim();
     let digits = text
         .find(|char: char| !(char.is_ascii_digit() || char == '.'))

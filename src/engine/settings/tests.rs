@@ -39,11 +39,11 @@ fn mistakes_name_the_line_and_what_was_meant() {
     );
     assert_eq!(
         wrong("[mount]\nseal = true\n", Origin::Store).1,
-        "mount.seal: true is a boolean"
+        "mount.seal: true is a boolean, not one of \"off\", \"hash\", \"full\""
     );
     assert_eq!(
-        wrong("[mount]\nseal = \"fast\"\n", Origin::Store).2,
-        "mount.seal takes one of \"off\", \"hash\", \"full\""
+        wrong("[mount]\nseal = \"fast\"\n", Origin::Store).1,
+        "mount.seal: \"fast\" is not one of \"off\", \"hash\", \"full\""
     );
     assert_eq!(
         wrong("[retention]\nkeep-last = -1\n", Origin::Store).1,
@@ -59,7 +59,7 @@ fn mistakes_name_the_line_and_what_was_meant() {
     );
     assert_eq!(
         wrong("[retention.keep-last]\nx = 1\n", Origin::Store).1,
-        "retention.keep-last: a table"
+        "retention.keep-last: it is a table, not a whole number"
     );
     assert!(
         wrong("[zzz]\nyyy = 1\n", Origin::Store)

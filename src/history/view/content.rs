@@ -204,6 +204,9 @@ impl View<'_> {
         let ctime = self.present.ctime_of(node, file)?;
         if self.timeline.absences.changed_unseen(ctime, id)
             && self.timeline.lookup.attr_at(node.slot, id)?.is_none()
+            && !self
+                .unserved()
+                .only_links_changed(node, (None, &self.present.attr(node)?.stat), id)
         {
             self.timeline
                 .losses

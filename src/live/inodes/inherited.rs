@@ -229,8 +229,9 @@ impl<'a> Inheritance<'a> {
         if self.is_inherited(dir.slot) {
             return Ok(Err(false));
         }
+        // The branch's own are not part of the tree; one that the parent has is as elsewhere.
         if name.as_bytes().starts_with(HIDDEN_PREFIX) {
-            return Ok(Err(true));
+            return Ok(Err(false));
         }
         let stat = match sys::stat_at(self.inodes.dir(dir)?, name.as_bytes()) {
             Ok(stat) if hides(&stat) => return Ok(Err(true)),

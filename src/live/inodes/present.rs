@@ -1,10 +1,11 @@
 //! The live tree as history reads it.
 
 use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::{At, Inodes, is_elsewhere};
-use crate::history::present::{Present, Trail};
+use crate::history::present::{Present, Trail, absent_beyond};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{AttrState, Child, Place};
 use crate::sys::{self, DirEntry, Errno, Kind, Open, Stat, SysResult, Time, Xattrs};
@@ -20,7 +21,8 @@ impl Present for Inodes {
         if self.through.is_some() && !(dir.slot == Slot::ROOT && name.as_bytes() == STORE_NAME) {
             return self.base().child_through(dir.into(), name);
         }
-        Ok(self.stat_child(dir.into(), name)?.map(|(child, _)| child))
+        let found = self.stat_child(dir.into(), name).or_else(absent_beyond)?;
+        Ok(found.map(|(child, _)| child))
     }
 
     fn list(&self, dir: &Arc<Trail>) -> SysResult<Vec<(Name, Child)>> {
@@ -29,8 +31,9 @@ impl Present for Inodes {
             matches!(name, b"." | b"..") || (dir.slot == Slot::ROOT && name == STORE_NAME)
         };
         let names = entries.into_iter().filter(|(entry, _)| !ours(&entry.name));
+        let names = names.map(|(entry, child)| (Name::new(&entry.name), child));
         Ok(names
-            .map(|(entry, child)| (Name::new(&entry.name), child))
+            .filter(|(name, _)| !self.foreign.has(dir.slot, name))
             .collect())
     }
 
@@ -50,13 +53,15 @@ impl Present for Inodes {
     fn xattrs(&self, node: &Arc<Trail>) -> SysResult<Xattrs> {
         match self.base().xattrs_of_base(node.into())? {
             Some(xattrs) => Ok(xattrs),
-            None => sys::all_xattrs(self.fd(node)?),
+            None => self
+                .refused
+                .noted(node.slot, self.fd(node).and_then(sys::all_xattrs)),
         }
     }
 
     fn open(&self, node: &Arc<Trail>) -> SysResult<File> {
-        self.open_file(At::from(node), sys::Open::READ)
-            .map(|(file, _)| file)
+        let opened = self.open_file(At::from(node), sys::Open::READ);
+        self.refused.noted(node.slot, opened).map(|(file, _)| file)
     }
 
     fn ctime_of(&self, node: &Arc<Trail>, file: &File) -> SysResult<Time> {
@@ -123,8 +128,10 @@ impl Inodes {
         if let Some(listed) = self.base().list_through(at, from, count)? {
             return Ok(listed);
         }
-        let fd = self.dir(at)?;
-        let (entries, last) = sys::read_dir(&fd, from, count)?;
+        let fd = self.refused.noted(at.slot, self.dir(at))?;
+        let (entries, last) = self
+            .refused
+            .noted(at.slot, sys::read_dir(&fd, from, count))?;
         let mut names = Vec::with_capacity(entries.len());
         for entry in entries {
             let kind = match entry.kind {
@@ -185,18 +192,15 @@ impl Inodes {
         if self.through.is_some() {
             return self.base().stat_through(dir, name);
         }
-        let fd = self.dir(dir)?;
-        match sys::stat_at(&fd, name.as_bytes()) {
-            Ok(stat) => Ok(Some((
-                Child {
-                    slot: self.slot_of(&stat)?,
-                    kind: stat.kind,
-                },
-                stat,
-            ))),
-            Err(Errno::ENOENT) => Ok(None),
-            Err(errno) => Err(errno),
-        }
+        let look = |fd: Arc<OwnedFd>| sys::stat_at(fd, name.as_bytes());
+        let stat = match self.refused.noted(dir.slot, self.dir(dir).and_then(look)) {
+            Err(Errno::ENOENT) => return Ok(None),
+            stat => stat?,
+        };
+        let slot = self.slot_of(&stat);
+        self.foreign.note(dir.slot, name, slot == Err(Errno::EXDEV));
+        let kind = stat.kind;
+        Ok(Some((Child { slot: slot?, kind }, stat)))
     }
 
     /// Opens a regular file for reading, where that can be so that its time of access stays.

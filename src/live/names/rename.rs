@@ -184,7 +184,7 @@ impl Names {
         let names = (source.name.as_bytes(), to.name.as_bytes());
         self.durability
             .order_names(&[source.slot])
-            .and_then(|()| sys::rename_at(source.dir, names.0, dir, names.1, how))
+            .and_then(|()| move_name((source, names.0), (dir, to.parent, names.1), how))
             .inspect_err(|_| self.not_moved(&[source]))?;
         if hides {
             self.durability.whiteout_made(source.slot);
@@ -416,8 +416,9 @@ impl Names {
         self.nodes.leave_orphan(target.slot, held.as_ref());
         let names = (source.name.as_bytes(), target.name.as_bytes());
         let rename = |how| {
-            self.captures
-                .with_room(|| sys::rename_at(source.dir, names.0, target.dir, names.1, how))
+            self.captures.with_room(|| {
+                move_name((source, names.0), (target.dir, there.parent, names.1), how)
+            })
         };
         let ordered = self
             .removal
@@ -520,6 +521,20 @@ impl Names {
 
 /// What a rename leaves behind for an overlay: it says that there is nothing (`WHITEOUT_MODE`,
 /// `WHITEOUT_DEV` in linux/fs.h).
+/// Renames. What a restore puts back or aside gets the project of the directory that it comes to; to
+/// a program the answer is that of the filesystem.
+fn move_name(
+    (source, from): (&Target<'_>, &[u8]),
+    (dir, parent, to): (&OwnedFd, Slot, &[u8]),
+    how: RenameMode,
+) -> SysResult<()> {
+    if [source.place().parent, parent].contains(&Slot::STAGING) {
+        sys::rename_home(source.dir, from, dir, to, how)
+    } else {
+        sys::rename_at(source.dir, from, dir, to, how)
+    }
+}
+
 fn whiteout(turn: Turn) -> Make<'static> {
     let (uid, gid) = turn.owner;
     Make {

@@ -7,6 +7,7 @@ use super::registry::Registry;
 use super::unpack::{Packed, Packing};
 use super::{digest_of, scratch};
 use crate::engine::api::{Code, VerbResult, error};
+use crate::remote::limits;
 
 /// No image has more layers.
 const LAYERS_MAX: usize = 500;
@@ -69,6 +70,9 @@ pub fn fetch(
     for (descriptor, diff_id) in descriptors.iter().zip(config.rootfs().diff_ids()) {
         let packing = packing_of(descriptor.media_type())?;
         let (file, digest) = (scratch()?, descriptor.digest().as_ref());
+        if !limits::has_room(&file, descriptor.size(), 0) {
+            return Err(limits::no_room());
+        }
         registry.blob(digest, descriptor.size(), &file, &|come| {
             progress(done.saturating_add(come), found.bytes);
         })?;

@@ -22,7 +22,7 @@ use reqwest::{Client, Method, RequestBuilder, Response, StatusCode, Url};
 use super::auth::{Found, PASSWORD_VARIABLE, USER_VARIABLE};
 use super::{Hashing, Place, digest_of, in_scratch};
 use crate::engine::api::{Code, VerbError, VerbResult, error, hinted};
-use crate::remote::http::{CERTIFICATE, client, is_of_certificate};
+use crate::remote::http::{client, tls_trouble};
 use said::{plainly, reason_of};
 
 /// A longer manifest is not read; registries take none either.
@@ -450,9 +450,9 @@ impl Registry {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(cause)) => {
                 let why = plainly(&cause);
-                Err(if is_of_certificate(&why) {
-                    let why = format!("{}: {why}", self.place);
-                    Trouble::Lasting(hinted(Code::RemoteFailed, why, CERTIFICATE))
+                Err(if let Some((what, advice)) = tls_trouble(&why) {
+                    let why = format!("{}: {what} ({why})", self.place);
+                    Trouble::Lasting(hinted(Code::RemoteFailed, why, advice))
                 } else if cause.is_redirect() || cause.is_builder() {
                     self.failed(&why)
                 } else {

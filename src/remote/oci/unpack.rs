@@ -12,20 +12,21 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 
 use super::layer::{OPAQUE, WHITEOUT};
 use super::untar::{self, Untar};
 use super::{Hashing, bare, in_scratch, scratch};
 use crate::engine::api::{Code, TreePath, VerbError, VerbResult, error};
 use crate::engine::export::parts::{ExportData, ExportEntry, Refused};
+use crate::remote::limits::{self, IMAGE_DEPTH_MAX, IMAGE_ENTRY_BYTES, Limits};
 use crate::store::layout::{STORE_NAME, is_own_xattr};
 use crate::sys::{self, Errno, Kind, SysResult};
 use crate::transfer::is_zeros;
 use crate::transfer::place::{Parent, split};
 use crate::transfer::write::Writer;
 
-/// More entries than this are no image.
-const ENTRIES_MAX: u64 = 20_000_000;
 /// How much is read and written at once.
 const CHUNK_BYTES: usize = 256 << 10;
 /// Set-user-id and set-group-id.
@@ -80,6 +81,12 @@ pub struct Tree {
     names: BTreeMap<Vec<u8>, usize>,
     trusted: bool,
     read: u64,
+    limits: Limits,
+    /// Bytes that it takes in memory.
+    held: u64,
+    /// Directories of which that layer has hidden what was below them, and has names of its own
+    /// there. They are not looked through again for each whiteout of that layer.
+    hidden: HashMap<Vec<u8>, usize>,
     /// What is not in it.
     pub left: Left,
 }
@@ -134,9 +141,7 @@ impl Tree {
                 .map_err(io::Error::other)?;
             entry_number += 1;
             self.read += 1;
-            if self.read > ENTRIES_MAX {
-                return Err(io::Error::other("there are too many entries"));
-            }
+            within(self.read, self.limits.entries(), "entries").map_err(io::Error::other)?;
             progress(self.read);
         }
         let (_, diff_id, _) = from.into_inner().finish();
@@ -145,12 +150,17 @@ impl Tree {
 
     fn take(&mut self, layer: usize, entry_number: u64, entry: untar::Entry) -> Result<(), String> {
         let path = path_of(&entry.name)?;
+        let depth = path.split(|byte| *byte == b'/').count() as u64;
+        if depth > IMAGE_DEPTH_MAX {
+            return Err(format!(
+                "the image has more than {IMAGE_DEPTH_MAX} directories within each other"
+            ));
+        }
         let name = split(&path).map_or(b"".as_slice(), |(_, name)| name);
         if name == OPAQUE {
             let (dir, _) = split(&path).unwrap_or_default();
-            let gone = self.lower_below(dir, layer);
-            self.forget(gone, layer);
-            return Ok(());
+            let gone = self.lower_below(dir, layer)?;
+            return self.forget(gone, layer);
         }
         if let Some(hidden) = name.strip_prefix(WHITEOUT) {
             // `.wh..wh.plnk` and the like are notes of an old driver to itself.
@@ -193,12 +203,12 @@ impl Tree {
             (inode.entry, inode.layer) = (entry, layer);
             return Ok(());
         }
-        self.inodes.push(Inode {
+        let inode = self.push(Inode {
             layer,
             entry_number,
             entry,
-        });
-        self.put(layer, path, self.inodes.len() - 1)
+        })?;
+        self.put(layer, path, inode)
     }
 
     /// As it is made here; `None`: it is not.
@@ -234,6 +244,40 @@ impl Tree {
         })
     }
 
+    /// Adds an inode; gives its number.
+    fn push(&mut self, inode: Inode) -> Result<usize, String> {
+        let entry = &inode.entry;
+        let target = entry.target.as_ref().map_or(0, |target| target.0.len());
+        let xattrs = entry.xattrs.iter();
+        let xattrs: usize = xattrs
+            .map(|(name, value)| name.0.len() + value.0.len())
+            .sum();
+        self.hold(target + xattrs)?;
+        self.inodes.push(inode);
+        Ok(self.inodes.len() - 1)
+    }
+
+    fn insert(&mut self, path: Vec<u8>, inode: usize) -> Result<(), String> {
+        self.hold(path.len())?;
+        self.names.insert(path, inode);
+        Ok(())
+    }
+
+    /// Something more is held, with so many bytes of its own. What goes again still counts: it is
+    /// there while it is looked for what goes.
+    fn hold(&mut self, bytes: usize) -> Result<(), String> {
+        let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+        self.held = self
+            .held
+            .saturating_add(bytes)
+            .saturating_add(IMAGE_ENTRY_BYTES);
+        within(
+            self.held,
+            self.limits.names(),
+            "bytes of names and attributes",
+        )
+    }
+
     fn kind(&self, inode: usize) -> Option<Kind> {
         self.inodes.get(inode).map(|inode| inode.entry.kind)
     }
@@ -245,11 +289,10 @@ impl Tree {
         }
         self.make_above(layer, &path)?;
         if !path.is_empty() {
-            let gone = self.lower_below(&path, usize::MAX);
-            self.forget(gone, layer);
+            let gone = self.lower_below(&path, usize::MAX)?;
+            self.forget(gone, layer)?;
         }
-        self.names.insert(path, inode);
-        Ok(())
+        self.insert(path, inode)
     }
 
     /// The directories above a path, where the image has none.
@@ -269,8 +312,8 @@ impl Tree {
                 None if above.is_empty() => return Ok(()),
                 None => {}
             }
-            self.inodes.push(nameless_dir(layer));
-            self.names.insert(above.to_vec(), self.inodes.len() - 1);
+            let inode = self.push(nameless_dir(layer))?;
+            self.insert(above.to_vec(), inode)?;
             at = above;
         }
         Ok(())
@@ -285,13 +328,12 @@ impl Tree {
             .names
             .get_key_value(path)
             .map(|(name, inode)| (name.clone(), *inode));
-        let mut gone = self.lower_below(path, layer);
+        let mut gone = self.lower_below(path, layer)?;
         gone.extend(
             own.filter(|(_, inode)| self.is_lower(*inode, layer))
                 .map(|(name, _)| name),
         );
-        self.forget(gone, layer);
-        Ok(())
+        self.forget(gone, layer)
     }
 
     fn is_lower(&self, inode: usize, layer: usize) -> bool {
@@ -301,11 +343,26 @@ impl Tree {
     }
 
     /// What is below a path and of a layer below this one.
-    fn lower_below(&self, path: &[u8], layer: usize) -> Vec<Vec<u8>> {
-        self.below(path)
-            .filter(|(_, inode)| self.is_lower(*inode, layer))
-            .map(|(name, _)| name.clone())
-            .collect()
+    fn lower_below(&mut self, path: &[u8], layer: usize) -> Result<Vec<Vec<u8>>, String> {
+        let mut at = Some(path);
+        while let Some(dir) = at {
+            if self.hidden.get(dir) == Some(&layer) {
+                return Ok(Vec::new());
+            }
+            at = split(dir).map(|(above, _)| above);
+        }
+        let mut has_own = false;
+        let lower = self.below(path).filter(|(_, inode)| {
+            let is_lower = self.is_lower(*inode, layer);
+            has_own |= !is_lower;
+            is_lower
+        });
+        let lower = lower.map(|(name, _)| name.clone()).collect();
+        if has_own {
+            self.hold(path.len())?;
+            self.hidden.insert(path.to_vec(), layer);
+        }
+        Ok(lower)
     }
 
     fn below(&self, path: &[u8]) -> impl Iterator<Item = (&Vec<u8>, usize)> {
@@ -323,26 +380,27 @@ impl Tree {
 
     /// Forgets names. A directory of a lower layer in which this one has something stays, as one
     /// that nobody has told of.
-    fn forget(&mut self, gone: Vec<Vec<u8>>, layer: usize) {
+    fn forget(&mut self, gone: Vec<Vec<u8>>, layer: usize) -> Result<(), String> {
         for name in &gone {
             self.names.remove(name);
         }
         for name in gone {
             if self.below(&name).next().is_some() {
-                self.names.insert(name, self.inodes.len());
-                self.inodes.push(nameless_dir(layer));
+                let inode = self.push(nameless_dir(layer))?;
+                self.insert(name, inode)?;
             }
         }
+        Ok(())
     }
 
-    /// Makes the tree. Says what could not be made.
+    /// Makes the tree in a directory. Says what could not be made.
     ///
     /// # Errors
-    /// `remote-failed`; those of the scratch file.
+    /// `remote-failed`: the filesystem would be full, too; those of the scratch file.
     pub fn write(
         &self,
         layers: &[Packed],
-        writer: &Writer,
+        (dest, writer): (&OwnedFd, &Writer),
         progress: &dyn Fn(u64),
     ) -> VerbResult<Vec<Refused>> {
         let mut names: HashMap<usize, Vec<&[u8]>> = HashMap::new();
@@ -384,6 +442,10 @@ impl Tree {
                 };
                 fill(&mut from, &mut whole, inode.entry.size)
                     .map_err(|cause| in_scratch(&cause))?;
+                let blocks = whole.metadata().map_or(0, |found| found.blocks());
+                if !limits::has_room(dest, blocks.saturating_mul(512), 1) {
+                    return Err(limits::no_room());
+                }
                 let paths = names.remove(&inode_number).unwrap_or_default();
                 making.inode(inode_number, &inode.entry, &paths, Some(&whole));
                 progress(making.made);
@@ -447,6 +509,9 @@ fn fill(from: &mut impl Read, file: &mut File, size: u64) -> io::Result<()> {
         let bytes = chunk.get_mut(..most).ok_or(io::ErrorKind::UnexpectedEof)?;
         from.read_exact(bytes)?;
         if !is_zeros(bytes) {
+            if !limits::has_room(&*file, most as u64, 0) {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
             sys::write_all_at(&*file, bytes, offset)?;
         }
         offset += most as u64;
@@ -482,6 +547,16 @@ fn path_of(name: &[u8]) -> Result<Vec<u8>, String> {
     Ok(path)
 }
 
+/// Compares a number with a limit.
+fn within(number: u64, most: u64, what: &str) -> Result<(), String> {
+    match number <= most {
+        true => Ok(()),
+        false => Err(format!(
+            "the image has more than {most} {what} (CKPTFS_REMOTE_MEMORY raises the limit)"
+        )),
+    }
+}
+
 fn shown(path: &[u8]) -> String {
     let text: String = String::from_utf8_lossy(path).chars().take(300).collect();
     text.escape_debug().to_string()
@@ -496,3 +571,7 @@ fn in_layer(number: usize, why: &str) -> VerbError {
         ),
     )
 }
+
+#[cfg(test)]
+#[path = "unpack_tests.rs"]
+mod tests;

@@ -1,6 +1,7 @@
 //! Where a repository is, and what is written to it.
 
 use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -10,10 +11,14 @@ use rustic_core::{
     BytesList, ErrorKind, FileType, Id, ReadBackend, RusticError, RusticResult, WriteBackend,
 };
 
+use super::kept::Kept;
+use super::patient::Trouble;
 use super::rest::{Login, Rest};
 use super::s3::S3;
+use super::seal::{self, Seal, Size};
 use super::{failed, told};
 use crate::engine::api::{Code, VerbError, VerbResult, error, hinted};
+use crate::remote::limits::{CRYPT_BYTES, Limits, NODE_BYTES, RAISE};
 use crate::sys::lock::Mutex;
 
 /// The kinds of addresses.
@@ -126,9 +131,21 @@ impl Pace {
 /// A backend that counts what is sent, and takes no snapshot once something went wrong: rustic
 /// logs what it could not read or write of a tree, and would save a snapshot without it. What is
 /// read of packs that are not on this machine is read in large pieces.
+///
+/// Everything that is read has a limit in size ([`Limits`]), and so has what the library makes of it:
+/// what it decompresses without a limit is checked here first.
 #[derive(Debug)]
 pub struct Watched {
     inner: Arc<dyn WriteBackend>,
+    limits: Limits,
+    /// The directory of a repository on this machine.
+    local: Option<PathBuf>,
+    /// Objects that are kept here, once it is known of which repository.
+    kept: OnceLock<Kept>,
+    /// The key, once it is known.
+    seal: OnceLock<Seal>,
+    /// Bytes of the index and of snapshots, decompressed, since they were last listed.
+    unpacked: [AtomicU64; 2],
     failed: Mutex<Option<VerbError>>,
     /// Pieces of packs, the one that was used last behind; `None`: the repository is here.
     ahead: Option<Mutex<VecDeque<Piece>>>,
@@ -155,19 +172,29 @@ struct Piece {
 
 impl Piece {
     fn part(&self, offset: u32, length: u32) -> Option<bytes::Bytes> {
-        let from = usize::try_from(offset.checked_sub(self.from)?).ok()?;
-        let to = from.checked_add(usize::try_from(length).ok()?)?;
-        (to <= self.bytes.len()).then(|| self.bytes.slice(from..to))
+        part_of(&self.bytes, offset.checked_sub(self.from)?, length)
     }
 }
 
+fn part_of(bytes: &bytes::Bytes, offset: u32, length: u32) -> Option<bytes::Bytes> {
+    let from = usize::try_from(offset).ok()?;
+    let to = from.checked_add(usize::try_from(length).ok()?)?;
+    (to <= bytes.len()).then(|| bytes.slice(from..to))
+}
+
 impl Watched {
-    /// `is_local`: nothing is read ahead.
-    pub fn new(inner: Arc<dyn WriteBackend>, is_local: bool) -> Watched {
+    /// Of a repository on this machine nothing is read ahead.
+    pub fn new(inner: Arc<dyn WriteBackend>, url: &str, limits: Limits) -> Watched {
+        let local = is_local(url).then(|| url.strip_prefix("local:").unwrap_or(url));
         Watched {
-            ahead: (!is_local).then(Mutex::default),
+            ahead: local.is_none().then(Mutex::default),
             ahead_bytes: AtomicU32::new(AHEAD_BYTES),
             inner,
+            limits,
+            local: local.map(PathBuf::from),
+            kept: OnceLock::new(),
+            seal: OnceLock::new(),
+            unpacked: [AtomicU64::new(0), AtomicU64::new(0)],
             failed: Mutex::new(None),
             pace: OnceLock::new(),
             is_told: AtomicBool::new(false),
@@ -200,28 +227,146 @@ impl Watched {
     pub fn failure(&self) -> Option<VerbError> {
         self.failed.lock().clone()
     }
-}
 
-impl ReadBackend for Watched {
-    fn location(&self) -> String {
-        self.inner.location()
+    /// The repository has this key.
+    pub fn unseal(&self, seal: Option<Seal>) {
+        seal.map(|seal| self.seal.set(seal));
     }
 
-    fn list_with_size(&self, tpe: FileType) -> RusticResult<Vec<(Id, u32)>> {
-        self.inner.list_with_size(tpe)
+    /// What is kept of the repository is in this directory.
+    pub fn keep(&self, cache: &Path, repository: &str) {
+        match Kept::new(cache, repository) {
+            Ok(kept) => drop(self.kept.set(kept)),
+            Err(cause) => tracing::debug!(%cause, "nothing is kept of the repository"),
+        }
     }
 
-    fn read_full(&self, tpe: FileType, id: &Id) -> RusticResult<bytes::Bytes> {
-        self.come(self.inner.read_full(tpe, id))
+    fn kept_of(&self, tpe: FileType, cacheable: bool) -> Option<&Kept> {
+        let is_kept = cacheable || matches!(tpe, FileType::Index | FileType::Snapshot);
+        self.kept.get().filter(|_| is_kept)
     }
 
-    fn read_partial(
+    /// An object, whole, from where the repository is.
+    fn whole(&self, tpe: FileType, id: &Id) -> RusticResult<bytes::Bytes> {
+        let most = self.limits.stored(tpe);
+        if let Some(dir) = &self.local {
+            let hex = id.to_hex();
+            let path = match tpe {
+                FileType::Config => dir.join(tpe.dirname()),
+                FileType::Pack => {
+                    let first = hex.get(..2).unwrap_or_default();
+                    dir.join(tpe.dirname()).join(first).join(&*hex)
+                }
+                _ => dir.join(tpe.dirname()).join(&*hex),
+            };
+            // What is not there the library reports.
+            let found = std::fs::metadata(path).ok();
+            if found.is_some_and(|found| !found.is_file() || found.len() > most) {
+                return Err(exceeded(tpe, format_args!("has more than {most} bytes")));
+            }
+        }
+        let bytes = self.come(self.inner.read_full(tpe, id))?;
+        match bytes.len() as u64 <= most {
+            true => Ok(bytes),
+            false => Err(exceeded(tpe, format_args!("has more than {most} bytes"))),
+        }
+    }
+
+    /// Whether the library may decompress a whole object.
+    fn check_whole(&self, tpe: FileType, sealed: &[u8]) -> RusticResult<()> {
+        // What cannot be decrypted it reports itself.
+        let opened = self.seal.get().and_then(|seal| seal.open(sealed));
+        let (Some(opened), false) = (opened, matches!(tpe, FileType::Key | FileType::Pack)) else {
+            return Ok(());
+        };
+        let most = self.limits.unpacked(tpe);
+        let size = seal::size_of_object(&opened, most).ok_or_else(|| {
+            exceeded(
+                tpe,
+                format_args!("has more than {most} bytes, decompressed"),
+            )
+        })?;
+        let Some(all) = self.unpacked_of(tpe) else {
+            return Ok(());
+        };
+        let most = self.limits.unpacked_all(tpe);
+        let before = all.fetch_add(size.bytes, Ordering::Relaxed);
+        match before.saturating_add(size.bytes) <= most {
+            true => Ok(()),
+            false => Err(exceeded(
+                tpe,
+                format_args!("and those before it have more than {most} bytes, decompressed"),
+            )),
+        }
+    }
+
+    fn unpacked_of(&self, tpe: FileType) -> Option<&AtomicU64> {
+        let [index, snapshots] = &self.unpacked;
+        match tpe {
+            FileType::Index => Some(index),
+            FileType::Snapshot => Some(snapshots),
+            FileType::Config | FileType::Key | FileType::Pack => None,
+        }
+    }
+
+    /// Whether the library may decompress a tree, and read it.
+    fn check_tree(&self, tpe: FileType, sealed: &[u8]) -> RusticResult<()> {
+        let opened = self.seal.get().and_then(|seal| seal.open(sealed));
+        let Some(opened) = opened else { return Ok(()) };
+        let most = self.limits.tree();
+        let takes = |size: Size| {
+            size.bytes
+                .saturating_add(size.braces.saturating_mul(NODE_BYTES))
+        };
+        let size = seal::size_of_tree(&opened, most);
+        match size.is_some_and(|size| takes(size) <= most) {
+            true => Ok(()),
+            false => Err(exceeded(
+                tpe,
+                format_args!("has a directory that takes more than {most} bytes of memory"),
+            )),
+        }
+    }
+
+    /// A piece of content: at `offset` in a pack, of `length` bytes, and of `unpacked` when it is
+    /// decompressed.
+    ///
+    /// # Errors
+    /// Those of the repository; it is longer than any, or not what was stored.
+    pub fn blob(
+        &self,
+        pack: &Id,
+        (offset, length): (u32, u32),
+        unpacked: Option<u32>,
+    ) -> RusticResult<bytes::Bytes> {
+        let most = self.limits.blob();
+        let stored = u64::from(length).saturating_sub(CRYPT_BYTES);
+        if stored.max(unpacked.unwrap_or(0).into()) > most {
+            return Err(exceeded(
+                FileType::Pack,
+                format_args!("has a piece of more than {most} bytes"),
+            ));
+        }
+        let sealed = self.read_partial(FileType::Pack, pack, false, offset, length)?;
+        let opened = self.seal.get().and_then(|seal| seal.open(&sealed));
+        let blob = opened.and_then(|opened| match unpacked {
+            None => Some(opened),
+            Some(length) => seal::unpack(&opened, usize::try_from(length).ok()?),
+        });
+        let damaged =
+            "a piece of content cannot be decrypted, or has another length than the index says";
+        Ok(blob
+            .ok_or_else(|| RusticError::new(ErrorKind::Cryptography, damaged))?
+            .into())
+    }
+
+    /// A part of a pack, from where the repository is.
+    fn part(
         &self,
         tpe: FileType,
         id: &Id,
         cacheable: bool,
-        offset: u32,
-        length: u32,
+        (offset, length): (u32, u32),
     ) -> RusticResult<bytes::Bytes> {
         let read = |length| {
             let read = self.inner.read_partial(tpe, id, cacheable, offset, length);
@@ -269,6 +414,104 @@ impl ReadBackend for Watched {
         }
         Ok(part)
     }
+}
+
+/// A limit was reached.
+fn exceeded(tpe: FileType, what: std::fmt::Arguments<'_>) -> Box<RusticError> {
+    let trouble = Trouble {
+        what: format!("{} {what}", name_of(tpe)),
+        advice: Some(RAISE),
+    };
+    RusticError::with_source(ErrorKind::Backend, trouble.what.clone(), trouble)
+}
+
+/// What a person calls an object.
+fn name_of(tpe: FileType) -> &'static str {
+    match tpe {
+        FileType::Config => "the configuration of the repository",
+        FileType::Index => "a file of the index",
+        FileType::Key => "a key file",
+        FileType::Snapshot => "a snapshot",
+        FileType::Pack => "a pack",
+    }
+}
+
+impl ReadBackend for Watched {
+    fn location(&self) -> String {
+        self.inner.location()
+    }
+
+    fn list_with_size(&self, tpe: FileType) -> RusticResult<Vec<(Id, u32)>> {
+        let listed = self.inner.list_with_size(tpe)?;
+        let most = self.limits.objects(tpe);
+        if listed.len() > most {
+            return Err(exceeded(tpe, format_args!("is one of more than {most}")));
+        }
+        if let Some(all) = self.unpacked_of(tpe) {
+            all.store(0, Ordering::Relaxed);
+        }
+        if let Some(kept) = self.kept_of(tpe, false) {
+            kept.retain(tpe, &listed);
+        }
+        Ok(listed)
+    }
+
+    fn read_full(&self, tpe: FileType, id: &Id) -> RusticResult<bytes::Bytes> {
+        let kept = self.kept_of(tpe, false);
+        let known = kept.and_then(|kept| kept.read(tpe, id, None, self.limits.stored(tpe)));
+        let bytes = match known {
+            Some(known) => known,
+            None => {
+                let whole = self.whole(tpe, id)?;
+                if let Some(kept) = kept {
+                    kept.write(tpe, id, std::slice::from_ref(&whole));
+                }
+                whole
+            }
+        };
+        self.check_whole(tpe, &bytes)?;
+        Ok(bytes)
+    }
+
+    fn read_partial(
+        &self,
+        tpe: FileType,
+        id: &Id,
+        cacheable: bool,
+        offset: u32,
+        length: u32,
+    ) -> RusticResult<bytes::Bytes> {
+        if u64::from(length) > self.limits.part() {
+            let most = self.limits.part();
+            return Err(exceeded(
+                tpe,
+                format_args!("has a part of more than {most} bytes"),
+            ));
+        }
+        let part = match self.kept_of(tpe, cacheable) {
+            None => self.part(tpe, id, cacheable, (offset, length))?,
+            Some(kept) => {
+                let most = self.limits.stored(tpe);
+                match kept.read(tpe, id, Some((offset, length)), most) {
+                    Some(part) => part,
+                    None => {
+                        let whole = self.whole(tpe, id)?;
+                        kept.write(tpe, id, std::slice::from_ref(&whole));
+                        part_of(&whole, offset, length).ok_or_else(|| {
+                            RusticError::new(
+                                ErrorKind::Backend,
+                                "a pack is shorter than the index says",
+                            )
+                        })?
+                    }
+                }
+            }
+        };
+        if cacheable {
+            self.check_tree(tpe, &part)?;
+        }
+        Ok(part)
+    }
 
     fn warmup_path(&self, tpe: FileType, id: &Id) -> String {
         self.inner.warmup_path(tpe, id)
@@ -303,6 +546,9 @@ impl WriteBackend for Watched {
         }
         let size = content.size() as u64;
         self.wait_for(content.size());
+        if let Some(kept) = self.kept_of(tpe, cacheable) {
+            kept.write(tpe, id, &content.clone().into_vec());
+        }
         let written = self.inner.write_bytes(tpe, id, cacheable, content);
         match &written {
             Ok(()) => {
@@ -317,6 +563,9 @@ impl WriteBackend for Watched {
     }
 
     fn remove(&self, tpe: FileType, id: &Id, cacheable: bool) -> RusticResult<()> {
+        if let Some(kept) = self.kept_of(tpe, cacheable) {
+            kept.remove(tpe, id);
+        }
         self.inner.remove(tpe, id, cacheable)
     }
 }

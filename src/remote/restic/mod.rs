@@ -5,7 +5,10 @@
 //! asked there each time: no list of it is kept elsewhere.
 
 mod backend;
+mod kept;
+mod keys;
 pub mod lazy;
+mod measure;
 pub mod names;
 mod node;
 mod patient;
@@ -14,6 +17,7 @@ pub mod push;
 mod rclone;
 mod rest;
 mod s3;
+mod seal;
 mod there;
 pub mod upkeep;
 
@@ -30,7 +34,9 @@ use rustic_core::{
 
 use self::backend::{Pace, Watched};
 use self::patient::Trouble;
+use self::seal::Seal;
 use crate::engine::api::{Code, VerbError, VerbResult, hinted};
+use crate::remote::limits::Limits;
 use crate::store::ids::CheckpointId;
 
 /// The tag of every snapshot of ours.
@@ -85,23 +91,25 @@ impl Remote {
     /// `bad-password`, `unknown-remote` if there is no repository, `remote-failed`.
     pub fn open(url: &str, password: &str, purpose: Purpose) -> VerbResult<Remote> {
         let opened = backend::open(url, purpose == Purpose::Serve)?;
-        let watched = Arc::new(Watched::new(opened, backend::is_local(url)));
+        let limits = Limits::new();
+        let watched = Arc::new(Watched::new(opened, url, limits));
         let backends = RepositoryBackends::new(Arc::clone(&watched) as _, None);
-        let options = match cache_dir().filter(|_| !backend::is_local(url)) {
-            Some(dir) => RepositoryOptions::default().cache_dir(dir),
-            None => RepositoryOptions::default().no_cache(true),
-        };
+        // What is kept here passes the limits too, and so it is not the library that keeps it.
+        let options = RepositoryOptions::default().no_cache(true);
         let repo = Repository::new(&options, &backends).map_err(failed)?;
-        let credentials = Credentials::password(password);
         let repo = match repo.config_id().map_err(failed)? {
-            Some(_) => repo.open(&credentials).map_err(failed)?,
-            None if purpose == Purpose::Create => repo
-                .init(
-                    &credentials,
-                    &KeyOptions::default(),
-                    &ConfigOptions::default(),
-                )
-                .map_err(failed)?,
+            Some(_) => {
+                let key = keys::find(&*watched, password, limits)?;
+                watched.unseal(Seal::new(&key));
+                repo.open(&Credentials::Masterkey(key)).map_err(failed)?
+            }
+            None if purpose == Purpose::Create => {
+                let credentials = Credentials::password(password);
+                let (key, config) = (KeyOptions::default(), ConfigOptions::default());
+                let repo = repo.init(&credentials, &key, &config).map_err(failed)?;
+                watched.unseal(Seal::new(&repo.key()));
+                repo
+            }
             None => {
                 return Err(hinted(
                     Code::UnknownRemote,
@@ -110,6 +118,9 @@ impl Remote {
                 ));
             }
         };
+        if let Some(cache) = cache_dir().filter(|_| !backend::is_local(url)) {
+            watched.keep(&cache, &repo.config().id.to_hex());
+        }
         Ok(Remote { repo, watched })
     }
 
@@ -229,6 +240,15 @@ pub fn guarded<T, E: From<VerbError>>(work: impl FnOnce() -> Result<T, E>) -> Re
     })
 }
 
+/// No key file is for the password.
+fn bad_password() -> VerbError {
+    hinted(
+        Code::BadPassword,
+        "the password does not open this repository",
+        "give the right one: ckptfs remote add NAME URL --force --password-file FILE",
+    )
+}
+
 /// What went wrong in a repository, in words for a person. What a server said is in it: whoever
 /// prints it escapes it.
 fn failed(cause: Box<RusticError>) -> VerbError {
@@ -237,29 +257,30 @@ fn failed(cause: Box<RusticError>) -> VerbError {
 
 /// The same.
 fn told(cause: &RusticError) -> VerbError {
-    if cause.is_incorrect_password() {
-        return hinted(
-            Code::BadPassword,
-            "the password does not open this repository",
-            "give the right one: ckptfs remote add NAME URL --force --password-file FILE",
-        );
-    }
     let again =
         "run the same command again once the cause is gone: what was sent is not sent again";
-    let mut source = std::error::Error::source(cause);
-    while let Some(found) = source {
-        if let Some(trouble) = found.downcast_ref::<Trouble>() {
-            return hinted(
-                Code::RemoteFailed,
-                format!("the remote: {trouble}"),
-                trouble.advice.unwrap_or(again),
-            );
-        }
-        source = found.source();
+    if let Some(trouble) = trouble_of(cause) {
+        return hinted(
+            Code::RemoteFailed,
+            format!("the remote: {trouble}"),
+            trouble.advice.unwrap_or(again),
+        );
     }
     let said = cause.display_log();
     let said = said.strip_prefix("Error: ").unwrap_or(&said);
     hinted(Code::RemoteFailed, format!("the remote: {said}"), again)
+}
+
+/// Why a server has not done what it was asked for, or that a limit was reached, if that is the cause.
+fn trouble_of(cause: &RusticError) -> Option<&Trouble> {
+    let mut source = std::error::Error::source(cause);
+    while let Some(found) = source {
+        if let Some(trouble) = found.downcast_ref::<Trouble>() {
+            return Some(trouble);
+        }
+        source = found.source();
+    }
+    None
 }
 
 #[cfg(test)]

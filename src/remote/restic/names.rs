@@ -1,13 +1,14 @@
 //! The remotes of a user: `~/.config/ckptfs/remotes.toml`, or a file that they name, which only they
-//! may read.
+//! may read; and those of the system (`/etc/ckptfs/remotes.toml`), which root has written, for whatever
+//! the user's file does not name.
 //!
 //! They are never in a store: somebody else may have made it, and an address or a command in it
 //! would be followed with the rights of whoever pushes. No password is in the file, only where one
 //! is read.
 
 use std::collections::BTreeMap;
-use std::fs::{self, DirBuilder, OpenOptions, Permissions};
-use std::io::Write;
+use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, Permissions};
+use std::io::{Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -16,7 +17,11 @@ use serde::{Deserialize, Serialize};
 
 use super::backend;
 use crate::engine::api::{Code, VerbError, VerbResult, hinted, io_error};
+use crate::engine::word::word;
 use crate::sys;
+
+/// The remotes of the system.
+pub const SYSTEM_FILE: &str = "/etc/ckptfs/remotes.toml";
 
 /// A larger file is none of ours.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -43,62 +48,93 @@ pub struct Named {
     /// Bytes that may be sent and received in a second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<u64>,
+    /// It is the system's: the file with the password must be root's.
+    #[serde(skip)]
+    pub system: bool,
 }
 
-/// All remotes of a user, by name.
+type ByName = BTreeMap<String, Named>;
+
+/// Remotes by name.
 #[derive(Debug, Default)]
 pub struct Names {
-    path: PathBuf,
-    by_name: BTreeMap<String, Named>,
+    /// The file that is changed; `None`: the user has no place for one.
+    path: Option<PathBuf>,
+    by_name: ByName,
+    /// Those of the system.
+    system: ByName,
 }
 
 impl Names {
-    /// Reads them; none, if the file is not there.
+    /// Reads those of one file; none, if it is not there.
     ///
     /// # Errors
     /// `bad-config` if the file cannot be read, or others may write to it.
     pub fn read(file: &Path) -> VerbResult<Names> {
-        let path = file.to_owned();
-        let bad = |why: &str, hint: &str| {
-            hinted(
-                Code::BadConfig,
-                format!("{}: {why}", path.display()),
-                hint.to_owned(),
-            )
-        };
-        let found = match fs::metadata(&path) {
-            Ok(found) => found,
-            Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => {
-                return Ok(Names {
-                    path,
-                    by_name: BTreeMap::new(),
-                });
-            }
-            Err(cause) => return Err(io_error(path.display(), cause)),
-        };
-        if !found.is_file() || found.len() > FILE_BYTES_MAX {
-            return Err(bad(
-                "it is not a regular file of at most 1 MiB",
-                "remove it",
-            ));
-        }
-        if found.mode() & 0o022 != 0 || (found.uid() != sys::ids().0 && found.uid() != 0) {
-            return Err(bad(
-                "others may write to it, and it says which commands are run",
-                "chmod 600 it, if it is yours",
-            ));
-        }
-        let text = fs::read_to_string(&path).map_err(|cause| io_error(path.display(), cause))?;
-        let by_name = toml_edit::de::from_str(&text)
-            .map_err(|cause| bad(cause.message(), "mend or remove it"))?;
-        Ok(Names { path, by_name })
+        Ok(Names {
+            path: Some(file.to_owned()),
+            by_name: read(file, sys::ids().0)?,
+            system: ByName::new(),
+        })
     }
 
-    /// All of them.
+    /// Those of a user, and those of the system.
+    ///
+    /// # Errors
+    /// `no-directory`: there is no file of either. As [`Names::read`].
+    pub fn of_user(file: Option<PathBuf>) -> VerbResult<Names> {
+        let system = match read(Path::new(SYSTEM_FILE), 0) {
+            // It need not be for others.
+            Err(why) if why.code == Code::NoPermission => ByName::new(),
+            system => of_system(system?),
+        };
+        if file.is_none() && system.is_empty() {
+            return Err(no_place());
+        }
+        let by_name = file.as_deref().map(|file| read(file, sys::ids().0));
+        Ok(Names {
+            path: file,
+            by_name: by_name.transpose()?.unwrap_or_default(),
+            system,
+        })
+    }
+
+    /// Those of the system, to be changed.
+    ///
+    /// # Errors
+    /// `no-permission`: only root may. As [`Names::read`].
+    pub fn of_system() -> VerbResult<Names> {
+        if sys::ids().0 != 0 {
+            return Err(hinted(
+                Code::NoPermission,
+                format!("only root can change {SYSTEM_FILE}"),
+                "leave --system out, for a remote of your own",
+            ));
+        }
+        let file = Path::new(SYSTEM_FILE);
+        Ok(Names {
+            path: Some(file.to_owned()),
+            by_name: of_system(read(file, 0)?),
+            system: ByName::new(),
+        })
+    }
+
+    /// All of them, those of the user first.
     pub fn all(&self) -> impl Iterator<Item = (&str, &Named)> {
+        let of_system = self.system.iter();
+        let of_system = of_system.filter(|(name, _)| !self.by_name.contains_key(*name));
         self.by_name
             .iter()
+            .chain(of_system)
             .map(|(name, named)| (name.as_str(), named))
+    }
+
+    /// The file that one of them is in.
+    pub fn file_of(&self, named: &Named) -> &Path {
+        match &self.path {
+            Some(path) if !named.system => path,
+            _ => Path::new(SYSTEM_FILE),
+        }
     }
 
     /// The one with a name.
@@ -106,8 +142,9 @@ impl Names {
     /// # Errors
     /// `unknown-remote`.
     pub fn get(&self, name: &str) -> VerbResult<&Named> {
-        self.by_name.get(name).ok_or_else(|| {
-            let known: Vec<&str> = self.by_name.keys().map(String::as_str).collect();
+        let named = self.by_name.get(name).or_else(|| self.system.get(name));
+        named.ok_or_else(|| {
+            let known: Vec<&str> = self.all().map(|(name, _)| name).collect();
             let hint = if known.is_empty() {
                 "ckptfs remote add NAME URL adds one".to_owned()
             } else {
@@ -168,16 +205,23 @@ impl Names {
     /// `unknown-remote`; those of writing.
     pub fn remove(&mut self, name: &str) -> VerbResult<()> {
         self.get(name)?;
-        self.by_name.remove(name);
+        if self.by_name.remove(name).is_none() {
+            return Err(hinted(
+                Code::UnknownRemote,
+                format!("{name} is a remote of the system, in {SYSTEM_FILE}"),
+                format!("as root: ckptfs remote remove --system {}", word(name)),
+            ));
+        }
         self.write()
     }
 
     fn write(&self) -> VerbResult<()> {
+        let path = self.path.as_deref().ok_or_else(no_place)?;
         let text = toml_edit::ser::to_string_pretty(&self.by_name)
-            .map_err(|cause| io_error(self.path.display(), std::io::Error::other(cause)))?;
-        let new = self.path.with_extension("toml.new");
+            .map_err(|cause| io_error(path.display(), std::io::Error::other(cause)))?;
+        let new = path.with_extension("toml.new");
         let write = || {
-            if let Some(dir) = self.path.parent() {
+            if let Some(dir) = path.parent() {
                 DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
             }
             let mut file = OpenOptions::new()
@@ -189,9 +233,9 @@ impl Names {
             file.set_permissions(Permissions::from_mode(0o600))?;
             file.write_all(text.as_bytes())?;
             file.sync_all()?;
-            fs::rename(&new, &self.path)
+            fs::rename(&new, path)
         };
-        write().map_err(|cause| io_error(self.path.display(), cause))
+        write().map_err(|cause| io_error(path.display(), cause))
     }
 }
 
@@ -206,7 +250,7 @@ impl Named {
             return Ok(Some(password));
         }
         let read = match (&self.password_file, &self.password_command) {
-            (Some(file), _) => of_file(file)?,
+            (Some(file), _) => of_file(file, self.system)?,
             (None, Some(command)) => of_command(command)?,
             (None, None) => return Ok(None),
         };
@@ -214,25 +258,99 @@ impl Named {
     }
 }
 
+fn of_system(mut by_name: ByName) -> ByName {
+    by_name.values_mut().for_each(|named| named.system = true);
+    by_name
+}
+
+fn no_place() -> VerbError {
+    hinted(
+        Code::NoDirectory,
+        "your remotes cannot be found",
+        "set HOME or XDG_CONFIG_HOME; or, as root, name a remote for the whole system: ckptfs remote add --system NAME URL",
+    )
+}
+
+/// The remotes of a file that this user, or root, has written; none, if it is not there.
+///
+/// # Errors
+/// `bad-config` if the file cannot be read, or others may write to it.
+fn read(path: &Path, owner: u32) -> VerbResult<ByName> {
+    let bad = |why: &str, hint: &str| {
+        hinted(
+            Code::BadConfig,
+            format!("{}: {why}", path.display()),
+            hint.to_owned(),
+        )
+    };
+    let found = match fs::metadata(path) {
+        Ok(found) => found,
+        Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => return Ok(ByName::new()),
+        Err(cause) => return Err(io_error(path.display(), cause)),
+    };
+    if !found.is_file() || found.len() > FILE_BYTES_MAX {
+        return Err(bad(
+            "it is not a regular file of at most 1 MiB",
+            "remove it",
+        ));
+    }
+    let (mut file, found) = opened(path)?;
+    if found.mode() & 0o022 != 0 || (found.uid() != owner && found.uid() != 0) {
+        let hint = match owner {
+            0 => "chown root it and chmod 600 it, if what it says is right",
+            _ => "chmod 600 it, if it is yours",
+        };
+        return Err(bad(
+            "others may write to it, and it says which commands are run",
+            hint,
+        ));
+    }
+    let mut text = String::new();
+    let read = file.read_to_string(&mut text);
+    read.map_err(|cause| io_error(path.display(), cause))?;
+    toml_edit::de::from_str(&text).map_err(|cause| bad(cause.message(), "mend or remove it"))
+}
+
+/// A file, and what it is: another may be at its path by now.
+fn opened(path: &Path) -> VerbResult<(File, Metadata)> {
+    let failed = |cause| io_error(path.display(), cause);
+    let file = File::open(path).map_err(failed)?;
+    let found = file.metadata().map_err(failed)?;
+    Ok((file, found))
+}
+
 fn no_password(message: String, hint: &str) -> VerbError {
     hinted(Code::BadPassword, message, hint.to_owned())
 }
 
-fn of_file(file: &Path) -> VerbResult<String> {
-    let found = fs::metadata(file).map_err(|cause| io_error(file.display(), cause))?;
+fn of_file(path: &Path, system: bool) -> VerbResult<String> {
+    let found = fs::metadata(path).map_err(|cause| io_error(path.display(), cause))?;
     if !found.is_file() || found.len() > FILE_BYTES_MAX {
         return Err(no_password(
-            format!("{} is not a file with a password", file.display()),
+            format!("{} is not a file with a password", path.display()),
             "ckptfs remote add NAME URL --force --password-file FILE gives another",
         ));
     }
+    let (mut file, found) = opened(path)?;
     if found.mode() & 0o077 != 0 {
         return Err(no_password(
-            format!("others may read the password in {}", file.display()),
+            format!("others may read the password in {}", path.display()),
             "chmod 600 it",
         ));
     }
-    fs::read_to_string(file).map_err(|cause| io_error(file.display(), cause))
+    if system && found.uid() != 0 {
+        return Err(no_password(
+            format!(
+                "{} has the password of a remote of the system, and belongs to another user than root",
+                path.display()
+            ),
+            "chown root it, if the password in it is right",
+        ));
+    }
+    let mut text = String::new();
+    let read = file.read_to_string(&mut text);
+    read.map_err(|cause| io_error(path.display(), cause))?;
+    Ok(text)
 }
 
 fn of_command(command: &str) -> VerbResult<String> {

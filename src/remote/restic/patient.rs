@@ -17,7 +17,7 @@ use object_store::{ClientConfigKey, ClientOptions, PutPayload};
 use reqwest::header::CONTENT_RANGE;
 use reqwest::{Body, Client, Request, Response, StatusCode, Url};
 
-use crate::remote::http::{self, CERTIFICATE, first_cause, is_of_certificate};
+use crate::remote::http::{self, first_cause, tls_trouble};
 
 /// How long until a connection is made.
 pub const CONNECT_MAX: Duration = Duration::from_secs(15);
@@ -44,10 +44,10 @@ impl Trouble {
     /// Of a failure on the way to a server or back.
     pub fn on_the_way(doing: &str, failure: &(dyn Error + 'static)) -> Trouble {
         let said = brief(&first_cause(failure).to_string());
-        if is_of_certificate(&said) {
+        if let Some((why, advice)) = tls_trouble(&said) {
             return Trouble {
-                what: format!("{doing}: the server's certificate is not to be trusted ({said})"),
-                advice: Some(CERTIFICATE),
+                what: format!("{doing}: {why} ({said})"),
+                advice: Some(advice),
             };
         }
         Trouble {

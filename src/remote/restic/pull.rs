@@ -7,19 +7,23 @@
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::num::NonZero;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
-use rustic_core::repofile::{BlobType, Node};
-use rustic_core::{DataId, IndexedFullStatus, Repository};
+use bytes::Bytes;
+use rustic_core::repofile::Node;
+use rustic_core::{DataId, IndexedFullStatus, Repository, RusticResult};
 use sha2::{Digest, Sha256};
 
+use super::backend::Watched;
+use super::measure::{Totals, broken, measure};
 use super::there::{self, There};
 use super::{Pushed, Remote, failed, node};
-use crate::engine::api::{Code, TreePath, VerbResult, hinted};
+use crate::engine::api::{TreePath, VerbResult};
 use crate::engine::export::parts::{ExportData, ExportEntry, ExportPart, Refused};
-use crate::store::ids::CheckpointId;
+use crate::remote::limits::{self, CRYPT_BYTES, DEPTH_MAX, Limits};
 use crate::store::layout::STORE_NAME;
 use crate::sys::lock::Mutex;
 use crate::sys::{self, Errno, Kind};
@@ -30,22 +34,18 @@ const ENTRIES_MAX: usize = 64;
 const PART_BYTES_MAX: u64 = 8 << 20;
 /// A larger file is not put together in memory.
 const MEMORY_BYTES_MAX: u64 = 8 << 20;
-/// What encryption adds to a blob: the initialization vector and the code that authenticates it.
-const CRYPT_BYTES: u32 = 32;
 /// Zeros of this many bytes become a hole.
 pub(super) const HOLE_BYTES: usize = 4096;
-/// Directories within each other.
-const DEPTH_MAX: usize = 4096;
 
 /// A snapshot that is read.
 pub struct Reading {
     repo: Repository<IndexedFullStatus>,
+    watched: Arc<Watched>,
     walk: Mutex<Walk>,
     dest: OwnedFd,
     /// What is at the destination, if that may be of this tree.
     there: Option<There>,
-    store: String,
-    checkpoint: CheckpointId,
+    pushed: Pushed,
 }
 
 /// Where in the tree.
@@ -54,6 +54,8 @@ struct Walk {
     /// Directories that are open: path, and the nodes that are still to come.
     open: Vec<(Vec<u8>, std::vec::IntoIter<Node>)>,
     root: Option<Node>,
+    /// Entries that are still to come, as they were counted before.
+    left: u64,
     parts: u64,
     /// The inodes of files with several names, by device and number.
     inodes: HashMap<(u64, u64), u64>,
@@ -65,7 +67,8 @@ impl Remote {
     /// under whatever name, is not fetched.
     ///
     /// # Errors
-    /// `remote-failed`; `incomplete` if the snapshot holds no tree of ours.
+    /// `remote-failed`; `incomplete` if the snapshot holds no tree of ours, or more than there is room
+    /// for.
     pub fn read(
         self,
         pushed: &Pushed,
@@ -73,32 +76,30 @@ impl Remote {
         there: Option<OwnedFd>,
     ) -> VerbResult<Reading> {
         let repo = self.repo.to_indexed().map_err(failed)?;
-        let tree = repo.get_tree(&pushed.file.tree).map_err(failed)?;
-        let root = tree
-            .nodes
-            .into_iter()
-            .find(|node| node.is_dir() && node.name().as_bytes() == pushed.root.as_bytes());
-        let root = root.ok_or_else(|| {
-            hinted(
-                Code::Incomplete,
-                format!(
-                    "snapshot {} has no directory {}",
-                    pushed.snapshot, pushed.root
-                ),
-                "ckptfs verify --remote, or restic check, tells what is damaged",
-            )
-        })?;
+        let (root, totals) = measure(&repo, pushed)?;
+        let Totals { entries, paths, .. } = totals;
+        limits::check(
+            "the snapshot",
+            paths,
+            Limits::new().names(),
+            "bytes of paths of directories",
+        )?;
+        // What is there already is not made again, and is not known yet.
+        if there.is_none() && !limits::has_room(&dest, 0, entries) {
+            return Err(limits::no_room());
+        }
         let walk = Walk {
             root: Some(root),
+            left: entries,
             ..Walk::default()
         };
         Ok(Reading {
             repo,
+            watched: self.watched,
             walk: Mutex::new(walk),
             dest,
             there: there.map(There::new),
-            store: pushed.store.clone(),
-            checkpoint: pushed.checkpoint,
+            pushed: pushed.clone(),
         })
     }
 }
@@ -116,9 +117,9 @@ impl Reading {
     fn part(&self) -> VerbResult<(ExportPart, Vec<OwnedFd>)> {
         let mut part = ExportPart {
             run: 1,
-            checkpoint: self.checkpoint,
+            checkpoint: self.pushed.checkpoint,
             from: None,
-            store: self.store.clone(),
+            store: self.pushed.store.clone(),
             part: 0,
             removed: Vec::new(),
             entries: Vec::new(),
@@ -129,7 +130,7 @@ impl Reading {
         };
         let nodes = {
             let mut walk = self.walk.lock();
-            let nodes = self.nodes(&mut walk, &mut part.refused);
+            let nodes = self.nodes(&mut walk, &mut part.refused)?;
             walk.parts += 1;
             part.part = walk.parts;
             nodes
@@ -160,7 +161,11 @@ impl Reading {
     }
 
     /// The next nodes of the walk, with their entries.
-    fn nodes(&self, walk: &mut Walk, refused: &mut Vec<Refused>) -> Vec<(ExportEntry, Node)> {
+    fn nodes(
+        &self,
+        walk: &mut Walk,
+        refused: &mut Vec<Refused>,
+    ) -> VerbResult<Vec<(ExportEntry, Node)>> {
         let (mut nodes, mut bytes) = (Vec::new(), 0);
         if let Some(root) = walk.root.take() {
             self.enter(walk, Vec::new(), &root, refused);
@@ -174,6 +179,13 @@ impl Reading {
                 walk.open.pop();
                 continue;
             };
+            let changed = || {
+                broken(
+                    &self.pushed,
+                    "it is not the same as when it was read before",
+                )
+            };
+            walk.left = walk.left.checked_sub(1).ok_or_else(changed)?;
             let name = node.name().as_bytes().to_vec();
             let path = if dir.is_empty() {
                 name.clone()
@@ -202,7 +214,7 @@ impl Reading {
             }
             nodes.push((entry, node));
         }
-        nodes
+        Ok(nodes)
     }
 
     fn enter(&self, walk: &mut Walk, path: Vec<u8>, dir: &Node, refused: &mut Vec<Refused>) {
@@ -231,24 +243,18 @@ impl Reading {
         let earlier = self.there.as_ref().and_then(|there| there.earlier(entry));
         let in_memory = entry.size <= MEMORY_BYTES_MAX;
         let out = sys::unnamed_file((!in_memory).then_some(&self.dest))?;
-        let (mut at, mut checked) = (0, None);
+        let (mut at, mut last) = (0, None);
         for id in blobs {
             let length = blob_length(&self.repo, id)
                 .filter(|length| *length <= entry.size.saturating_sub(at))
                 .ok_or(Errno::EIO)?;
-            let known = earlier
-                .as_ref()
-                .and_then(|file| there::piece(file, id, (at, length)).ok()?);
-            let blob = match known {
-                Some(known) => known.into(),
-                None => self
-                    .repo
-                    .get_blob_cached(&(*id).into(), BlobType::Data)
-                    .map_err(|cause| Unread::Failed(failed(cause)))?,
-            };
             // A long hole is the same blob over and over.
-            if checked.replace(*id) != Some(*id) && !is_hash(id, &blob) {
-                return Err(Unread::Refused(Errno::EIO));
+            let blob: Bytes = match last.take() {
+                Some((known, blob)) if known == *id => blob,
+                _ => self.blob(id, earlier.as_ref(), (at, length))?,
+            };
+            if !limits::has_room(&self.dest, length, 1) {
+                return Err(Unread::Failed(limits::no_room()));
             }
             for piece in blob.chunks(HOLE_BYTES) {
                 // Whole pages of zeros are left out: the file is as long at the end.
@@ -257,6 +263,7 @@ impl Reading {
                 }
                 at += piece.len() as u64;
             }
+            last = Some((*id, blob));
         }
         if at != entry.size {
             return Err(Unread::Refused(Errno::EIO));
@@ -264,17 +271,45 @@ impl Reading {
         sys::truncate(&out, entry.size)?;
         Ok(Some(out))
     }
+
+    /// A blob that has its hash. `earlier`: a file that may hold it, in this place.
+    fn blob(
+        &self,
+        id: &DataId,
+        earlier: Option<&File>,
+        place: (u64, u64),
+    ) -> Result<Bytes, Unread> {
+        if let Some(known) = earlier.and_then(|file| there::piece(file, id, place).ok()?) {
+            return Ok(known.into());
+        }
+        let blob =
+            blob(&self.repo, &self.watched, id).map_err(|cause| Unread::Failed(failed(cause)))?;
+        match is_hash(id, &blob) {
+            true => Ok(blob),
+            false => Err(Unread::Refused(Errno::EIO)),
+        }
+    }
+}
+
+/// Fetches a blob; nobody has compared it with its hash.
+pub(super) fn blob(
+    repo: &Repository<IndexedFullStatus>,
+    watched: &Watched,
+    id: &DataId,
+) -> RusticResult<Bytes> {
+    let entry = repo.get_index_entry(id)?;
+    let place = entry.location;
+    let unpacked = place.uncompressed_length.map(NonZero::get);
+    watched.blob(&entry.pack, (place.offset, place.length), unpacked)
 }
 
 /// Bytes of a blob, as the index has it; `None`: it has not. So much is asked for at once, of memory
 /// too: whoever reads a blob sees to it first that there is room for it in the file.
 pub(super) fn blob_length(repo: &Repository<IndexedFullStatus>, id: &DataId) -> Option<u64> {
     let known = repo.get_index_entry(id).ok()?.location;
-    let stored = known.length.saturating_sub(CRYPT_BYTES);
-    let length = known
-        .uncompressed_length
-        .map_or(stored, |length| length.get());
-    Some(u64::from(length))
+    let stored = u64::from(known.length).saturating_sub(CRYPT_BYTES);
+    let unpacked = known.uncompressed_length;
+    Some(unpacked.map_or(stored, |length| length.get().into()))
 }
 
 /// Why a file was not read.

@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,7 +19,7 @@ use rustic_core::{
 
 use super::backend::Watched;
 use super::node::{self, Unfit};
-use super::{Pushed, Remote, cache_dir, failed, snapshot};
+use super::{Pushed, Remote, cache_dir, failed, kept, snapshot};
 use crate::engine::api::{Code, TreePath, VerbError, VerbResult, hinted};
 use crate::engine::export::parts::{ExportEntry, Refused};
 use crate::store::ids::CheckpointId;
@@ -145,9 +146,9 @@ impl Unfinished {
     fn begin(repo: &Repository<OpenStatus>) -> Unfinished {
         let open = || {
             let dir = cache_dir()?;
-            std::fs::create_dir_all(&dir).ok()?;
+            kept::make_dir(&dir).ok()?;
             let mut options = File::options();
-            options.create(true).read(true).append(true);
+            options.create(true).read(true).append(true).mode(0o600);
             let id = repo.config().id.to_hex();
             let file = options.open(dir.join(format!("pushing-{}", id.as_str())));
             // What another is sending is its own matter.

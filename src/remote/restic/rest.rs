@@ -4,6 +4,7 @@
 //! Who asks is told by the environment: `RESTIC_REST_USERNAME` and `RESTIC_REST_PASSWORD`; it is said
 //! to this server alone, for redirects are not followed. Every answer has a bound in size.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -22,17 +23,17 @@ use tokio::runtime::Runtime;
 use super::patient::{CONNECT_MAX, Patient, Trouble, brief, payload};
 use super::rclone::Rclone;
 use crate::engine::api::{Code, VerbResult, hinted};
-use crate::remote::http::first_cause;
+use crate::remote::http::{first_cause, idle};
+use crate::remote::limits::{Limits, RAISE};
 
 /// How often something is tried again, after pauses that double.
 const RETRIES: u32 = 6;
 /// The same, for programs that wait.
 const QUICK_RETRIES: u32 = 3;
 const PAUSE: Duration = Duration::from_millis(100);
-/// A larger object is none of a repository: packs are at most 4 GiB.
-const LARGEST: usize = u32::MAX as usize;
-/// A list of six million objects.
-const LIST_BYTES_MAX: usize = 512 << 20;
+/// A shorter answer must be whole in the time in which something must move of a longer one: what is
+/// read before a password counts is short.
+const SMALL_BYTES: usize = 64 << 10;
 /// So much is read of what a server says about a failure.
 const REASON_BYTES_MAX: usize = 64 << 10;
 /// The form of lists that has sizes.
@@ -49,6 +50,7 @@ pub type Login = (String, String);
 pub struct Rest {
     client: Patient,
     base: Url,
+    limits: Limits,
     said: Option<HeaderValue>,
     retries: u32,
     runtime: Runtime,
@@ -100,6 +102,7 @@ impl Rest {
         });
         Ok(Rest {
             client,
+            limits: Limits::new(),
             said,
             retries: if quick { QUICK_RETRIES } else { RETRIES },
             runtime,
@@ -181,7 +184,9 @@ impl Rest {
             if let Some((name, value)) = header.clone() {
                 request.headers_mut().insert(name, value);
             }
-            self.runtime.block_on(self.once(&doing, request, most))
+            let is_short = payload.is_none() && most <= SMALL_BYTES;
+            let whole = self.whole(&doing, request, most, is_short);
+            self.runtime.block_on(whole)
         };
         let (mut pause, mut stalls) = (PAUSE, 0);
         for left in (0..=self.retries).rev() {
@@ -204,6 +209,30 @@ impl Rest {
             what: format!("{doing}: it was tried in vain"),
             advice: None,
         }))
+    }
+
+    /// Asks once; an answer that `is_short` must be whole in the time in which something must move.
+    async fn whole(
+        &self,
+        doing: &str,
+        request: HttpRequest,
+        most: usize,
+        is_short: bool,
+    ) -> Result<(StatusCode, Bytes), Failed> {
+        let once = self.once(doing, request, most);
+        if !is_short {
+            return once.await;
+        }
+        let late = |_| {
+            Failed::Stalled(Trouble {
+                what: format!(
+                    "{doing}: the answer is not whole after {} s",
+                    idle().as_secs()
+                ),
+                advice: None,
+            })
+        };
+        tokio::time::timeout(idle(), once).await.map_err(late)?
     }
 
     async fn once(
@@ -240,8 +269,8 @@ impl Rest {
                 Err(cause) => Err(match cause.downcast::<HttpError>() {
                     Ok(cause) => way(&cause),
                     Err(_) => Failed::For(Trouble {
-                        what: format!("{doing}: its answer is longer than it may be"),
-                        advice: None,
+                        what: format!("{doing}: its answer has more than {most} bytes"),
+                        advice: Some(RAISE),
                     }),
                 }),
             };
@@ -297,8 +326,9 @@ fn told(trouble: Trouble) -> Box<RusticError> {
 
 /// What a list has of an object.
 #[derive(Deserialize)]
-struct Listed {
-    name: String,
+struct Listed<'a> {
+    #[serde(borrow)]
+    name: Cow<'a, str>,
     size: u64,
 }
 
@@ -316,12 +346,13 @@ impl ReadBackend for Rest {
         }
         let url = self.below(&format!("{}/", tpe.dirname()));
         let header = Some((ACCEPT, LISTS));
-        let (status, listed) = self.ask(Method::GET, &url, header, None, LIST_BYTES_MAX)?;
+        let most = self.limits.list(tpe);
+        let (status, listed) = self.ask(Method::GET, &url, header, None, most)?;
         if status == StatusCode::NOT_FOUND {
             return Ok(Vec::new());
         }
         // An empty directory may be `null`.
-        let listed: Option<Vec<Listed>> = serde_json::from_slice(&listed).map_err(|_| {
+        let listed: Option<Vec<Listed<'_>>> = serde_json::from_slice(&listed).map_err(|_| {
             told(Trouble {
                 what: format!("GET {}: its answer is no list of a repository", url.path()),
                 advice: Some("look whether the address is that of a REST server of restic"),
@@ -336,7 +367,8 @@ impl ReadBackend for Rest {
     }
 
     fn read_full(&self, tpe: FileType, id: &Id) -> RusticResult<Bytes> {
-        Ok(self.get(&self.url(tpe, id), None, LARGEST)?.1)
+        let most = usize::try_from(self.limits.stored(tpe)).unwrap_or(usize::MAX);
+        Ok(self.get(&self.url(tpe, id), None, most)?.1)
     }
 
     fn read_partial(
@@ -351,7 +383,7 @@ impl ReadBackend for Rest {
         let range = format!("bytes={from}-{}", from + length.saturating_sub(1));
         let range = HeaderValue::from_str(&range).ok();
         let url = self.url(tpe, id);
-        let most = usize::try_from(length).unwrap_or(LARGEST);
+        let most = usize::try_from(length).unwrap_or(usize::MAX);
         match self.get(&url, range, most)? {
             (StatusCode::PARTIAL_CONTENT, bytes) => Ok(bytes),
             _ => Err(told(Trouble {

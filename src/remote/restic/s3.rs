@@ -5,10 +5,13 @@
 //! their pauses are the library's, the time in which nothing moves is ours. An object is there whole
 //! or not at all.
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use object_store::aws::AmazonS3Builder;
+use object_store::list::{PaginatedListOptions, PaginatedListStore};
 use object_store::path::Path;
-use object_store::{ClientOptions, ObjectMeta, ObjectStore, ObjectStoreExt, RetryConfig};
+use object_store::{
+    ClientOptions, GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt, RetryConfig,
+};
 use rustic_core::{
     BytesList, ErrorKind, FileType, Id, ReadBackend, RusticError, RusticResult, WriteBackend,
 };
@@ -18,14 +21,15 @@ use tokio_stream::StreamExt;
 use super::patient::{CONNECT_MAX, Patients, Trouble, brief, payload};
 use crate::engine::api::{Code, VerbResult, hinted};
 use crate::remote::http::{first_cause, idle};
+use crate::remote::limits::{Limits, RAISE};
 
 /// How often a request is made again, after pauses that double from a tenth of a second: some six
 /// seconds for a server that starts again.
 const RETRIES: usize = 6;
 /// Less than a second.
 const QUICK_RETRIES: usize = 3;
-/// A larger object is none of a repository: packs are at most 4 GiB.
-const LARGEST: u64 = u32::MAX as u64;
+/// A list may have so many pages that are empty.
+const EMPTY_PAGES_MAX: usize = 16;
 
 /// A bucket.
 #[derive(Debug)]
@@ -33,6 +37,7 @@ pub struct S3 {
     store: object_store::aws::AmazonS3,
     prefix: String,
     location: String,
+    limits: Limits,
     runtime: Runtime,
 }
 
@@ -90,6 +95,7 @@ impl S3 {
             store,
             prefix: parts.next().unwrap_or_default().to_owned(),
             location: format!("s3:{at}"),
+            limits: Limits::new(),
             runtime,
         })
     }
@@ -110,6 +116,40 @@ impl S3 {
             _ => Path::from(format!("{dir}/{}", &*hex)),
         }
     }
+}
+
+impl S3 {
+    /// Reads an object or a range of it, of at most `most` bytes whatever the server says.
+    fn read(&self, at: &Path, range: Option<GetRange>, most: u64) -> RusticResult<Bytes> {
+        let options = GetOptions {
+            range,
+            ..GetOptions::default()
+        };
+        let read = async {
+            let mut parts = self.store.get_opts(at, options).await?.into_stream();
+            let mut bytes = BytesMut::new();
+            while let Some(part) = parts.next().await {
+                let part = part?;
+                if bytes.len() as u64 + part.len() as u64 > most {
+                    return Ok(None);
+                }
+                bytes.extend_from_slice(&part);
+            }
+            Ok(Some(bytes.freeze()))
+        };
+        let read = self.runtime.block_on(read);
+        let read = read.map_err(|cause| failed("reading", at, cause))?;
+        read.ok_or_else(|| told(format!("reading {at}: it has more than {most} bytes")))
+    }
+}
+
+/// A limit was reached.
+fn told(what: String) -> Box<RusticError> {
+    let trouble = Trouble {
+        what,
+        advice: Some(RAISE),
+    };
+    RusticError::with_source(ErrorKind::Backend, trouble.what.clone(), trouble)
 }
 
 /// The code that a server gives for a failure, `<Code>NoSuchBucket</Code>`: the rest of what it says
@@ -175,34 +215,35 @@ impl ReadBackend for S3 {
             };
         }
         let dir = self.dir(tpe);
-        self.runtime.block_on(async {
-            let (mut list, mut found) = (self.store.list(Some(&dir)), Vec::new());
-            while let Some(meta) = list.next().await {
-                let meta = meta.map_err(|cause| failed("listing", &dir, cause))?;
-                let id = meta
-                    .location
-                    .filename()
-                    .and_then(|name| name.parse::<Id>().ok());
-                found.extend(id.map(|id| (id, size(&meta))));
+        let (prefix, most) = (format!("{dir}/"), self.limits.objects(tpe));
+        let (mut found, mut empty, mut page_token) = (Vec::new(), 0, None);
+        loop {
+            let options = PaginatedListOptions {
+                page_token,
+                ..PaginatedListOptions::default()
+            };
+            let page = self.store.list_paginated(Some(&prefix), options);
+            let page = self.runtime.block_on(page);
+            let page = page.map_err(|cause| failed("listing", &dir, cause))?;
+            let objects = page.result.objects;
+            empty += usize::from(objects.is_empty());
+            found.extend(objects.iter().filter_map(|meta| {
+                let name = meta.location.filename();
+                Some((name?.parse::<Id>().ok()?, size(meta)))
+            }));
+            page_token = page.page_token;
+            if page_token.is_none() {
+                return Ok(found);
             }
-            Ok(found)
-        })
+            if found.len() > most || empty > EMPTY_PAGES_MAX {
+                let what = format!("there are more than {most}, or there is no end");
+                return Err(told(format!("listing {dir}: {what}")));
+            }
+        }
     }
 
     fn read_full(&self, tpe: FileType, id: &Id) -> RusticResult<Bytes> {
-        let at = self.path(tpe, id);
-        let read = async {
-            let got = self.store.get(&at).await?;
-            if got.meta.size > LARGEST {
-                return Err(object_store::Error::NotSupported {
-                    source: "the object is too large".into(),
-                });
-            }
-            got.bytes().await
-        };
-        self.runtime
-            .block_on(read)
-            .map_err(|cause| failed("reading", &at, cause))
+        self.read(&self.path(tpe, id), None, self.limits.stored(tpe))
     }
 
     fn read_partial(
@@ -213,10 +254,9 @@ impl ReadBackend for S3 {
         offset: u32,
         length: u32,
     ) -> RusticResult<Bytes> {
-        let (at, offset) = (self.path(tpe, id), u64::from(offset));
-        let range = offset..offset + u64::from(length);
-        let read = self.runtime.block_on(self.store.get_range(&at, range));
-        read.map_err(|cause| failed("reading", &at, cause))
+        let (offset, length) = (u64::from(offset), u64::from(length));
+        let range = GetRange::Bounded(offset..offset + length);
+        self.read(&self.path(tpe, id), Some(range), length)
     }
 
     fn warmup_path(&self, tpe: FileType, id: &Id) -> String {

@@ -69,7 +69,7 @@ use crate::store::record::{
     Actor, Apart, AttrState, Checkpoint, Child, Comparing, DataState, Dropped, Kept, Key,
     NameTouch, ObjectHash, Place, Process, Reason, Record, Touch, Trigger, Undo,
 };
-use crate::sys::{Kind, Stat, Time};
+use crate::sys::{Kind, Protection, Stat, Time};
 
 /// Most bytes of a name in a directory.
 pub const NAME_MAX: usize = 255;
@@ -118,7 +118,8 @@ fields! {
     Child { slot, kind }
     Stat {
         dev, ino, kind, mode, nlink, uid, gid, rdev, size, blocks, blksize, atime, mtime, ctime,
-        btime: Maybe
+        btime: Maybe;
+        protection = Protection::None
     }
     AttrState { stat, target: Maybe<Bytes<PATH_BYTES_MAX>> }
     DataState { object: Maybe, size, provisional }

@@ -24,6 +24,7 @@ fn stat(kind: Kind) -> Stat {
         mtime: time(-1, 0),
         ctime: time(i64::MAX, 1),
         btime: (kind != Kind::Fifo).then_some(time(0, 0)),
+        protection: Protection::None,
     }
 }
 

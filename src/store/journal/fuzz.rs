@@ -15,7 +15,7 @@ use crate::store::record::{
     ObjectHash, Place, Process, Reason, Record, Touch, Trigger, Undo,
 };
 use crate::sys::fuzz::{config, peak_of};
-use crate::sys::{Kind, Stat, Time};
+use crate::sys::{Kind, Protection, Stat, Time};
 
 /// Bytes of memory that one byte of a payload may take: an undo record of three bytes is a large
 /// struct, in a list that doubles as it grows.
@@ -91,6 +91,7 @@ fn stat() -> impl Strategy<Value = Stat> {
             mtime: times.1,
             ctime: times.2,
             btime: times.3,
+            protection: Protection::None,
         })
 }
 

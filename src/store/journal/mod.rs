@@ -427,6 +427,16 @@ impl Journal {
         self.writer.lock().end
     }
 
+    /// Number of the last frame that was appended.
+    pub fn last_number(&self) -> u64 {
+        self.writer.lock().link.seq
+    }
+
+    /// Whether the frame of this number, and all before it, are on the disk.
+    pub fn is_on_disk(&self, number: u64) -> bool {
+        self.writer.lock().durable >= number
+    }
+
     /// Where the last frame begins, if that is known.
     pub fn last(&self) -> Option<Address> {
         self.writer.lock().last
@@ -555,14 +565,13 @@ impl Journal {
     }
 
     /// What a failed write leaves is not known, so nothing may follow it. With the disk full it may
-    /// be cut off, and then nothing is left of it.
+    /// have left nothing, or it is cut off (which fails too where a quota of btrfs is used up).
     fn write_failed(&self, writer: &Writer, errno: Errno) -> StoreError {
-        let full = matches!(errno, Errno::ENOSPC | Errno::EDQUOT);
-        let cut = full
-            && writer
-                .file
-                .as_ref()
-                .is_some_and(|file| sys::truncate(&**file, u64::from(writer.end.offset)).is_ok());
+        let end = u64::from(writer.end.offset);
+        let cut = errno.is_no_room()
+            && writer.file.as_ref().is_some_and(|file| {
+                segment::is_blank(file, end) || sys::truncate(&**file, end).is_ok()
+            });
         if !cut {
             self.latch();
         }

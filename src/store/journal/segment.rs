@@ -188,6 +188,12 @@ pub(super) fn read_up_to(file: &File, buf: &mut [u8], offset: u64) -> io::Result
     Ok(sys::read_full_at(file, buf, offset)?)
 }
 
+/// Nothing was written at `offset`: no frame has a header of zeros.
+pub(super) fn is_blank(file: &File, offset: u64) -> bool {
+    let mut begin = [0; frame::HEADER];
+    read_up_to(file, &mut begin, offset).is_ok_and(|_| begin.iter().all(|byte| *byte == 0))
+}
+
 /// A segment to be read.
 #[derive(Clone)]
 pub(super) enum Source {

@@ -7,6 +7,7 @@
 
 use std::io::Read as _;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 
@@ -39,6 +40,18 @@ pub(super) fn marked(store: &OwnedFd) -> StoreResult<Option<StoreId>> {
 pub fn store_id(root: impl AsFd) -> Option<StoreId> {
     let dir = open_trusted(&root, &root, STORE_NAME).ok()?;
     read_format(&dir).ok().map(|format| format.id)
+}
+
+impl BranchEntry {
+    /// The paths at which its directory may be: the registered one, and the same name next to the
+    /// directory of the tree. The directory that contains both may have been renamed.
+    pub fn places(&self, tree: Option<&Path>) -> Vec<PathBuf> {
+        let name = self.path.file_name();
+        let moved = tree.zip(name).map(|(tree, name)| tree.with_file_name(name));
+        let mut places = vec![self.path.clone()];
+        places.extend(moved.filter(|moved| *moved != self.path));
+        places
+    }
 }
 
 impl Layout {

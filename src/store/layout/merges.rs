@@ -61,8 +61,8 @@ pub struct MergeEntry {
     pub into: MergeInto,
     /// The number of the first checkpoint of that side that has, or will have, what came.
     pub epoch: CheckpointId,
-    /// The operation of that side, and when it was done, nanoseconds since 1970; 0: nothing had to
-    /// be changed.
+    /// The operation of that side, and when it was done, nanoseconds since 1970. If nothing had to
+    /// be changed, that of the merge before which changed something; 0: there is no such merge.
     pub operation: (u64, i64),
     /// The checkpoint of the other side that was merged, and when it was made.
     pub from: (CheckpointId, i64),

@@ -23,6 +23,8 @@ const HELD_NAME: &str = "held";
 const UNPACKED_NAME: &str = "unpacked";
 /// See [`Layout::note_unkept`].
 const UNKEPT_NAME: &str = "unkept";
+/// See [`Layout::note_unhashed`].
+const UNHASHED_NAME: &str = "unhashed";
 /// Bytes of each: the number, with leading zeros, a space, 16 digits of its hash, and a line feed.
 const NOTED_BYTES: usize = 20 + 1 + 20 + 1 + 16 + 1;
 
@@ -83,11 +85,20 @@ impl Layout {
 
     /// Notes of how many files the content was not kept when the mount ended; 0: of none.
     pub fn note_unkept(&self, files: u64) -> StoreResult<()> {
-        if files == 0 {
-            return at::remove_tree(&self.dir, UNKEPT_NAME.as_bytes())
-                .map_err(StoreError::io("remove", UNKEPT_NAME));
+        self.note_count(UNKEPT_NAME, files)
+    }
+
+    /// Notes how many versions had no hash when the mount ended; 0: none.
+    pub fn note_unhashed(&self, versions: u64) -> StoreResult<()> {
+        self.note_count(UNHASHED_NAME, versions)
+    }
+
+    fn note_count(&self, name: &'static str, count: u64) -> StoreResult<()> {
+        if count == 0 {
+            return at::remove_tree(&self.dir, name.as_bytes())
+                .map_err(StoreError::io("remove", name));
         }
-        self.note(UNKEPT_NAME, i64::try_from(files).unwrap_or(i64::MAX))
+        self.note(name, i64::try_from(count).unwrap_or(i64::MAX))
     }
 
     /// Notes that index and journal hold what a deletion has left in them; durable on return.
@@ -156,8 +167,17 @@ fn noted_text(values: &[i64]) -> String {
 
 /// What [`Layout::note_unkept`] was told last in the store of `root`, if it can be read.
 pub fn noted_unkept(root: impl AsFd) -> Option<u64> {
+    noted_count(root, UNKEPT_NAME)
+}
+
+/// What [`Layout::note_unhashed`] was told last in the store of `root`, if it can be read.
+pub fn noted_unhashed(root: impl AsFd) -> Option<u64> {
+    noted_count(root, UNHASHED_NAME)
+}
+
+fn noted_count(root: impl AsFd, name: &str) -> Option<u64> {
     let dir = at::open_dir(root, STORE_NAME).ok()?;
-    read_noted(&dir, UNKEPT_NAME)?.try_into().ok()
+    read_noted(&dir, name)?.try_into().ok()
 }
 
 fn read_noted(dir: &OwnedFd, name: &str) -> Option<i64> {

@@ -64,6 +64,28 @@ pub fn act_as<T>((uid, gid): (u32, u32), act: impl FnOnce() -> T) -> SysResult<T
     Ok(act())
 }
 
+/// Does something that takes space or an inode within the limits of this user: what a filesystem
+/// keeps for root (ext4), and what passes quotas (CAP_SYS_RESOURCE), is for nobody else. The calling
+/// thread keeps its other rights.
+pub fn within_limits_of<T>(uid: u32, act: impl FnOnce() -> T) -> T {
+    if uid == 0 || super::super::process::own_user() != 0 {
+        return act();
+    }
+    let Some(user) = UserForFiles::take(uid) else {
+        return act();
+    };
+    // With the user went the rights to files.
+    let mut effective = user.before.effective;
+    effective.remove(CapabilitySet::SYS_RESOURCE);
+    let limited = CapabilitySets {
+        effective,
+        ..user.before
+    };
+    // What the permitted set holds may be in effect (capset(2)).
+    let _ = set_capabilities(None, limited);
+    act()
+}
+
 /// Whether whoever asks may see attributes of the `trusted.` kind (CAP_SYS_ADMIN, xattr(7)).
 pub fn may_administer(asker: Asker) -> bool {
     let _raised = SetId::effective(true);
@@ -176,21 +198,31 @@ impl Drop for Groups {
     }
 }
 
-/// Gives a thread its user back when dropped.
-struct UserForFiles(u32);
+/// Gives a thread its user back when dropped, with the capabilities that it had in effect: the
+/// kernel gives all of those for files to whoever becomes root again, given up or not.
+struct UserForFiles {
+    uid: u32,
+    before: CapabilitySets,
+}
 
 impl UserForFiles {
     /// The calling thread is this user, for files; the capabilities for files go with that.
     fn take(uid: u32) -> Option<UserForFiles> {
-        let before = UserForFiles(set_user_for_files(uid));
+        let before = capabilities(None).ok()?;
+        let user = UserForFiles {
+            uid: set_user_for_files(uid),
+            before,
+        };
         // A refusal is told by nothing but that it has not happened; no user has this number.
-        (set_user_for_files(u32::MAX) == uid).then_some(before)
+        (set_user_for_files(u32::MAX) == uid).then_some(user)
     }
 }
 
 impl Drop for UserForFiles {
     fn drop(&mut self) {
-        set_user_for_files(self.0);
+        set_user_for_files(self.uid);
+        // What was permitted a moment ago is so still.
+        let _ = set_capabilities(None, self.before);
     }
 }
 
@@ -297,6 +329,29 @@ mod tests {
             (found.uid(), found.gid())
         };
         assert_eq!((owner("theirs"), owner("ours").0), ((4001, 4002), 0));
+    }
+
+    #[test]
+    fn within_the_limits_of_a_user_a_thread_has_its_rights_and_not_those_of_root() {
+        let effective = || capabilities(None).expect("capabilities").effective;
+        let for_files = || set_user_for_files(u32::MAX);
+        let whole = has_set_id();
+        std::thread::spawn(move || {
+            give_up_set_id();
+            let (before, uid) = (effective(), for_files());
+            let limited = within_limits_of(4001, || (effective(), for_files()));
+            let expected = if uid == 0 { 4001 } else { uid };
+            assert_eq!(limited.1, expected);
+            if uid == 0 {
+                assert_eq!(limited.0, before - CapabilitySet::SYS_RESOURCE);
+            }
+            // The kernel raises what was given up, with the user.
+            assert_eq!((effective(), for_files()), (before, uid));
+            assert!(!has_set_id());
+        })
+        .join()
+        .expect("thread");
+        assert_eq!(has_set_id(), whole);
     }
 
     #[test]

@@ -4,14 +4,14 @@
 use std::os::fd::AsFd;
 
 use rustix::fs::{
-    AtFlags, CWD, FileType, Gid, Nsecs, Statx, StatxFlags, StatxTimestamp, Timespec, Timestamps,
-    UTIME_NOW, UTIME_OMIT, Uid,
+    AtFlags, CWD, FileType, Gid, Nsecs, Statx, StatxAttributes, StatxFlags, StatxTimestamp,
+    Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid,
 };
 
 use super::super::args::{FsInfo, SetTime};
 use super::super::fault::Call;
 use super::super::name::{component, kind_of, make_device, mode_bits, permissions, retry};
-use super::super::types::{Errno, Kind, Stat, SysResult, Time};
+use super::super::types::{Errno, Kind, Protection, Stat, SysResult, Time};
 use super::asker::act_for;
 use super::open::proc_path;
 
@@ -70,7 +70,19 @@ fn stat_of(statx: &Statx) -> SysResult<Stat> {
         mtime: time_of(&statx.stx_mtime),
         ctime: time_of(&statx.stx_ctime),
         btime: born.then(|| time_of(&statx.stx_btime)),
+        protection: protection_of(statx.stx_attributes),
     })
+}
+
+/// An immutable file that is append-only too takes nothing.
+fn protection_of(attributes: StatxAttributes) -> Protection {
+    if attributes.contains(StatxAttributes::IMMUTABLE) {
+        Protection::Immutable
+    } else if attributes.contains(StatxAttributes::APPEND) {
+        Protection::AppendOnly
+    } else {
+        Protection::None
+    }
 }
 
 /// Our time of the kernel's.

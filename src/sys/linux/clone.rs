@@ -18,12 +18,27 @@ use super::open::create_file_at;
 /// (EXDEV across filesystems, EINVAL for what is no regular file) where only a copy will do.
 pub fn clone_file(src: &File, dst: &File) -> SysResult<()> {
     fault::check(Call::Clone)?;
+    let mut alike = false;
     loop {
         match reflink_copy::reflink_file(src, dst).map_err(Errno::from) {
             Err(Errno::EINTR) => {}
+            Err(Errno::EINVAL) if !alike && make_alike(src, dst) => alike = true,
             result => return result.inspect_err(|errno| cause::note(Call::Clone, *errno)),
         }
     }
+}
+
+/// Makes an empty file have checksums of its data, and copies on write, as another has or has not
+/// (FS_NOCOW_FL of ioctl_iflags(2)): btrfs clones only between files that are alike in that
+/// (btrfs_remap_file_range_prep, fs/btrfs/reflink.c). Whether it was changed.
+pub fn make_alike(src: &File, dst: &File) -> bool {
+    let flags = |file: &File| rustix::fs::ioctl_getflags(file);
+    let (Ok(wanted), Ok(has)) = (flags(src), flags(dst)) else {
+        return false;
+    };
+    let nocow = rustix::fs::IFlags::NOCOW;
+    let changed = has.difference(nocow) | wanted.intersection(nocow);
+    changed != has && rustix::fs::ioctl_setflags(dst, changed).is_ok()
 }
 
 /// Whether files can share their data on the filesystem of this one, which is open for writing:
@@ -67,11 +82,17 @@ pub fn clone_head(src: &File, dst: &File, len: u64) -> SysResult<()> {
         dest_offset: 0,
     };
     fault::check(Call::Clone)?;
-    // SAFETY: `range` has the kernel's layout and is only read; both descriptors are borrowed
-    // through the call.
-    check_retry(|| unsafe {
-        libc::ioctl(dst.as_raw_fd(), libc::FICLONERANGE as _, &raw const range)
-    })
+    let clone = || {
+        // SAFETY: `range` has the kernel's layout and is only read; both descriptors are borrowed
+        // through the call.
+        check_retry(|| unsafe {
+            libc::ioctl(dst.as_raw_fd(), libc::FICLONERANGE as _, &raw const range)
+        })
+    };
+    match clone() {
+        Err(Errno::EINVAL) if make_alike(src, dst) => clone(),
+        cloned => cloned,
+    }
     .map(drop)
 }
 

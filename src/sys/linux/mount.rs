@@ -1,17 +1,22 @@
 //! Mounts: what is mounted, and how it goes.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::ffi::OsString;
+use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use rustix::fs::{AtFlags, StatxAttributes, StatxFlags};
-use rustix::mount::UnmountFlags;
+use rustix::fs::{AtFlags, Mode, OFlags, StatxAttributes, StatxFlags};
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, UnmountFlags, fsconfig_create, fsmount, fsopen,
+};
 
 use super::super::args::MountPoint;
 use super::super::fault::Call;
+use super::super::mounted::covered;
 use super::super::name::{device_major, device_minor, make_device, retry};
 use super::super::types::{Errno, SysResult};
 
@@ -39,6 +44,32 @@ pub fn device_at(at: &Path) -> SysResult<u64> {
         rustix::fs::statx(rustix::fs::CWD, at, flags, StatxFlags::empty())
     })?;
     Ok(make_device(stat.stx_dev_major, stat.stx_dev_minor))
+}
+
+/// Opens the file that aborts a FUSE connection when it is written to: every call then fails with
+/// ENOTCONN (Documentation/filesystems/fuse/fuse.rst, "Control filesystem"). If that filesystem is not
+/// mounted, it is mounted without a place (fsopen(2)).
+///
+/// # Errors
+/// ENOENT: there is no such connection. EPERM: it is not mounted, and this process may not mount it.
+pub fn fuse_abort_file(minor: u32) -> SysResult<File> {
+    let (below, flags) = (format!("{minor}/abort"), OFlags::WRONLY | OFlags::CLOEXEC);
+    match File::options()
+        .write(true)
+        .open(Path::new("/sys/fs/fuse/connections").join(&below))
+    {
+        Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => {}
+        opened => return Ok(opened?),
+    }
+    let control = fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_create(&control)?;
+    let root = fsmount(
+        &control,
+        FsMountFlags::FSMOUNT_CLOEXEC,
+        MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC,
+    )?;
+    let opened = rustix::fs::openat(root, below, flags, Mode::empty())?;
+    Ok(File::from(opened))
 }
 
 /// The mounts that `wanted` takes, of all processes that may be looked at, each with a process that
@@ -72,11 +103,31 @@ fn table_of(process: &Path) -> Option<Table> {
 }
 
 fn mounts_of(
-    mut seen: HashSet<Table>,
+    seen: HashSet<Table>,
     line_wanted: impl Fn(&[u8]) -> bool,
     wanted: impl Fn(&MountPoint) -> bool,
 ) -> SysResult<Vec<(u32, MountPoint)>> {
     let mut found = Vec::new();
+    each_table((seen, |_: &Path| true), |pid, text| {
+        let lines = text.split(|&byte| byte == b'\n');
+        let mounts = lines
+            .filter(|line| line_wanted(line))
+            .filter_map(parse_mount);
+        found.extend(
+            mounts
+                .filter(|mount| wanted(mount))
+                .map(|mount| (pid, mount)),
+        );
+    })?;
+    Ok(found)
+}
+
+/// Reads the tables of mounts of all processes that may be looked at and that `counts` takes, by
+/// their directories in `/proc`; each once, and none of those in `seen`.
+fn each_table(
+    (mut seen, counts): (HashSet<Table>, impl Fn(&Path) -> bool),
+    mut take: impl FnMut(u32, &[u8]),
+) -> SysResult<()> {
     for entry in std::fs::read_dir("/proc")?.map_while(Result::ok) {
         let Some(pid) = entry
             .file_name()
@@ -86,22 +137,46 @@ fn mounts_of(
             continue;
         };
         let process = entry.path();
-        if table_of(&process).is_some_and(|table| !seen.insert(table)) {
+        if !counts(&process) || table_of(&process).is_some_and(|table| !seen.insert(table)) {
             continue;
         }
-        let Ok(text) = std::fs::read(process.join("mountinfo")) else {
-            continue;
-        };
-        let lines = text.split(|&byte| byte == b'\n');
-        let lines = lines
-            .filter(|line| line_wanted(line))
-            .filter_map(parse_mount);
-        found.extend(
-            lines
-                .filter(|mount| wanted(mount))
-                .map(|mount| (pid, mount)),
-        );
+        if let Ok(text) = std::fs::read(process.join("mountinfo")) {
+            take(pid, &text);
+        }
     }
+    Ok(())
+}
+
+/// The mount points on the filesystem of this device, as paths in it: directories and files of it
+/// that are covered by another mount, in the mount namespace of any process that may be looked at.
+/// Not of those in a user namespace of somebody else: there anybody may mount anything, and keep a
+/// restore from what they like.
+///
+/// # Errors
+/// Those of reading `/proc` (proc_pid_mountinfo(5)).
+pub fn mount_points_on(dev: u64) -> SysResult<BTreeSet<PathBuf>> {
+    let number = format!("{}:{} ", device_major(dev), device_minor(dev));
+    let namespace = |process: &Path| std::fs::read_link(process.join("ns/user")).ok();
+    let (own, (uid, _)) = (
+        namespace(Path::new("/proc/self")),
+        super::super::process::ids(),
+    );
+    let is_ours = |process: &Path| {
+        let owner = || std::fs::metadata(process).map(|stat| stat.uid());
+        namespace(process) == own || owner().is_ok_and(|owner| owner == uid)
+    };
+    let mut found = BTreeSet::new();
+    each_table((HashSet::new(), is_ours), |_, text| {
+        // Most processes have another view of the machine, in which the filesystem is not mounted.
+        if text
+            .windows(number.len())
+            .any(|part| part == number.as_bytes())
+        {
+            let lines = text.split(|&byte| byte == b'\n');
+            let table: Vec<MountPoint> = lines.filter_map(parse_mount).collect();
+            found.extend(covered(&table, dev));
+        }
+    })?;
     Ok(found)
 }
 
@@ -132,8 +207,8 @@ pub fn mount_of(fd: impl AsFd) -> SysResult<(MountPoint, bool)> {
 /// One line: `id parent major:minor root at options [optional ...] - type source options`.
 fn parse_mount(line: &[u8]) -> Option<MountPoint> {
     let mut fields = line.split(|&byte| byte == b' ');
-    let id = number(fields.next()?)?;
-    let device = fields.nth(1)?;
+    let (id, parent) = (number(fields.next()?)?, number(fields.next()?)?);
+    let device = fields.next()?;
     let colon = device.iter().position(|&byte| byte == b':')?;
     let (major, minor) = (
         number(device.get(..colon)?)?,
@@ -156,6 +231,7 @@ fn parse_mount(line: &[u8]) -> Option<MountPoint> {
     let owner = owner.filter(|_| fs_type.starts_with("fuse"));
     Some(MountPoint {
         id,
+        parent,
         dev: make_device(u32::try_from(major).ok()?, u32::try_from(minor).ok()?),
         root: path(root),
         at: path(at),
@@ -264,7 +340,10 @@ mod tests {
     fn a_line_with_optional_fields_is_parsed() {
         let line = br"36 35 98:0 /mnt1 /mnt\0402 rw,noatime master:1 shared:2 - ext3 /dev/root rw,errors=continue";
         let mount = parse_mount(line).expect("parses");
-        assert_eq!((mount.id, mount.dev), (36, make_device(98, 0)));
+        assert_eq!(
+            (mount.id, mount.parent, mount.dev),
+            (36, 35, make_device(98, 0))
+        );
         assert_eq!(
             (mount.root, mount.at),
             (PathBuf::from("/mnt1"), PathBuf::from("/mnt 2"))

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::PathBuf;
 
 use rustix::fs::{CWD, MemfdFlags, Mode, OFlags, ResolveFlags};
 
@@ -112,6 +113,20 @@ pub fn reopen(fd: impl AsFd, open: Open) -> SysResult<File> {
         rustix::fs::openat(CWD, path.as_str(), open_flags(open), Mode::empty())
     })
     .map(File::from)
+}
+
+/// The present path of a descriptor's directory: also below a mount that covers it, and after a
+/// directory above it was renamed.
+///
+/// # Errors
+/// ENOENT: it was removed, or is not to be reached from the root of this process.
+pub fn path_of(dir: impl AsFd) -> SysResult<PathBuf> {
+    let path = std::fs::read_link(proc_path(&dir))?;
+    if path.is_absolute() && rustix::fs::fstat(&dir)?.st_nlink > 0 {
+        Ok(path)
+    } else {
+        Err(Errno::ENOENT)
+    }
 }
 
 /// The link that leads to a descriptor's inode.

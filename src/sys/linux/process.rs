@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -116,6 +117,18 @@ pub fn process_starttime(pid: i32) -> SysResult<u64> {
 pub fn process_session(pid: u32) -> SysResult<i32> {
     let stat = std::fs::read(format!("/proc/{pid}/stat"))?;
     field(&stat, 6).ok_or(Errno::EIO)
+}
+
+/// Whether a process runs a program with the file name of the one that this process runs, also
+/// after that was replaced by another (`/proc/PID/exe`, proc_pid_exe(5)). Nothing of the other
+/// process's filesystems is asked. A program of another kind can have this name.
+pub fn runs_our_program(pid: u32) -> bool {
+    let program = |pid: &str| {
+        let path = std::fs::read_link(format!("/proc/{pid}/exe")).ok()?;
+        let name = path.file_name()?.as_bytes();
+        Some(name.strip_suffix(b" (deleted)").unwrap_or(name).to_vec())
+    };
+    program("self").is_some_and(|ours| program(&pid.to_string()) == Some(ours))
 }
 
 /// The name of a process or thread, as the kernel knows it: at most 15 bytes, chosen by itself,

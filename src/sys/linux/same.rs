@@ -1,27 +1,15 @@
 //! What two files have in common, told by where it is on the device.
 
 use std::fs::File;
-use std::mem::MaybeUninit;
 use std::ops::Range;
-use std::os::fd::AsRawFd;
 
 use super::super::fault::{self, Call};
-use super::super::name::check_retry;
 use super::super::types::SysResult;
 use super::probe::{EXTENT_OPAQUE, EXTENT_UNWRITTEN, EXTENTS_MAX, each_extent};
+use super::project::fsxattr;
 
-/// `FS_IOC_FSGETXATTR` of linux/fs.h: `_IOR('X', 31, struct fsxattr)`.
-const FS_IOC_FSGETXATTR: u32 = 0x801c_581f;
 /// The data is on XFS's real-time device, whose addresses are its own (`FS_XFLAG_REALTIME`).
 const XFLAG_REALTIME: u32 = 0x1;
-
-/// `struct fsxattr` of linux/fs.h.
-#[repr(C)]
-struct FsXattr {
-    xflags: u32,
-    others: [u32; 4],
-    padding: [u8; 8],
-}
 
 /// A range of a file that is no hole, and where it begins on the device; `None`: its place does not
 /// tell what is in it.
@@ -77,14 +65,7 @@ fn has_one_address_space(file: &File) -> SysResult<bool> {
     ) {
         return Ok(false);
     }
-    // SAFETY: every field is an integer or an array of integers, for which zero is valid.
-    let mut attr: FsXattr = unsafe { MaybeUninit::zeroed().assume_init() };
-    // SAFETY: the descriptor is borrowed through the call, and the kernel writes a structure of
-    // this layout, which lives through it.
-    check_retry(|| unsafe {
-        libc::ioctl(file.as_raw_fd(), FS_IOC_FSGETXATTR as _, &raw mut attr)
-    })?;
-    Ok(attr.xflags & XFLAG_REALTIME == 0)
+    Ok(fsxattr(file)?.xflags & XFLAG_REALTIME == 0)
 }
 
 /// What is no hole up to `size`, in order; `None` if it is too much, or not in order. What is

@@ -15,7 +15,7 @@ use super::super::name::{
     NAME_LEN_MAX, check_retry, component, kind_of, mode_bits, permissions, retry,
 };
 use super::super::path::unlink_at;
-use super::super::types::{Errno, Kind, Stat, SysResult, Time};
+use super::super::types::{Errno, Kind, Protection, Stat, SysResult, Time};
 use super::open::create_file_at;
 
 /// Attributes of `name` in `dir`, of a link itself (fstatat(2)).
@@ -61,6 +61,7 @@ fn stat_of(stat: &rustix::fs::Stat) -> SysResult<Stat> {
             sec: stat.st_birthtime,
             nsec: stat.st_birthtime_nsec as u32,
         }),
+        protection: Protection::None,
     })
 }
 

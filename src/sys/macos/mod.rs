@@ -12,6 +12,8 @@ mod mount;
 mod namespace;
 mod open;
 mod process;
+mod project;
+mod submount;
 mod watch;
 mod xattr;
 
@@ -30,17 +32,21 @@ pub use handover::{
     replace_descriptor, send_message, wait_readable, wrap_number,
 };
 pub use mount::{
-    device_at, fusermount_unmount, mount_of, mounts, mounts_of_all, mounts_of_others, unmount,
+    device_at, fuse_abort_file, fusermount_unmount, mount_of, mount_points_on, mounts,
+    mounts_of_all, mounts_of_others, unmount,
 };
 pub use namespace::{mount_bind, mount_overlay, mount_scratch, private_mounts};
 pub(super) use open::{WHITEOUT, after_open, open_flags};
-pub use open::{create_file_at, open_beneath, open_path_at, reopen, unnamed_file};
+pub use open::{create_file_at, open_beneath, open_path_at, path_of, reopen, unnamed_file};
 pub use process::{
-    act_as, act_for, awake, facts_of, give_up_set_id, has_our_rights, has_sys_admin,
+    ClockWatch, act_as, act_for, awake, facts_of, give_up_set_id, has_our_rights, has_sys_admin,
     keep_no_large_blocks, may_administer, own_memory, own_thread, peer_cred, process_facts,
     process_name, process_session, process_starttime, process_user, release_memory, runs_of_thread,
-    set_thread_idle, set_thread_io_idle, set_thread_normal, waits_of_thread,
+    runs_our_program, set_thread_idle, set_thread_io_idle, set_thread_normal, waits_of_thread,
+    within_limits_of,
 };
+pub use project::{give_no_project, make_alike, rename_home};
+pub use submount::{attach_mount, copy_mount, copy_read_only, subvolumes_below, unmount_in};
 pub use watch::{keep_descriptor, leave_descriptors, touch_at, watched};
 pub use xattr::{
     all_xattrs, all_xattrs_at, getxattr, listxattr, remove_file_xattr, removexattr, set_file_xattr,

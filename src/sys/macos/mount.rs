@@ -1,6 +1,8 @@
 //! Mounts: what is mounted, and how it goes.
 
+use std::collections::BTreeSet;
 use std::ffi::{CString, OsString};
+use std::fs::File;
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -64,10 +66,21 @@ pub fn mounts_of_others(
     Ok(Vec::new())
 }
 
-/// Our record of the kernel's.
+/// The file that aborts a FUSE connection: not supported here.
+pub fn fuse_abort_file(_minor: u32) -> SysResult<File> {
+    Err(Errno::ENOSYS)
+}
+
+/// The mount points on the filesystem of this device, as paths in it. The table does not name the
+/// mount below, so that none is known.
+pub fn mount_points_on(_dev: u64) -> SysResult<BTreeSet<PathBuf>> {
+    Ok(BTreeSet::new())
+}
+
 fn point_of(info: &libc::statfs, id: u64) -> MountPoint {
     MountPoint {
         id,
+        parent: 0,
         dev: u64::from(device_of(&info.f_fsid)),
         root: PathBuf::from("/"),
         at: PathBuf::from(OsString::from_vec(text(&info.f_mntonname))),

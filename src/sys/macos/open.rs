@@ -1,7 +1,10 @@
 //! Opening.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{CWD, Mode, OFlags};
@@ -35,6 +38,15 @@ pub(in super::super) fn open_flags(open: Open) -> OFlags {
     flags.set(OFlags::SYNC, open.sync);
     flags.set(OFlags::DSYNC, open.dsync);
     flags
+}
+
+/// Where the directory of a descriptor is now (`F_GETPATH`).
+///
+/// # Errors
+/// ENOENT: it was removed.
+pub fn path_of(dir: impl AsFd) -> SysResult<PathBuf> {
+    let path = rustix::fs::getpath(&dir)?;
+    Ok(PathBuf::from(OsString::from_vec(path.into_bytes())))
 }
 
 /// Does what the flags of open(2) cannot say: past the page cache (`F_NOCACHE`).

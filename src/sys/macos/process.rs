@@ -55,9 +55,19 @@ pub fn act_for<T>(_asker: Option<Asker>, act: impl FnOnce() -> T) -> T {
     act()
 }
 
+/// Calls `act`: there is no capability to drop.
+pub fn within_limits_of<T>(_uid: u32, act: impl FnOnce() -> T) -> T {
+    act()
+}
+
 /// Whether whoever asks is root: attributes have no kinds here.
 pub fn may_administer(asker: Asker) -> bool {
     asker.uid == 0
+}
+
+/// Whether a process runs the program that this one runs: not known here.
+pub fn runs_our_program(_pid: u32) -> bool {
+    false
 }
 
 /// The session of a process (getsid(2)).
@@ -196,4 +206,20 @@ pub fn peer_cred(stream: impl AsFd) -> SysResult<(u32, u32, i32)> {
         )
     })?;
     Ok((uid, gid, pid))
+}
+
+/// Nothing here says whether the clock was set.
+#[derive(Debug)]
+pub struct ClockWatch;
+
+impl ClockWatch {
+    /// ENOSYS.
+    pub fn begin() -> SysResult<ClockWatch> {
+        Err(Errno::ENOSYS)
+    }
+
+    /// It may have been.
+    pub fn was_set(&self) -> bool {
+        true
+    }
 }

@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 
 use super::left::{Left, Why};
 use crate::engine::api::TreePath;
+use crate::engine::import::is_of_no_tree;
 use crate::store::layout::STORE_NAME;
 use crate::sys::lock::{Condvar, Mutex};
 use crate::sys::{self, Errno, Kind, OpenKind, Stat, SysResult};
@@ -276,7 +277,8 @@ impl Scanning<'_> {
 /// The names that a tree of ours keeps for itself, and a store further down.
 fn is_ours(path: &[u8], name: &[u8], dir: &OwnedFd) -> bool {
     let store = name == STORE_NAME.as_bytes();
-    if path.is_empty() && (store || name == VIEWS_NAME) {
+    let shown = || sys::stat_at(dir, name).is_ok_and(|stat| is_of_no_tree(stat.ino));
+    if path.is_empty() && (store || name == VIEWS_NAME || shown()) {
         return true;
     }
     store && sys::open_dir_at(dir, name).is_ok_and(|store| sys::host::holds(store, "format"))

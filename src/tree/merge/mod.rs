@@ -217,15 +217,16 @@ pub fn merge_since<'a, T: Tree>(
     let origin = origin
         .map(|origin| Side::base(origin, how.along, None))
         .transpose()?;
-    let base = Side::base(base, how.along, origin.as_ref())?;
+    let mut base = Side::base(base, how.along, origin.as_ref())?;
     let known = Known {
         along: how.along,
         origin: origin.as_ref(),
         base: &base,
         same: how.same,
     };
-    let ours = Side::of(ours, known, None, how.since[0])?;
+    let mut ours = Side::of(ours, known, None, how.since[0])?;
     let mut theirs = Side::of(theirs, known, Some(&ours), how.since[1])?;
+    side::part_links(&mut base, &mut ours, &mut theirs);
     let scope = scope([&base, &ours, &theirs], how.paths);
     let mut merged = places::merge(&base, &ours, &theirs, how.policy, scope.as_ref())?;
     let inodes = inodes::merge(&base, &ours, &theirs, how, scope.as_ref(), &mut merged)?;

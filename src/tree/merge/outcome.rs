@@ -29,8 +29,8 @@ pub struct Outcome<'a, T> {
     names: HashMap<Slot, BTreeMap<Name, Option<Slot>>>,
     /// The number that an inode has here -> the number in common.
     numbers: HashMap<Slot, Slot>,
-    /// The number in common of what comes from `theirs` -> the one that it has here, where its own
-    /// is that of an inode of `ours`.
+    /// The number in common of what comes from `theirs`, or is parted from a file of `ours`, -> the
+    /// one that it has here, where its own is that of an inode of `ours`.
     renumbered: HashMap<Slot, Slot>,
 }
 
@@ -95,7 +95,11 @@ impl<'a, T: Tree> Outcome<'a, T> {
             .collect();
         for (number, (child, _)) in &outcome.theirs.met {
             let beside = number.0 & BESIDE != 0;
-            if !outcome.ours.has(*number) && (beside || here.contains(&child.slot)) {
+            let is_others = match outcome.ours.has(*number) {
+                true => outcome.ours.is_parted(*number),
+                false => beside || here.contains(&child.slot),
+            };
+            if is_others {
                 let slot = Slot(number.0 | ANOTHER);
                 outcome.renumbered.insert(*number, slot);
             }
@@ -191,7 +195,7 @@ impl<'a, T: Tree> Outcome<'a, T> {
             return Ok(births);
         }
         for side in [&self.ours, &self.theirs] {
-            if let Some((child, way)) = side.met.get(&number) {
+            if let Some((child, way)) = side.met.get(&number).filter(|_| !side.is_parted(number)) {
                 births.push((child.slot, side.tree.attr(way)?.stat.btime));
             }
         }
@@ -259,7 +263,10 @@ impl<T: Tree> Tree for Outcome<'_, T> {
             && let Some(places) = self.merged.places.get(&number)
         {
             // Names that were not looked at are as many as before.
-            let before = side.places_of(number).len();
+            let before = match side.is_parted(number) {
+                true => 0,
+                false => side.names_met(number),
+            };
             let more = u32::try_from(places.len()).unwrap_or(u32::MAX);
             let less = u32::try_from(before).unwrap_or(u32::MAX);
             let known = if before == 0 { 0 } else { attr.stat.nlink };

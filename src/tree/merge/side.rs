@@ -2,7 +2,7 @@
 //! where they are.
 
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use super::super::{Tree, has_attrs};
@@ -33,6 +33,9 @@ pub struct Side<'a, T> {
     at: HashMap<Place, Child>,
     /// The number that this state has -> the number in common, where they differ.
     numbers: HashMap<Slot, Slot>,
+    /// Number in common of a file with several names here -> how many of them are those of files of
+    /// their own in common.
+    parted: HashMap<Slot, usize>,
 }
 
 /// What is known when a side is walked.
@@ -98,6 +101,7 @@ impl<'a, T: Tree> Side<'a, T> {
             met: HashMap::from([(Slot::ROOT, (root, Trail::root()))]),
             at: HashMap::new(),
             numbers: HashMap::new(),
+            parted: HashMap::new(),
         }
     }
 
@@ -319,6 +323,46 @@ impl<'a, T: Tree> Side<'a, T> {
         }
     }
 
+    /// Makes a file with this number in common of some names of a file of the base, which lead to
+    /// `to` here: see [`part_links`].
+    pub(super) fn part(&mut self, file: Slot, to: Slot, number: Slot, places: &BTreeSet<Place>) {
+        if to == number {
+            return;
+        }
+        if to != file {
+            if let Some(met) = self.met.remove(&to) {
+                self.numbers.insert(met.0.slot, number);
+                self.met.insert(number, met);
+            }
+            let all = self.places.remove(&to).unwrap_or_default();
+            self.places.insert(number, all);
+            return;
+        }
+        let way = places.first().and_then(|place| {
+            let child = self.child_at(place)?;
+            let dir = self.way(place.parent)?;
+            Some((child, dir.step(&place.name, child.slot)))
+        });
+        self.met.extend(way.map(|way| (number, way)));
+        self.places.insert(number, places.clone());
+        *self.parted.entry(file).or_default() += places.len();
+        if let Some(left) = self.places.get_mut(&file) {
+            left.retain(|place| !places.contains(place));
+        }
+    }
+
+    /// The inode with this number in common is one of those that a file here stands for.
+    pub(super) fn is_parted(&self, number: Slot) -> bool {
+        self.own_number(number)
+            .is_some_and(|own| self.number(own) != number)
+    }
+
+    /// How many names an inode has that were looked at, those of what was parted from it among them.
+    pub(super) fn names_met(&self, number: Slot) -> usize {
+        let parted = self.parted.get(&number).copied().unwrap_or(0);
+        self.places.get(&number).map_or(0, BTreeSet::len) + parted
+    }
+
     /// The number in common of an inode of this state.
     pub(super) fn number(&self, slot: Slot) -> Slot {
         self.numbers.get(&slot).copied().unwrap_or(slot)
@@ -385,4 +429,62 @@ impl<'a, T: Tree> Side<'a, T> {
         Ok(self.same_content(number, other)?
             && has_attrs((self.tree, here), (other.tree, there), false)?)
     }
+}
+
+/// The inodes that names lead to in `ours` and in `theirs`, by their numbers in common.
+type Pair = [Slot; 2];
+
+/// Makes files of hard links that a side has parted: some of the names of a file of the base lead to
+/// another file there (an editor writes a new file and renames it over one of the names).
+///
+/// The names of such a file fall into classes: those that lead to one inode in `ours` and to one in
+/// `theirs`. The class whose names lead to the file itself in both stays that file. Each other class
+/// is a file of its own in all three, which the base, or the side that has not parted it, has in the
+/// file with several names. So its content and attributes are merged by themselves, and links that
+/// one side has parted are parted. A name that a side has removed, moved or given to something that
+/// is in the base parts nothing.
+pub(super) fn part_links<T: Tree>(
+    base: &mut Side<'_, T>,
+    ours: &mut Side<'_, T>,
+    theirs: &mut Side<'_, T>,
+) {
+    let linked = base.places.iter().filter(|(_, places)| places.len() > 1);
+    let linked: Vec<(Slot, BTreeSet<Place>)> = linked
+        .filter(|(slot, _)| base.kind(**slot) == Some(Kind::File))
+        .map(|(slot, places)| (*slot, places.clone()))
+        .collect();
+    for (file, places) in linked {
+        let mut classes: BTreeMap<Pair, BTreeSet<Place>> = BTreeMap::new();
+        for place in places {
+            let lead = [&*ours, &*theirs].map(|side| leads_to(base, side, file, &place));
+            if let [Some(here), Some(there)] = lead {
+                classes.entry([here, there]).or_default().insert(place);
+            }
+        }
+        let mut times: HashMap<Slot, usize> = HashMap::new();
+        let of_sides = classes.keys().flat_map(|pair| BTreeSet::from(*pair));
+        of_sides.for_each(|slot| *times.entry(slot).or_default() += 1);
+        // What a side has linked anew, and the other one has parted in another way, is not parted.
+        let is_whole = |slot: &Slot| *slot == file || times.get(slot) == Some(&1);
+        classes
+            .retain(|pair, _| pair.iter().any(|slot| *slot != file) && pair.iter().all(is_whole));
+        for ([here, there], places) in classes {
+            let number = if here == file { there } else { here };
+            base.part(file, file, number, &places);
+            ours.part(file, here, number, &places);
+            theirs.part(file, there, number, &places);
+        }
+    }
+}
+
+/// What a name of a file of the base leads to: the file, or one that is new.
+fn leads_to<T: Tree>(
+    base: &Side<'_, T>,
+    side: &Side<'_, T>,
+    file: Slot,
+    place: &Place,
+) -> Option<Slot> {
+    let (number, child) = side.number_at(place)?;
+    let is_new = child.kind == Kind::File && !base.has(number);
+    (number == file || is_new).then_some(number)
 }

@@ -1,9 +1,12 @@
 //! Two sessions at once, as real processes: a rewind takes back what one of them did, and nothing
 //! else.
 
+use std::fs;
 use std::process::Command;
 
-use super::support::{Session, get, hook_of, install, label, letters};
+use serde_json::json;
+
+use super::support::{Session, get, hook, hook_of, install, label, letters};
 use crate::common::command::{has, sh};
 use crate::common::tree::assert_tree_is;
 use crate::common::wait::wait_until;
@@ -15,6 +18,7 @@ for_each_variant! { xfs =>
     an_agent_is_told_what_its_own_command_removed,
     prompts_are_listed_and_named_in_several_ways,
     a_checkpoint_is_made_only_where_something_changed,
+    another_session_of_the_same_process_is_named,
     on_a_terminal_a_person_chooses_and_is_asked,
 }
 
@@ -251,6 +255,35 @@ fn prompts_are_listed_and_named_in_several_ways(v: Variant) {
         "{said}"
     );
     assert!(get(&rig, "two").is_none());
+}
+
+/// Two sessions below one process are one writer. Only one whose last prompt was later was named.
+fn another_session_of_the_same_process_is_named(v: Variant) {
+    let rig = project(v);
+    let prompt = |session: &str| {
+        let said = json!({
+            "hook_event_name": "UserPromptSubmit", "session_id": session, "prompt": "Go on",
+            "cwd": rig.path(), "prompt_id": format!("{session}-1"),
+        });
+        assert!(
+            hook(rig.path(), said.to_string().as_bytes())
+                .status
+                .success()
+        );
+    };
+    prompt("earlier");
+    fs::write(rig.path().join("docs/x"), "earlier, before").unwrap();
+    prompt("later");
+    fs::write(rig.path().join("docs/y"), "later").unwrap();
+    fs::write(rig.path().join("docs/x"), "earlier, after").unwrap();
+    let ran = rig.mount.run(&["rewind", "-1", "--session", "later"]);
+    let said = String::from_utf8_lossy(&ran.stderr).into_owned();
+    assert!(ran.status.success(), "{said}");
+    assert!(
+        said.contains("session earlier ran in the same process"),
+        "{said}"
+    );
+    assert_eq!(get(&rig, "docs/x").as_deref(), Some("earlier, before"));
 }
 
 fn a_checkpoint_is_made_only_where_something_changed(v: Variant) {

@@ -4,6 +4,7 @@
 mod cut_short;
 mod devices;
 mod dir;
+mod ended;
 mod fresh;
 mod life;
 mod power_cut;

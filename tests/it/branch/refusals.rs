@@ -4,9 +4,11 @@ use std::fs;
 use std::os::unix::fs::symlink;
 
 use super::support::{create, is_mounted, listed, place, refused};
-use crate::common::{Variant, for_each_variant};
+use crate::common::command::sh;
+use crate::common::tree::names;
+use crate::common::{OpenStore, Variant, for_each_variant};
 
-for_each_variant! { xfs => what_cannot_be_a_branch_is_refused, what_a_kill_has_left_is_swept }
+for_each_variant! { xfs => what_cannot_be_a_branch_is_refused, what_a_kill_has_left_is_swept, a_name_that_a_branch_reserves_is_read_only }
 
 fn what_cannot_be_a_branch_is_refused(v: Variant) {
     let mut rig = v.start();
@@ -48,19 +50,19 @@ fn what_cannot_be_a_branch_is_refused(v: Variant) {
     rig.mount.json(&["branch", "create", "two", "--dry-run"]);
     assert!(listed(&rig, "two").is_none() && !place(&rig, "two").exists());
     // What cannot be understood is told, holds everything, and is not removed.
-    let registry = rig.path().join(".ckptfs/branches");
+    let (store, name) = (OpenStore::of(rig.path()), "branches/evil");
     for text in [
         "",
         "ckptfs branch\nversion 1\nstate made\nname evil\nid x\n",
     ] {
-        fs::write(registry.join("evil"), text).unwrap();
+        fs::write(store.file(name), text).unwrap();
         refused(&rig, &["branch", "mount", "evil"], "bad-branch");
         refused(&rig, &["delete", "1"], "bad-branch");
     }
     rig.mount.umount();
     rig.mount.remount();
     assert!(is_mounted(&place(&rig, "one")));
-    assert!(registry.join("evil").exists());
+    assert!(store.file(name).exists());
 }
 
 /// A branch whose making was cut short: its entry says so, its store has begun.
@@ -97,4 +99,23 @@ fn what_a_kill_has_left_is_swept(v: Variant) {
     assert!(!entry.exists());
     rig.mount.ok(&["branch", "restore", "three"]);
     assert_eq!(fs::read(three.join("f")).unwrap(), b"3");
+}
+
+/// A name that a branch would use for itself: one that the parent has is listed, found and read, and
+/// cannot be changed.
+fn a_name_that_a_branch_reserves_is_read_only(v: Variant) {
+    let rig = v.start();
+    sh(
+        rig.path(),
+        "mkdir dir; echo x > dir/.ckptfs-hidden-x; echo y > dir/y",
+    );
+    let one = create(&rig, "one");
+    sh(&one, "echo changed > dir/y");
+    assert_eq!(names(one.join("dir")), [".ckptfs-hidden-x", "y"]);
+    let hidden = one.join("dir/.ckptfs-hidden-x");
+    assert_eq!(fs::read_to_string(&hidden).unwrap(), "x\n");
+    let refused = fs::remove_file(&hidden).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::EPERM));
+    rig.mount.ok(&["merge", "one"]);
+    assert!(rig.path().join("dir/.ckptfs-hidden-x").exists());
 }

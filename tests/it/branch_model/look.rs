@@ -120,16 +120,17 @@ impl Looker<'_> {
 
     /// What a listed name leads to, which is what the listing said.
     fn entry(&mut self, dir: NodeId, listed: &Listed) -> Result<Entry, String> {
-        // Of what lost a name a moment ago no attributes come with the listing.
         let plus = self
             .how
             .plus
             .then(|| self.engine.plus(dir, listed))
             .flatten();
-        self.looked_up.extend(plus.iter().map(|entry| entry.node));
+        self.looked_up
+            .extend(plus.iter().map(|plus| plus.entry.node));
+        // Of what lost a name a moment ago the kernel takes no attributes from a listing.
         let entry = match plus {
-            Some(entry) => entry,
-            None => self
+            Some(plus) if plus.told => plus.entry,
+            _ => self
                 .child(dir, &listed.name)
                 .map_err(|errno| format!("listed, and looking it up: {errno}"))?,
         };

@@ -7,6 +7,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::Output;
+use std::str::FromStr;
 use std::time::Duration;
 
 use super::run::shrink;
@@ -82,6 +83,30 @@ impl fmt::Display for Act {
             Act::Drop(branch) => write!(f, "{branch} drop"),
             Act::Remount => f.write_str("remount"),
             Act::Kill => f.write_str("kill"),
+        }
+    }
+}
+
+impl FromStr for Act {
+    type Err = String;
+
+    fn from_str(act: &str) -> Result<Act, String> {
+        let of = |on: &str, what: &str| {
+            let on = on.parse().map_err(|_| format!("no tree: {on}"))?;
+            let undo = what.ends_with("undo true");
+            Ok(match what.split(',').next() {
+                Some("branch") => Act::Branch(on),
+                Some("merge") => Act::Merge { branch: on, undo },
+                Some("update") => Act::Update { branch: on, undo },
+                Some("drop") => Act::Drop(on),
+                _ => Act::Do(on, what.parse()?),
+            })
+        };
+        match act.split_once(' ') {
+            None if act == "remount" => Ok(Act::Remount),
+            None if act == "kill" => Ok(Act::Kill),
+            None => Err(format!("no such step: {act}")),
+            Some((on, what)) => of(on, what),
         }
     }
 }
@@ -516,21 +541,47 @@ fn mounted_ext4_daemon() {
     random_runs("mounted_ext4_daemon", Fs::Ext4, Io::Daemon);
 }
 
+/// Lists that once failed, shrunk; each with its story.
+fn runs(fs: Fs, io: Io, acts: &[&str]) {
+    if let Some(reason) = (Variant { fs, io }).unavailable() {
+        return skip(&reason);
+    }
+    let acts: Vec<Act> = acts.iter().map(|act| act.parse().unwrap()).collect();
+    if let Err((_, told)) = once((&Image::of(fs), io), 1, Ok(&acts), 0) {
+        panic!("{told}");
+    }
+}
+
 /// An inherited file has one number in the parent and in the branch, and is live in both: what was
 /// written to it was taken for what the parent has, and did not come with a merge.
 #[test]
 fn what_is_written_to_an_inherited_file_is_merged() {
-    let (fs, io) = (Fs::Xfs, Io::Daemon);
-    if let Some(reason) = (Variant { fs, io }).unavailable() {
-        return skip(&reason);
-    }
-    let put = |on, line| Act::Do(on, Op::new(Verb::Put, &["a"], &[100, line]));
-    let merge = Act::Merge {
-        branch: 1,
-        undo: false,
-    };
-    let acts = [put(0, 1), Act::Branch(0), put(1, 2), merge];
-    if let Err((_, told)) = once((&Image::of(fs), io), 1, Ok(&acts), 0) {
-        panic!("{told}");
+    let acts = [
+        "0 put a 100 1",
+        "0 branch",
+        "1 put a 100 2",
+        "1 merge, undo false",
+    ];
+    runs(Fs::Xfs, Io::Daemon, &acts);
+}
+
+/// What was made after the newest checkpoint was changed after a remount without any record. So the
+/// unmount did not look at it, the next mount took it for changed while nothing was mounted, and
+/// the branch, which is a checkpoint, showed what was there before.
+#[test]
+fn what_is_new_and_changed_after_a_remount_is_written_down() {
+    for io in [Io::Passthrough, Io::Daemon] {
+        let acts = [
+            "0 mkdir e 448",
+            "0 mkdir e/e 448",
+            "0 branch",
+            "0 mkdir e/e/e 448",
+            "0 create e/e/e/f 420",
+            "remount",
+            "0 put e/e/e/f 20000 7",
+            "0 branch",
+            "remount",
+        ];
+        runs(Fs::Xfs, io, &acts);
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ckptfs::internals::history::present::Trail;
 use ckptfs::internals::store::ids::{Name, Slot};
 use ckptfs::internals::store::record::{AttrState, Child};
-use ckptfs::internals::sys::{Errno, Kind, Stat, SysResult, Time, Xattrs};
+use ckptfs::internals::sys::{Errno, Kind, Protection, Stat, SysResult, Time, Xattrs};
 use ckptfs::internals::tree::Tree as Reads;
 use ckptfs::internals::tree::merge::{self, How};
 
@@ -83,6 +83,7 @@ impl Reads for State {
             mtime: time(inode.mtime),
             ctime: time(inode.mtime),
             btime: Some(time(node.slot.0)),
+            protection: Protection::None,
         };
         let target = match &inode.body {
             Body::Symlink(target) => Some(target.clone()),

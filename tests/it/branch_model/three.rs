@@ -100,6 +100,65 @@ impl Side {
     fn places(&self, id: Id) -> BTreeSet<At> {
         self.places.get(&id).cloned().unwrap_or_default()
     }
+
+    /// The names `places`, which lead to `led`, are those of the file `id` from now on.
+    fn part(&mut self, led: Id, id: Id, places: &BTreeSet<At>) {
+        if led == id {
+            return;
+        }
+        let left = &self.places(led) - places;
+        self.nodes.insert(id, self.nodes[&led].clone());
+        self.places.insert(id, places.clone());
+        if left.is_empty() {
+            self.nodes.remove(&led);
+            self.places.remove(&led);
+        } else {
+            self.places.insert(led, left);
+        }
+    }
+}
+
+/// Names of one file that lead to others now, on one side or on both, are names of files of their
+/// own.
+fn part(base: &mut Side, ours: &mut Side, theirs: &mut Side) -> Option<&'static str> {
+    let mut unclear = None;
+    let linked = base.places.clone().into_iter();
+    for (file, places) in linked.filter(|(_, places)| places.len() > 1) {
+        if base.nodes[&file].content().is_none() {
+            continue;
+        }
+        let lead = |side: &Side, at: &At| {
+            let id = side.at(at)?;
+            let is_new = !base.nodes.contains_key(&id) && side.nodes[&id].content().is_some();
+            (id == file || is_new).then_some(id)
+        };
+        let mut apart: BTreeMap<(Id, Id), BTreeSet<At>> = BTreeMap::new();
+        for at in places {
+            if let (Some(here), Some(there)) = (lead(ours, &at), lead(theirs, &at)) {
+                apart.entry((here, there)).or_default().insert(at);
+            }
+        }
+        apart.retain(|pair, _| *pair != (file, file));
+        for ((here, there), places) in &apart {
+            let others = apart.keys().filter(|pair| *pair != &(*here, *there));
+            let mut others = others.flat_map(|(here, there)| [*here, *there]);
+            if others.any(|id| id != file && (id == *here || id == *there)) {
+                unclear = Some("parted in two ways");
+                continue;
+            }
+            let one = if *here == file { *there } else { *here };
+            // A new file takes its other names along.
+            let all = |side: &Side, led: Id| match led == file {
+                true => places.clone(),
+                false => side.places(led),
+            };
+            let (of_ours, of_theirs) = (all(ours, *here), all(theirs, *there));
+            base.part(file, one, places);
+            ours.part(*here, one, &of_ours);
+            theirs.part(*there, one, &of_theirs);
+        }
+    }
+    unclear
 }
 
 /// What only one side changed, or both alike.
@@ -131,10 +190,11 @@ struct Merge {
 
 /// What `theirs` did to `base`, done to `ours`.
 pub fn merge(base: &Tree, ours: &Tree, theirs: &Tree) -> Merged {
-    let base = Side::of(base, &[]);
-    let ours = Side::of(ours, &[&base]);
-    let theirs = Side::of(theirs, &[&base, &ours]);
-    let unclear = ours.unclear.or(theirs.unclear);
+    let mut base = Side::of(base, &[]);
+    let mut ours = Side::of(ours, &[&base]);
+    let mut theirs = Side::of(theirs, &[&base, &ours]);
+    let parted = part(&mut base, &mut ours, &mut theirs);
+    let unclear = ours.unclear.or(theirs.unclear).or(parted);
     let mut merge = Merge {
         base,
         ours,

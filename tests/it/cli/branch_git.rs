@@ -273,7 +273,7 @@ fn several_make_one_branch_at_once() {
                 .filter(|line| line.starts_with("Error: ") || line.starts_with("Warning: "))
                 .collect();
             assert!(
-                errors.len() == 1 && errors[0].contains(&format!("a branch {name}")),
+                errors.len() == 1 && errors[0].contains(&format!("branch {name}")),
                 "{said}"
             );
         }

@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 use super::support::Sandbox;
+use crate::common::OpenStore;
 
 fn mounted() -> Sandbox {
     let sandbox = Sandbox::new();
@@ -94,9 +95,10 @@ fn mistakes_are_told_with_file_line_and_the_nearest_key() {
     sandbox.ckptfs_in("p", &["config", "set", "retention.keep-within", "soon"]).is(
         1,
         "",
-        "Error: retention.keep-within: \"soon\" is not a length of time such as \"30d\" or \"1h 30m\"\nHint: retention.keep-within takes a length of time such as \"30d\" or \"1h 30m\"\n",
+        "Error: retention.keep-within: \"soon\" is not a length of time such as \"30d\" or \"1h 30m\"\nHint: for example: ckptfs config set retention.keep-within 30d\n",
     );
-    let file = sandbox.path.join("p/.ckptfs/ckptfs.toml");
+    let store = OpenStore::of(&sandbox.path.join("p"));
+    let file = store.file("ckptfs.toml");
     fs::write(&file, "# mine\n[retention]\nkeep_last = 5\n").expect("write");
     let said = "[DIR]/p/.ckptfs/ckptfs.toml:3: there is no key retention.keep_last";
     sandbox.ckptfs_in("p", &["config", "show"]).is(
@@ -139,6 +141,18 @@ fn mistakes_are_told_with_file_line_and_the_nearest_key() {
         sandbox.ckptfs_in("p", &["status", "--json"]).ok().json()["warnings"],
         serde_json::json!([])
     );
+    // The daemon reads no longer file.
+    let copy = sandbox.path.join("copy");
+    fs::write(&copy, "#".repeat(64 << 10)).expect("write");
+    let write = ["config", "write", "../copy"];
+    sandbox.ckptfs_in("p", &write).ok();
+    fs::write(&copy, "#".repeat((64 << 10) + 1)).expect("write");
+    sandbox.ckptfs_in("p", &write).is(
+        1,
+        "",
+        "Error: ../copy has more than 65536 bytes\nHint: a configuration is shorter; name its file\n",
+    );
+    assert_eq!(fs::metadata(&file).expect("there").len(), 64 << 10);
 }
 
 #[test]
@@ -198,7 +212,8 @@ fn a_user_s_file_cannot_make_a_daemon_do_things() {
     );
     fs::remove_file(sandbox.path.join(".config/ckptfs/config.toml")).expect("remove");
     // Neither does a file in the store that others can write, or that is none.
-    let file = sandbox.path.join("p/.ckptfs/ckptfs.toml");
+    let store = OpenStore::of(&sandbox.path.join("p"));
+    let file = store.file("ckptfs.toml");
     fs::write(&file, "[retention]\nkeep-last = 5\n").expect("write");
     fs::set_permissions(&file, fs::Permissions::from_mode(0o666)).expect("chmod");
     let refused = sandbox.ckptfs_in("p", &["config", "show"]);

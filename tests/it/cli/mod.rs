@@ -4,7 +4,9 @@ mod branch_git;
 mod browse;
 mod config;
 mod examples;
+mod git_clean;
 mod guide;
+mod hints;
 mod history;
 mod log_counts;
 mod mistakes;
@@ -12,6 +14,7 @@ mod mounted;
 mod mounts;
 // The verbs of what is released.
 #[cfg(feature = "remote")]
+mod no_pool;
 mod outputs;
 mod patches;
 mod pins;

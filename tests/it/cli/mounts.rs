@@ -131,6 +131,7 @@ fn a_busy_mount_is_kept_and_its_user_named_until_lazy() {
     let named = format!("sleep (pid {}) has", user.id());
     let lazily = sandbox.ckptfs(&["umount", "--lazy", "p"]);
     let while_used = sandbox.daemons().len();
+    let status = sandbox.ckptfs_in("p", &["status"]);
     user.kill().expect("kill");
     user.wait().expect("wait");
     assert_eq!(ran.code, 1);
@@ -150,6 +151,13 @@ fn a_busy_mount_is_kept_and_its_user_named_until_lazy() {
         "[DIR]/p is unmounted; the daemon exits when the last open file is closed\n",
     );
     assert_eq!(while_used, 2, "the daemon and its holder");
+    assert!(
+        status
+            .err()
+            .contains(&format!("{named} [DIR]/p/README.md open")),
+        "{}",
+        status.err()
+    );
     wait_until("the daemon ends with the last user", || {
         same(sandbox.daemons(), Vec::<u32>::new())
     });

@@ -90,6 +90,13 @@ fn metrics_are_read_by_a_parser_of_prometheus() {
     );
     assert!(value("ckptfs_resident_memory_bytes") > 1e6);
     assert!(value("ckptfs_start_time_seconds") > 1.7e9);
+    assert!(value("ckptfs_newest_checkpoint_time_seconds") > 1.7e9);
+    assert!(value("ckptfs_filesystem_size_bytes") > value("ckptfs_filesystem_avail_bytes"));
+    assert!(value("ckptfs_history_bytes") < 1e6);
+    assert!(!text.contains("ckptfs_last_gc_time_seconds"), "{text}");
+    sandbox.ckptfs_in(name, &["gc", "--keep-last", "1"]).ok();
+    let text = sandbox.ckptfs_in(name, &["status", "--metrics"]).ok().out();
+    assert!(text.contains("\nckptfs_last_gc_time_seconds{"), "{text}");
     let lookups = samples
         .iter()
         .find(|sample| sample[0] == "ckptfs_requests_total" && sample[2]["kind"] == "lookup");

@@ -75,6 +75,11 @@ fn what_is_not_said_is_the_newest() {
     };
     restored(&["restore", "a.txt"], "a.txt", "one\ntwo\n");
     restored(&["restore", "sub/deep/b.txt"], "sub/deep/b.txt", "b\n");
+    // The same edit once more: the guard of the restore before has it too, and is no other version.
+    for _ in 0..2 {
+        sandbox.file("p/a.txt", "gone wrong\n");
+        restored(&["restore", "a.txt"], "a.txt", "one\ntwo\n");
+    }
     restored(&["rollback", "1:a.txt"], "a.txt", "one\n");
     fs::remove_dir_all(sandbox.path.join("p/sub")).expect("rm");
     restored(&["restore", "sub", "a.txt"], "sub/deep/b.txt", "b\n");

@@ -134,7 +134,7 @@ impl MountOpts {
     }
 }
 
-pub(super) fn mount_command(dir: &Path, opts: &MountOpts) -> Command {
+pub fn mount_command(dir: &Path, opts: &MountOpts) -> Command {
     let mut command = binary(opts);
     command
         .arg("mount")

@@ -1,6 +1,8 @@
 //! A pool of volumes on a filesystem of its own, and the driver that serves it.
 
 use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -122,6 +124,18 @@ impl Pool {
         self.driver.as_ref().expect("it runs").id()
     }
 
+    /// 1,500 connections on which requests begin, in these ways by turns, and do not end.
+    pub fn half_requests(&self, begins: &[&[u8]]) -> HalfRequests {
+        let streams = (0..1500).zip(begins.iter().cycle()).map(|(_, begin)| {
+            let mut stream = UnixStream::connect(&self.socket).expect("the driver listens");
+            stream.set_nonblocking(true).expect("a socket");
+            // It may be closed already.
+            let _ = stream.write_all(begin);
+            stream
+        });
+        HalfRequests(streams.collect())
+    }
+
     /// Kills the driver as a crash would.
     pub fn kill(&mut self) {
         let mut driver = self.driver.take().expect("it runs");
@@ -186,6 +200,26 @@ impl Pool {
     }
 }
 
+/// See [`Pool::half_requests`].
+pub struct HalfRequests(Vec<UnixStream>);
+
+impl HalfRequests {
+    /// How many of them the driver has not closed.
+    pub fn open(&mut self) -> usize {
+        let mut answer = [0; 4096];
+        self.0.retain_mut(|stream| {
+            loop {
+                match stream.read(&mut answer) {
+                    Ok(1..) => {}
+                    Ok(0) => return false,
+                    Err(error) => return error.kind() == std::io::ErrorKind::WouldBlock,
+                }
+            }
+        });
+        self.0.len()
+    }
+}
+
 /// The mounts of one FUSE filesystem in all namespaces. The kernel gives the number of a connection to another filesystem at once:
 /// an abort by number alone ended mounts of other tests.
 pub struct Copies {
@@ -208,11 +242,14 @@ impl Copies {
 
     /// Whether a process still sees it.
     pub fn are_left(&self) -> bool {
-        let shown = |line: &str| line.contains(&self.device) && line.ends_with(&self.source);
-        let processes = fs::read_dir("/proc").expect("/proc is mounted").flatten();
-        processes
-            .map(|process| mount_table(&process.file_name().to_string_lossy()))
-            .any(|table| table.lines().any(shown))
+        let mut processes = fs::read_dir("/proc").expect("/proc is mounted").flatten();
+        processes.any(|process| self.in_table(&process.file_name().to_string_lossy()) > 0)
+    }
+
+    /// How many a process sees.
+    fn in_table(&self, process: &str) -> usize {
+        let shown = |line: &&str| line.contains(&self.device) && line.ends_with(&self.source);
+        mount_table(process).lines().filter(shown).count()
     }
 }
 
@@ -238,10 +275,13 @@ impl Drop for Pool {
             .rev()
             .filter(ours)
             .partition(|point| point.starts_with(&self.root));
-        // What is shown elsewhere first, then the filesystems, each of which ends with its mount in
-        // the pool; images last.
+        // What is shown elsewhere first, then the filesystems, each of which ends with its last mount;
+        // images last.
         for point in elsewhere {
-            detach(&point);
+            match minor_of(&point).map(Copies::of) {
+                Some(copies) if copies.in_table("self") == 1 => self.take_away(&point),
+                _ => detach(&point),
+            }
         }
         for point in pool {
             self.take_away(&point);

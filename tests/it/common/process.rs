@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::wait::{seen, wait_until};
+
 /// When process `pid` started, in the kernel's ticks, or `None` if it is dead. A zombie counts as
 /// dead, for process 1 may reap late; but not while threads of it are still ending, which hold its
 /// files.
@@ -54,4 +56,17 @@ pub fn is_used_by(name: &str, dir: &Path) -> bool {
         fs::read_to_string(process.join("comm")).is_ok_and(|comm| comm.starts_with(name))
     };
     processes.filter(named).any(|process| uses(&process))
+}
+
+/// Waits until a process that was sent SIGSTOP is stopped. Each of its threads stops by itself, and
+/// one may answer a request before it does.
+pub fn until_stopped(pid: u32) {
+    wait_until("every thread is stopped", || {
+        let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("its threads");
+        let states: Vec<char> = tasks
+            .filter_map(|task| fs::read_to_string(task.ok()?.path().join("stat")).ok())
+            .filter_map(|stat| stat.rsplit(") ").next()?.chars().next())
+            .collect();
+        seen(states.iter().all(|state| *state == 'T'), states)
+    });
 }

@@ -36,6 +36,11 @@ impl Strace {
     }
 
     fn follow(pid: u32, calls: &str, more: &[&str], log: &Path) -> Option<Strace> {
+        Strace::attach(pid, calls, more, log).filter(Strace::runs)
+    }
+
+    /// It may have ended already, with the process that it follows.
+    fn attach(pid: u32, calls: &str, more: &[&str], log: &Path) -> Option<Strace> {
         let mut command = tool("strace", &["-f", "-q", "-o"]);
         command
             .arg(log)
@@ -49,13 +54,17 @@ impl Strace {
         wait_until("strace has hold of every thread of the daemon", || {
             !strace.runs() || all_traced(pid)
         });
-        strace.runs().then_some(strace)
+        Some(strace)
     }
 
     /// Kills process `pid` at its `nth` of these calls.
     pub fn kills(pid: u32, calls: &str, nth: u32, log: &Path) -> Strace {
-        let fault = format!("signal=SIGKILL:when={nth}");
-        Strace::start(pid, calls, &fault, log).expect("strace starts")
+        let fault = format!("inject={calls}:signal=SIGKILL:when={nth}");
+        let strace = Strace::attach(pid, calls, &["-e", &fault], log).expect("strace starts");
+        // It may be killed before every thread is traced.
+        let is_at_work = || strace.runs() || start_of(pid).is_none();
+        assert!(is_at_work(), "strace may not follow the daemon");
+        strace
     }
 
     /// Whether the daemon of `mount` has died of it. Once it seems to live it is looked at again

@@ -23,6 +23,27 @@ pub fn can_mount() -> bool {
         .is_none()
 }
 
+/// Whether an ordinary user can mount, and have a namespace of its own; if not, that is said.
+pub fn can_have_a_namespace() -> bool {
+    let permitted = tool(
+        "setpriv",
+        &[
+            "--reuid=61234",
+            "--regid=61234",
+            "--clear-groups",
+            "unshare",
+            "--user",
+            "--mount",
+            "true",
+        ],
+    );
+    if !run_limited(&mut { permitted }, 60).status.success() {
+        skip("user namespaces are not permitted here");
+        return false;
+    }
+    can_mount()
+}
+
 /// A home of the user's.
 pub fn home(image: &Image) -> PathBuf {
     let home = image.dir("home");

@@ -11,4 +11,5 @@ mod node;
 #[cfg(feature = "remote")]
 mod remote;
 mod snapshots;
+mod staged;
 mod survival;

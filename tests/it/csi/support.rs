@@ -57,7 +57,7 @@ impl DerefMut for Rig {
     }
 }
 
-fn runtime() -> Runtime {
+pub fn runtime() -> Runtime {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -65,7 +65,7 @@ fn runtime() -> Runtime {
 }
 
 /// Where a driver answers.
-fn endpoint(socket: &Path) -> Endpoint {
+pub fn endpoint(socket: &Path) -> Endpoint {
     Endpoint::from_shared(format!("unix://{}", socket.display())).expect("an address")
 }
 
@@ -267,21 +267,31 @@ impl Rig {
     /// Stages a volume.
     pub fn try_stage(&self, id: &str, mode: Mode) -> Result<PathBuf, Status> {
         let staging = self.staging(id);
+        self.stage_at(id, &staging, mode).map(|()| staging)
+    }
+
+    /// Stages a volume at a place.
+    pub fn stage_at(&self, id: &str, staging: &Path, mode: Mode) -> Result<(), Status> {
         let request = NodeStageVolumeRequest {
             volume_id: id.to_owned(),
-            staging_target_path: text(&staging),
+            staging_target_path: text(staging),
             volume_capability: capability(mode),
             ..NodeStageVolumeRequest::default()
         };
         self.node(|mut client| async move { client.node_stage_volume(request).await })
-            .map(|_| staging)
+            .map(drop)
     }
 
     /// Ends that.
     pub fn unstage(&self, id: &str) -> Result<(), Status> {
+        self.unstage_at(id, &self.staging(id))
+    }
+
+    /// The same at a place.
+    pub fn unstage_at(&self, id: &str, staging: &Path) -> Result<(), Status> {
         let request = NodeUnstageVolumeRequest {
             volume_id: id.to_owned(),
-            staging_target_path: text(&self.staging(id)),
+            staging_target_path: text(staging),
         };
         self.node(|mut client| async move { client.node_unstage_volume(request).await })
             .map(drop)

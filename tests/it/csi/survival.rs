@@ -4,11 +4,17 @@ use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use ckptfs::internals::csi::proto::ProbeRequest;
+use ckptfs::internals::csi::proto::identity_client::IdentityClient;
 use ckptfs::internals::csi::proto::volume_capability::access_mode::Mode;
 use serde_json::Value;
+use tonic::transport::Channel;
 
 use crate::common::process;
-use crate::csi::support::{Pod, Rig, SECONDS, from_snapshot, from_volume, unavailable};
+use crate::common::wait::{seen, wait_until};
+use crate::csi::support::{
+    Pod, Rig, SECONDS, endpoint, from_snapshot, from_volume, runtime, unavailable,
+};
 
 const WRITER: Mode = Mode::SingleNodeWriter;
 
@@ -163,10 +169,7 @@ fn kills_at_any_moment_leave_nothing_half_done() {
             asked.join().unwrap();
         });
         let target = rig.target(&name, "a");
-        assert_eq!(
-            (rig.mounts_at(&rig.staging(&name)), rig.mounts_at(&target)),
-            (1, 1)
-        );
+        rig.is_only_at(&name, &["a"]);
         assert_eq!(fs::read(target.join("f")).unwrap(), b"x");
         rig.leave(&name, "a");
         rig.delete_snapshot(&rig.snapshot(&name, &name).snapshot_id)
@@ -180,4 +183,44 @@ fn kills_at_any_moment_leave_nothing_half_done() {
         (vec!["base".to_owned()], Vec::new())
     );
     rig.create("last");
+}
+
+/// The driver kept each connection, until it had no descriptors left: then it answered no client
+/// and read no pool.
+#[test]
+fn half_requests_keep_no_client_away() {
+    if unavailable() {
+        return;
+    }
+    let mut rig = Rig::start();
+    let runtime = runtime();
+    let probe = |client: &mut IdentityClient<Channel>| {
+        runtime.block_on(client.probe(ProbeRequest {})).unwrap();
+    };
+    let connect = || {
+        let channel = runtime.block_on(endpoint(&rig.socket).connect());
+        IdentityClient::new(channel.unwrap())
+    };
+    // A sidecar keeps its connection.
+    let mut kept = connect();
+    probe(&mut kept);
+    const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+    let mut half = rig.half_requests(&[b"", &PREFACE[..9], PREFACE]);
+    probe(&mut connect());
+    wait_until("those that were silent longest are closed", || {
+        let open = half.open();
+        seen(open < 256, open)
+    });
+    probe(&mut kept);
+    // Nor do they keep the driver from its end.
+    drop((kept, runtime));
+    let half = rig.half_requests(&[PREFACE]);
+    let began = std::time::Instant::now();
+    assert_eq!(rig.end(), 0);
+    let took = began.elapsed();
+    assert!(
+        took < std::time::Duration::from_secs(8),
+        "it waited for clients that ask nothing: {took:?}"
+    );
+    drop(half);
 }

@@ -40,7 +40,7 @@ fn forge(dir: &std::path::Path) -> usize {
                 hash: first,
             });
         }
-        timeline.contents.add_hashes(epoch, objects, true).unwrap();
+        timeline.contents.add_hashes(epoch, &objects, true).unwrap();
     }
     forged
 }

@@ -346,7 +346,9 @@ impl Run {
     /// What keeps the past may be in trouble, and then says so; the next mount mends it.
     #[track_caller]
     fn mend(&mut self, what: &str) {
-        let warnings = self.served.status().expect("status works").warnings;
+        let mut warnings = self.served.status().expect("status works").warnings;
+        // That a change was refused is no trouble that lasts.
+        warnings.retain(|warning| !warning.contains("the filesystem was full"));
         if warnings.is_empty() {
             return;
         }

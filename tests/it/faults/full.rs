@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use crate::common::command::{TOOL_SECONDS, succeeds, tool};
 use crate::common::tree::{Tree, assert_tree_is, tree, tree_without};
 use crate::common::wait::wait_until;
 use crate::common::{Fs, Image, Io, Mount, MountOpts, TreeOpts, Variant, for_each_variant, skip};
@@ -258,6 +259,69 @@ fn what_keeps_the_past_goes_on(v: Variant) {
     // What was in memory for want of room is on disk after the next mount.
     full.mount.umount();
     full.mount.remount();
+    assert_eq!(full.mount.status_json()["warnings"].to_string(), "[]");
+}
+
+/// A quota of btrfs that is used up: there, unlike on a full disk, pwrite(2) into space that was
+/// taken before and ftruncate(2) fail too, so that the journal failed for good.
+#[test]
+fn a_quota_of_btrfs_that_is_used_up() {
+    let v = Variant {
+        fs: Fs::Btrfs,
+        io: Io::Passthrough,
+    };
+    if let Some(reason) = v.unavailable() {
+        return skip(&reason);
+    }
+    let image = Image::in_memory(v.fs, 1 << 30);
+    let (root, project) = (image.path().to_owned(), image.path().join("project"));
+    let btrfs = |arguments: &[&Path]| {
+        succeeds(&mut tool("btrfs", arguments), TOOL_SECONDS);
+    };
+    btrfs(&[Path::new("quota"), Path::new("enable"), &root]);
+    btrfs(&[Path::new("subvolume"), Path::new("create"), &project]);
+    btrfs(&[
+        Path::new("qgroup"),
+        Path::new("limit"),
+        Path::new("60M"),
+        &project,
+    ]);
+    let mut full = Full::new(image, v.io);
+    populate(full.mount.path());
+    let id = full.mount.checkpoint();
+    let was = tree_without(&full.backing, &[".ckptfs".to_owned()]);
+    let reserve = full.backing.join(".ckptfs/reserve/ballast-7");
+    wait_until("the reserve is filled", || reserve.exists());
+    let filler = full.path("filler");
+    let mut file = File::create(&filler).unwrap();
+    let block = vec![0xa5; 64 << 10];
+    while works_or_full(file.write_all(&block)) {}
+    let _ = file.sync_all();
+    drop(file);
+    // Whatever works, nothing fails in another way.
+    for number in 0..LARGE / 4 {
+        let large = |n: usize| full.path(&format!("large-{}", 4 * number + n));
+        let _ = works_or_full(fs::remove_file(large(0)));
+        let _ = works_or_full(fs::rename(large(1), full.path(&small(number))));
+        let _ = works_or_full(File::create(large(2)).map(drop));
+        let _ = works_or_full(fs::set_permissions(
+            large(3),
+            fs::Permissions::from_mode(0o600),
+        ));
+    }
+    full.kept(id, &was);
+    fs::remove_file(&filler).unwrap();
+    File::open(&root)
+        .and_then(|dir| Ok(rustix::fs::syncfs(dir)?))
+        .unwrap();
+    write(&full.path("large-3"), 0, b"there is room again").unwrap();
+    fs::remove_file(full.path("large-7")).unwrap();
+    full.kept(id, &was);
+    full.mount.umount();
+    full.mount.remount();
+    full.mount.checkpoint();
+    full.mount.restore(id);
+    full.kept(id, &was);
     assert_eq!(full.mount.status_json()["warnings"].to_string(), "[]");
 }
 

@@ -15,6 +15,7 @@ mod full;
 mod mounted;
 #[cfg(debug_assertions)]
 mod ops;
+mod room;
 #[cfg(debug_assertions)]
 mod seen;
 mod served;

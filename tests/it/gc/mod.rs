@@ -2,7 +2,9 @@
 //! that is cut short is finished by the next.
 
 mod around;
+mod born;
 mod by_itself;
+mod closed;
 mod cut_short;
 mod cuts;
 mod forgotten;

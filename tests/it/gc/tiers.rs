@@ -11,7 +11,9 @@ use super::story::{objects, views};
 use crate::common::space::{free, noise};
 use crate::common::tree::{NodeKind, Tree, compare};
 use crate::common::wait::{same, wait_longer};
-use crate::common::{Mount, MountOpts, Rig, TreeOpts, Variant, for_each_variant, tree_of};
+use crate::common::{
+    Mount, MountOpts, OpenStore, Rig, TreeOpts, Variant, for_each_variant, tree_of,
+};
 
 for_each_variant! { xfs => every_verb_knows_dropped_from_missing, what_stays_is_not_written_through_a_link }
 for_each_variant! { reflink => a_tier_drops_what_it_says_and_nothing_else, what_is_young_pinned_or_linked_stays }
@@ -26,15 +28,8 @@ const MADE: [&str; 3] = [
 
 /// Writes the configuration: one tier.
 pub fn configure(mount: &Mount, paths: &str, keep: &str) {
-    let store = mount.status_json()["store"]
-        .as_str()
-        .expect("a path")
-        .to_owned();
-    fs::write(
-        format!("{store}/ckptfs.toml"),
-        format!("[[tiers]]\npaths = {paths}\nkeep = \"{keep}\"\n"),
-    )
-    .unwrap();
+    let text = format!("[[tiers]]\npaths = {paths}\nkeep = \"{keep}\"\n");
+    OpenStore::of(mount.path()).configure(&text);
 }
 
 /// The paths of a view whose content was dropped.

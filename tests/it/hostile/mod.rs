@@ -2,6 +2,8 @@
 //! nonsense, other users. Nothing panics, hangs, leads out of the backing directory, or takes the
 //! mount away from those who use it.
 
+mod archives;
+mod damage;
 mod deep;
 mod flood;
 mod forged;
@@ -10,6 +12,7 @@ mod freeze;
 mod names;
 mod other_mounts;
 mod owners;
+mod reserved;
 mod setid;
 mod slow;
 mod socket;

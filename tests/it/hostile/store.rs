@@ -435,7 +435,7 @@ impl Bench {
 }
 
 /// Takes away what a test that failed has left mounted.
-struct Cleared(PathBuf);
+pub struct Cleared(pub PathBuf);
 
 impl Drop for Cleared {
     fn drop(&mut self) {

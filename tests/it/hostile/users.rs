@@ -19,7 +19,7 @@ for_each_variant! { xfs =>
 const NOBODY: u32 = 65_534;
 
 /// Runs a shell command as another user.
-fn as_nobody(script: &str) -> Output {
+pub fn as_nobody(script: &str) -> Output {
     let user = NOBODY.to_string();
     let mut command = tool(
         "setpriv",

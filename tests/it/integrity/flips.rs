@@ -9,7 +9,7 @@ use ckptfs::api::DamageKind;
 
 use super::story::{Random, Story, index_of, kinds, look, objects};
 use crate::common::command::check;
-use crate::common::{Fs, Io, Variant, skip, succeeds, tool};
+use crate::common::{Fs, Io, OpenStore, Variant, skip, succeeds, tool};
 
 /// A store does not say by whom its tree was served: one way is enough here.
 fn variant() -> Option<Variant> {
@@ -328,8 +328,10 @@ fn a_checkpoint_just_before_a_file_was_made_is_not_named_for_it() {
     for name in &files {
         fs::write(rig.path().join(name), "changed").unwrap();
     }
+    let (shown, store) = (rig.path().join(".ckptfs"), OpenStore::of(rig.path()));
     for object in objects(rig.path()) {
-        fs::remove_file(object).unwrap();
+        let object = object.strip_prefix(&shown).unwrap().to_str().unwrap();
+        fs::remove_file(store.file(object)).unwrap();
     }
     let (status, report) = check(rig.path(), &["verify"]);
     let findings = report["findings"].as_array().unwrap();

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::story::{Story, index_of, kinds, objects};
 use crate::common::command::check;
-use crate::common::{Mount, MountOpts, Variant, for_each_variant};
+use crate::common::{Mount, MountOpts, OpenStore, Variant, for_each_variant};
 
 for_each_variant! { xfs =>
     the_index_made_from_the_journal_equals_the_old_one_entry_by_entry,
@@ -239,11 +239,11 @@ fn what_was_found_to_be_changed_is_not_shown_any_more(v: Variant) {
         "{report}"
     );
     // Behind the daemon's back, where nobody should be.
-    let objects = crate::common::command::sh(rig.path(), "find .ckptfs/layers/ -name '*.c'");
-    let object = rig.path().join(objects.trim());
+    let objects = crate::common::command::sh(rig.path(), "cd .ckptfs/; find layers -name '*.c'");
+    let store = OpenStore::of(rig.path());
     fs::OpenOptions::new()
         .write(true)
-        .open(object)
+        .open(store.file(objects.trim()))
         .unwrap()
         .write_all_at(b"W", 0)
         .unwrap();

@@ -11,7 +11,7 @@ use std::process::Output;
 use serde_json::json;
 
 use crate::common::command::sh;
-use crate::common::{Fs, Io, Mount, Rig, Variant, run_limited, scratch};
+use crate::common::{Fs, Io, Mount, OpenStore, Rig, Variant, run_limited, scratch};
 
 const VARIANT: Variant = Variant {
     fs: Fs::Xfs,
@@ -344,7 +344,8 @@ fn changed_and_damaged(rig: &Rig) {
     fs::remove_file(root.join("d/removed")).unwrap();
     put(root.join("d/gone"), "another");
     rig.mount.checkpoint();
-    let objects = root.join(".ckptfs/layers/2/objects");
+    let store = OpenStore::of(&root);
+    let objects = store.file("layers/2/objects");
     for entry in fs::read_dir(&objects)
         .unwrap()
         .map(|entry| entry.unwrap().path())

@@ -73,7 +73,13 @@ fn a_branch_that_clashes(v: Variant) {
     rig.mount.ok(&["merge", "fix", "--keep-both"]);
     assert_eq!(sh(&root, "cat f f.fix g"), "o\nt\nt\n");
     rig.mount.ok(&["undo"]);
-    rig.mount.ok(&["merge", "fix", "--markers"]);
+    let marked = rig.mount.run(&["merge", "fix", "--markers", "--drop"]);
+    let said = String::from_utf8_lossy(&marked.stdout).into_owned();
+    assert!(
+        marked.status.code() == Some(1)
+            && said.contains("! f: content changed here and there (conflict markers written)\n"),
+        "{said}"
+    );
     assert_eq!(
         sh(&root, "head -1 f; tail -1 f"),
         "<<<<<<< live\n>>>>>>> fix\n"

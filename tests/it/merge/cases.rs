@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::support::{conflicts, lines, merge, same};
+use super::support::{conflicts, done_by, lines, merge, same};
 use crate::common::command::sh;
 use crate::common::tree::tree;
 use crate::common::{Variant, for_each_variant};
@@ -331,7 +331,7 @@ fn every_kind_of_conflict(v: Variant) {
             ("--keep-both", case.keep_both),
         ];
         for (policy, wanted) in policies {
-            let (merged, done) = merge(&rig, &[policy, &here]);
+            let (merged, done) = done_by(&rig, &[policy, &here]);
             assert_eq!(
                 done,
                 !wanted.is_empty(),

@@ -6,6 +6,7 @@ mod cases;
 mod cost;
 mod cut_short;
 mod later;
+mod links;
 mod story;
 mod support;
 mod tool;

@@ -86,3 +86,12 @@ pub fn changes(merged: &Value) -> Vec<String> {
         .map(one)
         .collect()
 }
+
+/// A merge, and whether it was done: with conflict markers in a file it is, and fails.
+pub fn done_by(rig: &Rig, arguments: &[&str]) -> (Value, bool) {
+    let (merged, is_whole) = merge(rig, arguments);
+    let done = merged["refused"] == false;
+    let marked = merged["conflicts"].to_string().contains("\"marked\":true");
+    assert_eq!(is_whole, done && !marked, "{arguments:?}: {merged}");
+    (merged, done)
+}

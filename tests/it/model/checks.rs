@@ -238,12 +238,14 @@ impl World {
             })
             .map_err(|error| said("log --deleted", &error))?
         {
-            self.client()?
-                .ask(Delete {
-                    state: StateName(hidden.id.to_string()),
-                    now: true,
-                })
-                .map_err(|error| said("delete --now", &error))?;
+            let deleted = self.client()?.ask(Delete {
+                state: StateName(hidden.id.to_string()),
+                now: true,
+            });
+            // The daemon may have freed a mark just now.
+            if !hidden.reason.is_mark() {
+                deleted.map_err(|error| said("delete --now", &error))?;
+            }
         }
         // A worker that took over may have captured a file that no checkpoint has; that goes with
         // the first run after its epoch.

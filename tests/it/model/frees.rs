@@ -121,7 +121,7 @@ impl World {
             let mark = self.marks.pop().expect("it was looked at");
             let state = StateName(mark.id.to_string());
             let now = way == Way::Now;
-            // It may have been taken back just now.
+            // It may be hidden, or freed just now.
             let done = self.client()?.ask(Delete { state, now });
             if done.is_ok() {
                 self.counts.free("mark");

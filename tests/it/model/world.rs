@@ -21,7 +21,7 @@ use super::observe::{Times, absolute};
 use super::ops::{Op, Verb, bytes};
 use super::setup::has_tripwire;
 use super::tree::{Answer, Id, Model, Tree};
-use crate::common::{Io, Mount, MountOpts};
+use crate::common::{Io, Mount, MountOpts, OpenStore};
 
 /// Handles that can be open at once.
 pub const HANDLES: usize = 8;
@@ -131,7 +131,7 @@ impl World {
             passthrough,
         });
         if mounted.is_some() {
-            std::fs::write(root.join(".ckptfs/ckptfs.toml"), SETTINGS).expect("the store is ours");
+            OpenStore::of(root).configure(SETTINGS);
         }
         World {
             mounted,

@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
+use std::os::unix::fs::{DirEntryExt, FileTypeExt, MetadataExt, symlink};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
@@ -16,7 +16,7 @@ use super::support::{errno, get, ino, names, put, sh};
 use crate::common::{Fs, MountOpts, Rig, Variant, for_each_variant, sample_tree};
 
 for_each_variant! { xfs => special_files_and_odd_names, large_directories_and_long_paths, a_listing_under_way_has_every_name_that_stays_once }
-for_each_variant! { all => names_links_and_renames }
+for_each_variant! { all => names_links_and_renames, a_listing_has_the_numbers_that_stat_has }
 
 fn names_links_and_renames(v: Variant) {
     let fill = |dir: &Path| {
@@ -346,4 +346,48 @@ fn large_directories_and_long_paths(v: Variant) {
 
 fn rename_with(from: &Path, to: &Path, flags: RenameFlags) -> Result<(), i32> {
     renameat_with(CWD, from, CWD, to, flags).map_err(rustix::io::Errno::raw_os_error)
+}
+
+/// A listing right after a file has lost one of its names had another number for the others, and
+/// the kernel kept it (fuse-overlayfs issue 391 is of the same kind).
+fn a_listing_has_the_numbers_that_stat_has(v: Variant) {
+    let fill = |dir: &Path| {
+        sh(
+            dir,
+            "mkdir d; echo 1 > d/a; ln d/a d/b; ln d/a d/c; ln d/a e; mkfifo d/p; ln -s a d/s; ln d/p d/q",
+        )
+        .truncate(0)
+    };
+    with_past(v, fill, |root| {
+        let dir = root.join("d");
+        let same = |dir: &Path| {
+            for entry in fs::read_dir(dir).unwrap().map(Result::unwrap) {
+                let (path, listed) = (entry.path(), entry.ino());
+                let stat = nofollow(&path);
+                assert_eq!(
+                    (listed, entry.file_type().unwrap()),
+                    (stat.ino(), stat.file_type()),
+                    "{path:?}"
+                );
+            }
+        };
+        same(&dir);
+        fs::remove_file(dir.join("b")).unwrap();
+        same(&dir);
+        fs::rename(dir.join("s"), dir.join("c")).unwrap();
+        same(&dir);
+        fs::remove_file(dir.join("q")).unwrap();
+        same(&dir);
+        same(&dir);
+        // The look-ups that the kernel refused are given back: the last name and the file go.
+        for name in ["d/a", "e"] {
+            fs::remove_file(root.join(name)).unwrap();
+        }
+        put(dir.join("a"), "2");
+        same(&dir);
+        assert_eq!(
+            (get(dir.join("a")), names(&dir)),
+            ("2".into(), vec!["a".into(), "c".into(), "p".into()])
+        );
+    });
 }

@@ -2,7 +2,6 @@
 
 use std::fs;
 
-use super::past::user_can_have_a_namespace;
 use crate::common::user::{self, USER};
 use crate::common::{Fs, Image};
 
@@ -25,7 +24,7 @@ echo done
 
 #[test]
 fn an_ordinary_user_works_in_a_branch_with_the_rights_it_has() {
-    if !user_can_have_a_namespace() {
+    if !user::can_have_a_namespace() {
         return;
     }
     let image = Image::of(Fs::Tmpfs);

@@ -7,8 +7,7 @@ use crate::common::command::sh;
 use crate::common::tree::assert_tree_is;
 use crate::common::user::{self, USER};
 use crate::common::{
-    Fs, Image, Rig, TreeOpts, Variant, for_each_variant, run_limited, sample_tree, scratch, skip,
-    tool, tree_of,
+    Fs, Image, Rig, TreeOpts, Variant, for_each_variant, run_limited, sample_tree, scratch, tree_of,
 };
 
 /// Runs a shell script at a checkpoint.
@@ -199,31 +198,10 @@ cat a b
 echo done
 "#;
 
-/// Whether an ordinary user can mount, and have a namespace of its own; if not, that is said.
-pub fn user_can_have_a_namespace() -> bool {
-    let permitted = tool(
-        "setpriv",
-        &[
-            "--reuid=61234",
-            "--regid=61234",
-            "--clear-groups",
-            "unshare",
-            "--user",
-            "--mount",
-            "true",
-        ],
-    );
-    if !run_limited(&mut { permitted }, 60).status.success() {
-        skip("user namespaces are not permitted here");
-        return false;
-    }
-    user::can_mount()
-}
-
 /// An ordinary user gets a namespace of its own, where that is permitted.
 #[test]
 fn an_ordinary_user_works_in_the_past() {
-    if !user_can_have_a_namespace() {
+    if !user::can_have_a_namespace() {
         return;
     }
     let image = Image::of(Fs::Tmpfs);

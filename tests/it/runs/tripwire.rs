@@ -117,16 +117,86 @@ fn marks_of(rig: &Rig, first: u64, edit: &str, way: &str) -> (usize, Vec<u64>) {
     })
 }
 
-/// What is no burst leaves no trace: the mark that was made in case it was one is taken back.
+/// Waits until nothing that the tripwire made is kept, visible or hidden.
+fn await_no_mark(rig: &Rig) {
+    wait_until("the mark is freed", || {
+        let deleted = rig.mount.json(&["log", "--deleted"]);
+        same(deleted, Value::Array(Vec::new()))
+    });
+    assert_eq!(automatic(rig), Vec::<u64>::new());
+}
+
+/// Until a burst is confirmed, its mark is not listed, is no directory in `.snapshots`, and does not
+/// stop `undo`. A daemon that is killed leaves it to the next one, which frees it, or confirms it.
+fn a_mark_is_seen_when_its_burst_is_confirmed(variant: Variant) {
+    let mut rig = start(variant);
+    let asked = rig.mount.checkpoint();
+    rig.mount.ok(&["tag", &asked.to_string(), "named"]);
+    sh(rig.path(), "echo edited > many/3");
+    quiet(Instant::now());
+    sh(rig.path(), "rm many/1 many/2");
+    assert_eq!(automatic(&rig), Vec::<u64>::new());
+    let views = fs::read_dir(rig.path().join(".snapshots")).unwrap();
+    let mut views: Vec<_> = views.map(|view| view.unwrap().file_name()).collect();
+    views.sort();
+    assert_eq!(views, [asked.to_string().as_str(), "latest", "named"]);
+    rig.mount.ok(&["undo"]);
+    rig.mount.kill();
+    rig.mount.remount();
+    assert_eq!(automatic(&rig), Vec::<u64>::new());
+    await_no_mark(&rig);
+
+    sh(rig.path(), "echo edited again > many/3");
+    let before = tree_of(rig.path());
+    quiet(Instant::now());
+    sh(rig.path(), "rm many/4 many/5");
+    rig.mount.kill();
+    rig.mount.remount();
+    sh(rig.path(), "rm -r many");
+    // The processes of the first shell are gone, and this one began within the time.
+    let marks = automatic(&rig);
+    let kept = marks.last().expect("a confirmed mark");
+    assert_tree_is(&rig.view(*kept), &before, &TreeOpts::default());
+}
+
+/// `agent install` replaces a file in the tree; no checkpoint is made before that.
+/// `gc` freed content that an older checkpoint and an undecided mark had in common, together with the
+/// older checkpoint.
+fn gc_leaves_what_an_undecided_mark_needs(variant: Variant) {
+    let opts = MountOpts::new(variant.io).arg(&format!("--tripwire={COUNT}/60s"));
+    let rig = variant.start_with(opts, |dir| {
+        for n in 0..5 {
+            fs::write(dir.join(n.to_string()), format!("{n}\n")).expect("a file");
+        }
+    });
+    rig.mount.checkpoint();
+    // A new file is no removal, and makes the tree differ from the checkpoint.
+    sh(rig.path(), "echo new > new; rm 1 2");
+    rig.mount.checkpoint();
+    let hidden = rig.mount.json(&["log", "--deleted"]);
+    assert_eq!(hidden.as_array().map(Vec::len), Some(1), "a mark: {hidden}");
+    rig.mount.ok(&["gc", "--keep-last", "1"]);
+    let report = rig.mount.json(&["verify"]);
+    assert_eq!(report["findings"], serde_json::json!([]));
+}
+
+fn commands_of_ours_make_no_mark(variant: Variant) {
+    let rig = start(variant);
+    let asked = rig.mount.checkpoint();
+    sh(rig.path(), "mkdir .claude; echo {} > .claude/settings.json");
+    quiet(Instant::now());
+    rig.mount.ok(&["agent", "install", "claude-code"]);
+    assert_eq!(rig.mount.checkpoint(), asked + 1);
+}
+
+/// What is no burst leaves no trace: the mark that was made in case it was one is freed.
 fn a_few_removals_leave_no_checkpoint(variant: Variant) {
     let rig = start(variant);
     let asked = rig.mount.checkpoint();
     sh(rig.path(), "echo edited > many/3");
     quiet(Instant::now());
     sh(rig.path(), "rm many/1 many/2; echo x > many/5");
-    wait_until("the mark is taken back", || {
-        same(automatic(&rig), Vec::<u64>::new())
-    });
+    await_no_mark(&rig);
     assert_eq!(rig.mount.json(&["show", "latest"])["id"], asked);
     assert_eq!(
         fs::read_to_string(rig.view(asked).join("many/1")).expect("the past"),
@@ -236,10 +306,7 @@ fn a_few_edited_files_that_are_replaced_trip_it(variant: Variant) {
         rig.path(),
         "for n in 1 2 3 4 5 6 7 8; do echo $n > many/new; mv many/new many/3; sleep 0.05; done",
     );
-    wait_until("the mark is taken back", || {
-        let marks = automatic(&rig);
-        seen(marks.len() == known, marks)
-    });
+    assert_eq!(automatic(&rig).len(), known);
 }
 
 /// `undo` after `rm -rf` deleted the checkpoint that somebody had asked for, and brought nothing
@@ -311,6 +378,96 @@ fn retention_leaves_what_was_caught_and_what_was_undone(variant: Variant) {
     wait_until("the mark goes", || same(automatic(&rig), Vec::<u64>::new()));
 }
 
+/// Bytes that are free, in the tree's filesystem.
+fn free(rig: &Rig) -> u64 {
+    let free = sh(rig.path(), "df -B1 --output=avail . | tail -1");
+    free.trim().parse().expect("a number of bytes")
+}
+
+/// Takes all space but this many bytes.
+fn fill(rig: &Rig, left: u64) {
+    let taken = free(rig) - left;
+    sh(rig.path(), &format!("fallocate -l {taken} fill"));
+}
+
+/// Where space is short, a removal frees it: no mark is made. One that was made before is freed.
+fn removing_frees_space_where_it_is_short(variant: Variant) {
+    let rig = start(variant);
+    let asked = rig.mount.checkpoint();
+    let many = format!(
+        "for n in $(seq {}); do head -c 400000 /dev/zero | tr '\\0' x > big$n; done",
+        2 * COUNT
+    );
+    let bytes = 2 * COUNT as u64 * 400_000;
+
+    sh(rig.path(), &many);
+    quiet(Instant::now());
+    sh(rig.path(), "rm big*");
+    let mark = automatic(&rig);
+    assert_eq!(mark.len(), 1);
+    fill(&rig, 3 << 20);
+    wait_until("the mark is freed", || {
+        same(automatic(&rig), Vec::<u64>::new())
+    });
+    let warned = rig.mount.status_json()["warnings"].to_string();
+    assert!(
+        warned.contains("1 checkpoint made before files were removed was freed"),
+        "{warned}"
+    );
+    wait_until("space is free", || seen(free(&rig) > bytes, free(&rig)));
+
+    sh(rig.path(), "rm fill");
+    quiet(Instant::now());
+    sh(rig.path(), &many);
+    fill(&rig, 3 << 20);
+    let warned = rig.mount.status_json()["warnings"].clone();
+    // There were two of the same want of space.
+    let of_space: Vec<&str> = warned
+        .as_array()
+        .expect("a list")
+        .iter()
+        .filter_map(|warning| warning.as_str())
+        .filter(|text| text.contains("--tripwire") || text.contains(" free on the filesystem of "))
+        .collect();
+    let both = |text: &&str| text.contains("--tripwire") && text.contains("ckptfs -C ");
+    assert!(of_space.len() == 1 && of_space.iter().all(both), "{warned}");
+    quiet(Instant::now());
+    sh(rig.path(), "rm big*");
+    assert_eq!(automatic(&rig), Vec::<u64>::new());
+    wait_until("space is free", || seen(free(&rig) > bytes, free(&rig)));
+    assert_eq!(rig.mount.json(&["show", "latest"])["id"], asked);
+}
+
+/// In a branch, removing what the base has makes whiteouts: that goes on for a while on a full
+/// disk, and what the branch has itself frees space.
+fn a_branch_on_a_full_disk_can_remove(variant: Variant) {
+    let rig = start(variant);
+    rig.mount.checkpoint();
+    rig.mount.ok(&["branch", "create", "full"]);
+    let branch = rig.path().with_file_name(format!(
+        "{}@full",
+        rig.path().file_name().expect("a name").to_string_lossy()
+    ));
+    sh(
+        &branch,
+        "for n in $(seq 30); do head -c 400000 /dev/zero | tr '\\0' x > big$n; done",
+    );
+    sh(
+        &branch,
+        "fallocate -l $(($(df -B1 --output=avail . | tail -1))) fill || true; cat /dev/zero > more 2>/dev/null || true",
+    );
+    let before = free(&rig);
+    assert!(before < 1 << 20, "{before}");
+    sh(&branch, "rm many/1*");
+    assert!(!branch.join("many/10").exists() && rig.path().join("many/10").exists());
+    sh(&branch, "rm big*");
+    wait_until("space is free", || {
+        seen(free(&rig) > 10_000_000, free(&rig))
+    });
+    sh(&branch, "rm -r many");
+    rig.mount.ok(&["branch", "drop", "full"]);
+}
+
 /// The control of all this: without it there is no such checkpoint.
 fn off_is_off(variant: Variant) {
     let rig = variant.start_with(
@@ -326,13 +483,18 @@ fn off_is_off(variant: Variant) {
 }
 
 for_each_variant! { xfs =>
+    gc_leaves_what_an_undecided_mark_needs,
     other_ways_to_destroy_trip_it_too,
     a_few_removals_leave_no_checkpoint,
+    a_mark_is_seen_when_its_burst_is_confirmed,
+    commands_of_ours_make_no_mark,
     a_burst_right_after_a_checkpoint_needs_no_other,
     a_few_edited_files_that_are_replaced_trip_it,
     undo_after_a_burst_offers_what_was_there,
     retention_leaves_what_was_caught_and_what_was_undone,
     off_is_off,
+    removing_frees_space_where_it_is_short,
+    a_branch_on_a_full_disk_can_remove,
 }
 for_each_variant! { reflink => rm_rf_is_undone_by_one_restore }
 for_each_variant! { xfs => marks_are_made_beside_all_that_goes_on }

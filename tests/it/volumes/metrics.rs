@@ -3,6 +3,7 @@
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
+use crate::common::process::until_stopped;
 use crate::common::prometheus::samples;
 use crate::common::wait::wait_until;
 use crate::volumes::support::{Rig, unavailable};
@@ -89,6 +90,7 @@ fn a_daemon_that_hangs_is_told_as_down_and_holds_up_no_other() {
     }
     let (daemon, _) = rig.daemons("a");
     signal(daemon, Signal::STOP);
+    until_stopped(daemon);
     let threads =
         || std::fs::read_dir(format!("/proc/{}/task", rig.driver_pid())).map_or(0, Iterator::count);
     let mut seen = Vec::new();

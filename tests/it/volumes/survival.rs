@@ -393,3 +393,41 @@ fn what_was_acknowledged_survives_kills_at_any_moment_and_nothing_is_left_over()
         });
     }
 }
+
+/// 256 requests that did not end kept every other client away for 30 seconds, and 256 silent
+/// connections for an hour.
+#[test]
+fn half_requests_keep_no_client_away() {
+    if unavailable() {
+        return;
+    }
+    let mut rig = Rig::start();
+    const WHOLE: &[u8] = b"POST /Plugin.Activate HTTP/1.1\r\nContent-Length: 0\r\n\r\n";
+    // An engine keeps its connection.
+    let mut kept = UnixStream::connect(&rig.socket).unwrap();
+    let ask = |kept: &mut UnixStream| {
+        kept.write_all(WHOLE).unwrap();
+        let mut answer = [0; 4096];
+        let length = kept.read(&mut answer).unwrap();
+        assert!(answer[..length].starts_with(b"HTTP/1.1 200 OK"));
+    };
+    ask(&mut kept);
+    let forms: [&[u8]; 3] = [
+        b"",
+        &WHOLE[..20],
+        b"POST /Plugin.Activate HTTP/1.1\r\nContent-Length: 5\r\n\r\nab",
+    ];
+    for begins in [&forms[..], &forms[..1], &forms[1..2], &forms[2..]] {
+        let mut half = rig.half_requests(begins);
+        rig.done("List", &json!({}));
+        ask(&mut kept);
+        wait_until("those that were silent longest are closed", || {
+            let open = half.open();
+            seen(open < 256, open)
+        });
+        rig.done("List", &json!({}));
+    }
+    let half = rig.half_requests(&forms);
+    assert_eq!(rig.end(), 0);
+    drop(half);
+}

@@ -8,8 +8,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 
+use crate::remote::limits;
 use crate::store::ids::Slot;
-use crate::sys::{self, Open, SysResult};
+use crate::sys::{self, Errno, Open, SysResult};
 
 /// How a file came to be here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,11 +110,14 @@ impl Cache {
         (stat.kind == sys::Kind::File && stat.size == size).then_some(file)
     }
 
-    /// A new file, and its name until it is whole.
+    /// A new file that will have this size, and its name until it is whole.
     ///
     /// # Errors
-    /// Those of open(2).
-    pub fn begin(&self, slot: Slot, attempt: u64) -> SysResult<(File, Vec<u8>)> {
+    /// Those of open(2); ENOSPC: the filesystem would be full then.
+    pub fn begin(&self, slot: Slot, attempt: u64, size: u64) -> SysResult<(File, Vec<u8>)> {
+        if !limits::has_room(&self.0, size, 1) {
+            return Err(Errno::ENOSPC);
+        }
         let name = format!("{}.{attempt}.new", slot.0).into_bytes();
         let file = sys::create_file_at(&self.0, &name, Open::READ_WRITE, 0o600)?;
         Ok((file, name))

@@ -327,7 +327,7 @@ impl Inner {
 
     fn fetch_now(&self, slot: Slot, attempt: u64, fetch: &Fetch) -> Result<(), Unread> {
         let (size, blobs) = self.tree.content(slot)?;
-        let (file, name) = self.cache.begin(slot, attempt)?;
+        let (file, name) = self.cache.begin(slot, attempt, size)?;
         let fetched = self
             .source
             .fetch(blobs, size, &file, &fetch.progress)

@@ -16,10 +16,12 @@ use std::os::unix::ffi::OsStrExt;
 use rustic_core::repofile::Node;
 use serde::{Deserialize, Serialize};
 
+use super::super::measure::{broken, measure};
 use super::super::{Pushed, Remote, failed, node};
 use super::cache::Cache;
-use super::tree::{DEPTH_MAX, Row, Tree, Written};
+use super::tree::{Row, Tree, Written};
 use crate::engine::api::{Code, VerbError, VerbResult, hinted};
+use crate::remote::limits::{self, DEPTH_MAX, Limits};
 use crate::store::ids::{CheckpointId, Slot};
 use crate::store::layout::{has_origin, make_origin, open_origin, sync_origin};
 use crate::sys::{self, Errno, Open, OpenKind, RenameMode, SysResult, Time};
@@ -185,26 +187,23 @@ impl Remote {
     }
 
     fn names(self, pushed: &Pushed, latest: Time) -> VerbResult<(Vec<u8>, u64)> {
-        let broken = |what: String| {
-            hinted(
-                Code::Incomplete,
-                format!("snapshot {}: {what}", pushed.snapshot),
-                "ckptfs verify --remote, or restic check, tells what is damaged",
-            )
-        };
+        let broken = |what: &str| broken(pushed, what);
         let repo = self.repo.to_indexed().map_err(failed)?;
+        let (root, totals) = measure(&repo, pushed)?;
+        let whose = format!("snapshot {}", pushed.snapshot);
+        limits::check(
+            &whose,
+            totals.held,
+            Limits::new().names(),
+            "bytes of names and attributes",
+        )?;
         let (mut written, mut left_out) = (Written::new(latest).map_err(unusable)?, 0);
         // Directories that are open: their numbers, and the nodes that are still to come.
         let mut open: Vec<(Slot, std::vec::IntoIter<Node>)> = Vec::new();
-        let top = repo.get_tree(&pushed.file.tree).map_err(failed)?.nodes;
-        let mut roots = top.into_iter();
-        let root =
-            roots.find(|node| node.is_dir() && node.name().as_bytes() == pushed.root.as_bytes());
-        let mut next = root.map(|root| (Slot(0), root));
-        if next.is_none() {
-            return Err(broken(format!("it has no directory {}", pushed.root)));
-        }
+        let (mut next, mut left) = (Some((Slot(0), root)), totals.entries);
         while let Some((up, node)) = next.take().or_else(|| next_of(&mut open)) {
+            let changed = || broken("it is not the same as when it was read before");
+            left = left.checked_sub(1).ok_or_else(changed)?;
             let name = if up == Slot(0) {
                 Vec::new()
             } else {
@@ -230,13 +229,12 @@ impl Remote {
                     left_out += 1;
                     continue;
                 }
-                Err(_) => return Err(broken("a name in it cannot be one".to_owned())),
+                Err(_) => return Err(broken("a name in it cannot be one")),
             };
             if node.node_type == rustic_core::repofile::NodeType::Dir {
-                let tree =
-                    subtree.ok_or_else(|| broken("a directory has no content".to_owned()))?;
+                let tree = subtree.ok_or_else(|| broken("a directory has no content"))?;
                 if open.len() >= DEPTH_MAX {
-                    return Err(broken("its directories are too deep".to_owned()));
+                    return Err(broken("its directories are too deep"));
                 }
                 open.push((
                     slot,
@@ -245,7 +243,7 @@ impl Remote {
             }
         }
         let packed = written.finish().map_err(|errno| match errno {
-            Errno::EINVAL => broken("a directory in it has a name twice".to_owned()),
+            Errno::EINVAL => broken("a directory in it has a name twice"),
             errno => unusable(errno),
         })?;
         Ok((packed, left_out))

@@ -6,11 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rustic_core::repofile::BlobType;
 use rustic_core::{DataId, IndexedFullStatus, Repository};
 
 use super::super::backend::Watched;
-use super::super::pull::{HOLE_BYTES, blob_length, is_hash};
+use super::super::pull::{self, HOLE_BYTES, blob_length, is_hash};
 use super::super::{Remote, failed};
 use crate::engine::api::{Code, VerbError, VerbResult, hinted};
 use crate::sys::lock::{Condvar, Mutex};
@@ -172,7 +171,7 @@ impl Source {
                 return Err(Unread::Damaged("it is longer than the file".to_owned()));
             }
             let before = open.watched.unread.load(Ordering::Relaxed);
-            match open.repo.get_blob_cached(&(*id).into(), BlobType::Data) {
+            match pull::blob(&open.repo, &open.watched, id) {
                 Ok(blob) if is_hash(id, &blob) => return Ok(blob),
                 Ok(_) => return Err(Unread::Damaged("it does not have its hash".to_owned())),
                 // The repository may be away, or one file of it. That it can be opened again tells.

@@ -12,13 +12,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::engine::export::parts::ExportEntry;
 use crate::history::present::Trail;
+use crate::remote::limits::DEPTH_MAX;
 use crate::store::ids::{Name, Slot};
 use crate::store::layout::{STORE_NAME, is_own_xattr};
 use crate::store::record::{AttrState, Child, Place};
-use crate::sys::{self, Errno, Kind, Stat, SysResult, Time, Xattrs};
+use crate::sys::{self, Errno, Kind, Protection, Stat, SysResult, Time, Xattrs};
 
-/// Directories within each other.
-pub const DEPTH_MAX: usize = 4096;
 /// Bytes of a name.
 const NAME_MAX: usize = 255;
 /// The number of the first inode that is not the root.
@@ -110,6 +109,7 @@ fn stat_of(entry: &ExportEntry, slot: Slot, latest: Time) -> Stat {
         mtime: entry.mtime(),
         ctime: ctime.min(latest),
         btime: None,
+        protection: Protection::None,
     }
 }
 

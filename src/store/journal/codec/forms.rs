@@ -42,9 +42,10 @@ macro_rules! form {
 }
 pub(super) use form;
 
-/// Types that are their fields in this order.
+/// Types that are their fields in this order; `; only = true`: a field that is not written, and is
+/// that when the others are read.
 macro_rules! fields {
-    ($($type:ident { $($field:tt $(: $form:ty)?),* })*) => {$(
+    ($($type:ident { $($field:tt $(: $form:ty)?),* $(; $unwritten:ident = $value:expr)? })*) => {$(
         impl Form<$type> for Own {
             fn put(value: &$type, out: &mut Vec<u8>) -> Coded<()> {
                 $(<forms::form!($($form)?) as Form<_>>::put(&value.$field, out)?;)*
@@ -52,7 +53,10 @@ macro_rules! fields {
             }
 
             fn take(from: &mut &[u8]) -> Coded<$type> {
-                Ok($type { $($field: <forms::form!($($form)?) as Form<_>>::take(from)?),* })
+                Ok($type {
+                    $($field: <forms::form!($($form)?) as Form<_>>::take(from)?),*
+                    $(, $unwritten: $value)?
+                })
             }
         }
     )*};

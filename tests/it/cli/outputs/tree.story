@@ -283,10 +283,13 @@ $ ckptfs -C .. umount p@fix && ckptfs -C .. umount p@other
 + config show --nosuch
 = config check
 =json config check
-$ echo 'nosuch = 1' >> .ckptfs/ckptfs.toml
+$ mkdir -p ../.config/ckptfs && printf '[retention]\nnosuch = 1\n' > ../.config/ckptfs/config.toml
 + config check
 = gc
-$ rm .ckptfs/ckptfs.toml
++ config write ../.config/ckptfs/config.toml
+$ : > ../.config/ckptfs/config.toml
++ config write ../.config/ckptfs/config.toml
+$ rm ../.config/ckptfs/config.toml
 = du
 + du v1
 + du 99

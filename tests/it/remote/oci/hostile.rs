@@ -231,6 +231,39 @@ fn nobody_gets_rights() {
     );
 }
 
+/// A path of 2000 levels was 2000 directories with the whole path each.
+#[test]
+fn directories_within_each_other_have_a_limit() {
+    if missing() {
+        return;
+    }
+    let dir = scratch();
+    let server = Server::start(dir.path());
+    for (levels, is_fine) in [(1024, true), (1025, false)] {
+        let name = format!("deep-{levels}");
+        let path = format!("{}f", "d/".repeat(levels - 1));
+        put(&server, dir.path(), &name, &json!([[file(&path)]]));
+        let into = dir.path().join(format!("into-{levels}"));
+        let place = server.place(&name);
+        if is_fine {
+            pull(&place, &into, &[]);
+            assert_eq!(names(&into), ["d"]);
+            succeeds(
+                &mut tool("rm", &["-rf", into.to_str().expect("a path")]),
+                TOOL_SECONDS,
+            );
+            continue;
+        }
+        let mut command = ckptfs(&["pull", &place, "--into", into.to_str().expect("a path")]);
+        let said = fails(&mut command, TOOL_SECONDS);
+        assert!(
+            said.contains("more than 1024 directories within each other"),
+            "{said}"
+        );
+        assert!(names(&into).is_empty());
+    }
+}
+
 /// What the registry gives is not what the manifest says.
 #[test]
 fn a_blob_that_was_changed_in_the_registry() {

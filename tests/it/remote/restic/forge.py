@@ -4,6 +4,8 @@ snapshots as they are told, as JSON, on standard input.
 [{"root": "t", "tree": TREE, ...more fields of the snapshot}, ...]
 TREE: a list of nodes as restic has them. A node with "tree" is a directory of these; one with "text"
 a file with this content, and "size" may say another one. {"subtree": "self"} at any depth: the tree above, by a number that is no hash of it.
+{"levels": 20} in place of "tree": so many directories within each other, each of which has the next one twice.
+{"bomb": KIND, "gib": 3}: what is stored as this "blob", "tree", "index", "snapshot" or "config" is so large when it is decompressed.
 """
 import base64, hashlib, hmac, json, os, sys
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -32,6 +34,13 @@ def unseal(key, sealed):
     return ctr(key, nonce, packed)
 
 
+def zeros(gib):
+    """What zstd has for zeros, by blocks of 128 KiB that are one byte, repeated."""
+    blocks = gib << 13
+    block = lambda last: (last | 1 << 1 | 128 << 10 << 3).to_bytes(3, "little") + b"\0"
+    return bytes.fromhex("28b52ffd") + b"\0\x38" + block(0) * (blocks - 1) + block(1)
+
+
 class Repository:
     def __init__(self, path, password):
         self.path = path
@@ -42,10 +51,13 @@ class Repository:
         master = json.loads(unseal(user, base64.b64decode(stored["data"])))
         self.key = {"e": base64.b64decode(master["encrypt"]), "k": base64.b64decode(master["mac"]["k"]), "r": base64.b64decode(master["mac"]["r"])}
         self.blobs = []
+        self.kind = self.bomb = None
 
     def blob(self, kind, text, number=None):
         number = number or hashlib.sha256(text).hexdigest()
-        self.blobs.append((kind, number, text))
+        # Of a bomb the index says that it is as long as the text is.
+        packed = self.bomb if kind == ("data" if self.kind == "blob" else self.kind) else None
+        self.blobs.append((kind, number, text, packed))
         return number
 
     def put(self, kind, data):
@@ -61,12 +73,12 @@ class Repository:
         for at in range(0, len(self.blobs), 4000):
           for wanted in ("tree", "data"):
             pack, header, listed = b"", b"", []
-            for kind, number, text in self.blobs[at:at + 4000]:
+            for kind, number, text, packed in self.blobs[at:at + 4000]:
                 if kind != wanted:
                     continue
-                sealed = seal(self.key, text)
-                listed.append({"id": number, "type": kind, "offset": len(pack), "length": len(sealed)})
-                header += bytes([1 if kind == "tree" else 0]) + len(sealed).to_bytes(4, "little") + bytes.fromhex(number)
+                sealed = seal(self.key, packed or text)
+                listed.append({"id": number, "type": kind, "offset": len(pack), "length": len(sealed), **({"uncompressed_length": len(text)} if packed else {})})
+                header += bytes([(1 if kind == "tree" else 0) + (2 if packed else 0)]) + len(sealed).to_bytes(4, "little") + (len(text).to_bytes(4, "little") if packed else b"") + bytes.fromhex(number)
                 pack += sealed
             if listed:
                 header = seal(self.key, header)
@@ -89,13 +101,28 @@ class Repository:
             made.append({"mode": 0o755 | (1 << 31 if node.get("type") == "dir" else 0), "mtime": "2026-01-01T00:00:00Z", "atime": "2026-01-01T00:00:00Z", "ctime": "2026-01-01T00:00:00Z", "uid": 0, "gid": 0, "user": "", "group": "", "inode": 0, "device_id": 0, "links": 1, **node})
         return self.blob("tree", json.dumps({"nodes": made}).encode() + b"\n", number)
 
+    def levels(self, count):
+        number = self.tree([{"name": "f", "text": "f"}])
+        for _ in range(count):
+            number = self.tree([{"name": name, "type": "dir", "subtree": number} for name in "ab"])
+        return number
+
     def snapshot(self, told):
         told = dict(told)
+        self.kind, self.bomb = told.pop("bomb", None), zeros(told.pop("gib", 0))
+        if "levels" in told:
+            told["top"] = [{"name": "t", "type": "dir", "subtree": self.levels(told.pop("levels"))}]
         root, number = told.pop("root", "t"), self.tree(told.pop("top"))  if "top" in told else None
         if number is None:
             number = self.tree([{"name": root, "type": "dir", "tree": told.pop("tree")}])
         tags = told.pop("tags", ["ckptfs", "store=0123456789abcdef0123456789abcdef", "checkpoint=1"])
         self.flush()
+        bomb = seal(self.key, b"\x02" + self.bomb)
+        if self.kind in ("index", "snapshot"):
+            self.put({"index": "index", "snapshot": "snapshots"}[self.kind], bomb)
+        if self.kind == "config":
+            os.chmod(self.path + "/config", 0o600)
+            open(self.path + "/config", "wb").write(bomb)
         made = {"time": "2026-01-01T00:00:00Z", "tree": number, "paths": ["/" + root], "hostname": "h", "username": "u", "tags": tags, **told}
         return self.put("snapshots", seal(self.key, json.dumps(made).encode()))
 

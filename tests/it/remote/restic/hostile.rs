@@ -29,7 +29,7 @@ fn python() -> Option<PathBuf> {
 
 /// Puts snapshots of trees of these nodes into the repository; gives their numbers. `None`: no Python
 /// can, and that was said.
-fn forge(user: &User, told: &Value) -> Option<Vec<String>> {
+pub(super) fn forge(user: &User, told: &Value) -> Option<Vec<String>> {
     if python().is_none() {
         skip("no Python has the package cryptography");
     }

@@ -5,11 +5,13 @@ mod faults;
 mod hostile;
 pub mod kinds;
 mod lazy;
+mod limits;
 mod onto;
 mod rustic;
 mod same;
 mod servers;
 mod stall;
+mod system;
 pub mod tls;
 mod upkeep;
 

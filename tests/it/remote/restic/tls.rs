@@ -1,20 +1,31 @@
 //! Servers whose certificates are known, and those whose are not.
 
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::thread;
+use std::time::Instant;
 
 use super::kinds::{Kind, Server};
 use super::{SECONDS, User, pulled};
 use crate::common::command::{fails, sh, succeeds};
 use crate::common::tree::{assert_same, tree};
-use crate::common::{Variant, for_each_variant, scratch};
+use crate::common::wait::{WAIT, wait_until};
+use crate::common::{Rig, Variant, for_each_variant, scratch, tool};
 
 /// An authority, `ca.pem`, and a certificate of it with its key, for these names.
 pub fn certificate(dir: &Path, names: &str) -> (PathBuf, PathBuf) {
+    certificate_for(dir, names, 2)
+}
+
+/// The same, for so many days.
+fn certificate_for(dir: &Path, names: &str, days: i32) -> (PathBuf, PathBuf) {
     let script = format!(
         "new() {{ openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout $1.key \"${{@:2}}\" 2>&1; }}
          new ca -x509 -subj /CN=ca-of-the-test -days 2 -out ca.pem
          new server -subj /CN=server -addext 'subjectAltName={names}' -out server.csr
-         openssl x509 -req -in server.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -copy_extensions copy -out server.pem 2>&1"
+         openssl x509 -req -in server.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days {days} -copy_extensions copy -out server.pem 2>&1"
     );
     sh(dir, &script);
     (dir.join("server.pem"), dir.join("server.key"))
@@ -59,5 +70,126 @@ fn a_certificate_that_is_known_and_one_that_is_not(v: Variant) {
         let into = dir.path().join(format!("{kind:?}"));
         user.pull(&rig, "1", &into);
         assert_same(&pulled(&into), &expected);
+    }
+}
+
+/// A server that sends this when it is spoken to, then that again and again.
+fn sends(first: &'static [u8], more: &'static [u8]) -> u16 {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+    let port = listener.local_addr().expect("its address").port();
+    thread::spawn(move || {
+        for mut client in listener.incoming().flatten() {
+            thread::spawn(move || {
+                let _ = client.read(&mut [0]);
+                let mut sent = client.write_all(first);
+                while sent.is_ok() && !more.is_empty() {
+                    sent = client.write_all(more);
+                }
+                thread::sleep(WAIT);
+            });
+        }
+    });
+    port
+}
+
+/// openssl(1) with this certificate and its key: it speaks TLS, and nothing in it.
+struct Speaker {
+    process: Child,
+    port: u16,
+}
+
+impl Speaker {
+    fn start((certificate, key): &(PathBuf, PathBuf)) -> Speaker {
+        let free = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+        let port = free.local_addr().expect("its number").port();
+        drop(free);
+        let mut server = tool("openssl", &["s_server", "-quiet", "-cert"]);
+        server.arg(certificate).arg("-key").arg(key);
+        server.args(["-accept", &port.to_string()]);
+        let server = server.stdin(Stdio::piped()).stdout(Stdio::null());
+        let process = server.stderr(Stdio::null()).spawn().expect("openssl runs");
+        let speaker = Speaker { process, port };
+        wait_until("openssl listens", || {
+            TcpStream::connect(("127.0.0.1", port)).is_ok()
+        });
+        speaker
+    }
+}
+
+impl Drop for Speaker {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// How long nothing may move here, in seconds.
+const IDLE: &str = "3";
+
+/// Each verb that speaks to a server ends soon, with the cause and a hint; where it waits for the
+/// server two verbs are enough.
+fn is_refused(user: &User, rig: &Rig, url: &str, expected: [&str; 2]) {
+    let (idle, first) = match expected[0].contains(IDLE) {
+        true => (IDLE, 3),
+        false => ("30", 0),
+    };
+    user.force(url);
+    let into = user.dir.path().join("into").display().to_string();
+    let lazy = user.dir.path().join("lazy").display().to_string();
+    let verbs = [
+        &["remote", "add", "other", url][..],
+        &["push", "home"],
+        &["remote", "log", "home"],
+        &["pull", "home", "--into", &into],
+        &["mount", "--from", "home:latest", &lazy],
+    ];
+    for verb in &verbs[first..] {
+        let mut command = user.command(rig.path(), verb);
+        let began = Instant::now();
+        let said = fails(command.env("CKPTFS_REMOTE_TIMEOUT", idle), SECONDS);
+        for part in expected {
+            assert!(said.contains(part), "{verb:?}: {said}");
+        }
+        assert!(began.elapsed() < WAIT, "{verb:?}: {:?}", began.elapsed());
+    }
+}
+
+for_each_variant! { xfs => what_is_wrong_with_tls_is_reported_with_what_helps }
+
+/// The hint for a certificate that had expired, or was of another name, was to trust its authority;
+/// an answer that is no TLS was asked for six times, with the hint to run the command again.
+fn what_is_wrong_with_tls_is_reported_with_what_helps(v: Variant) {
+    let rig = v.start();
+    rig.mount.checkpoint();
+    let mut user = User::new();
+    let dir = scratch();
+    for (names, days, expected) in [
+        ("IP:127.0.0.1", -1, ["Expired", "check the clock"]),
+        (
+            "DNS:elsewhere.example",
+            2,
+            ["elsewhere.example", "use a name"],
+        ),
+    ] {
+        let speaker = Speaker::start(&certificate_for(dir.path(), names, days));
+        let authority = dir.path().join("ca.pem").display().to_string();
+        user.variables = vec![("SSL_CERT_FILE".to_owned(), authority)];
+        let url = format!("rest:https://127.0.0.1:{}/", speaker.port);
+        is_refused(&user, &rig, &url, expected);
+    }
+    let no_tls = ["does not speak TLS", "check the host and the port"];
+    let stalls = [" 3 s", "Hint: "];
+    for (first, more, expected) in [
+        (&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], &b""[..], no_tls),
+        (&[0x5a; 5000], b"", no_tls),
+        // A message of 16 MiB begins, and records without content follow.
+        (b"\x16\x03\x03\0\x04\x02\xff\xff\xff", &[0; 16384], no_tls),
+        (b"", b"\x15\x03\x03\0\x02\x01\x5a", no_tls),
+        // The handshake begins, and goes no further.
+        (b"", b"", stalls),
+        (b"\x16\x03\x03\x40\0\x02\0\x3f\xf0", b"", stalls),
+    ] {
+        let url = format!("rest:https://127.0.0.1:{}/", sends(first, more));
+        is_refused(&user, &rig, &url, expected);
     }
 }

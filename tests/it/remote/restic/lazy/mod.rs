@@ -11,18 +11,18 @@ use super::User;
 use crate::common::{Mount, MountOpts, Rig, Variant};
 
 /// A tree that is mounted from the remote of a user, beside that which was pushed.
-struct Lazy {
-    mount: Mount,
+pub(super) struct Lazy {
+    pub mount: Mount,
 }
 
 impl Lazy {
     /// With these arguments of `ckptfs mount` besides.
-    fn mount(v: Variant, user: &User, rig: &Rig, arguments: &[&str]) -> Lazy {
+    pub fn mount(v: Variant, user: &User, rig: &Rig, arguments: &[&str]) -> Lazy {
         Lazy::mount_with(Lazy::opts(v, user), rig, arguments)
     }
 
     /// As [`Lazy::mount`]; a server is waited for two seconds, and not ten.
-    fn impatient(v: Variant, user: &User, rig: &Rig, arguments: &[&str]) -> Lazy {
+    pub fn impatient(v: Variant, user: &User, rig: &Rig, arguments: &[&str]) -> Lazy {
         Lazy::mount_with(Lazy::opts(v, user).leaving_out("patience"), rig, arguments)
     }
 
@@ -60,7 +60,7 @@ impl Lazy {
         self.origin()["files_here"].as_u64().expect("a number")
     }
 
-    fn warnings(&self) -> String {
+    pub fn warnings(&self) -> String {
         self.mount.status_json()["warnings"].to_string()
     }
 

@@ -1,0 +1,59 @@
+//! Brief users of a mount. A process between fork(2) and exec(2) has copies of its parent's open files,
+//! and a process that reads `/proc/PID/maps` of another keeps the mappings of that alive.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use super::holders::Holder;
+use crate::engine::api::{Code, VerbResult};
+
+/// A process that uses the mount for longer is not brief.
+const BRIEF: Duration = Duration::from_secs(1);
+/// Limit of the whole wait: there may always be another.
+const LIMIT: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Calls `attempt` again when it fails with `busy` and the users of the mount have gone since.
+/// `users`: the processes that use it; `None`: there is nothing to wait for.
+///
+/// # Errors
+/// Those of `attempt`.
+pub fn outlast<T>(
+    busy: Code,
+    users: impl Fn() -> Option<Vec<Holder>>,
+    mut attempt: impl FnMut() -> VerbResult<T>,
+) -> VerbResult<T> {
+    let began = Instant::now();
+    loop {
+        match attempt() {
+            Err(error) if error.code == busy && are_gone(&users, began) => {
+                std::thread::sleep(PAUSE);
+            }
+            done => return done,
+        }
+    }
+}
+
+/// Waits for the users; whether all have gone.
+fn are_gone(users: impl Fn() -> Option<Vec<Holder>>, began: Instant) -> bool {
+    let mut since: HashMap<u32, Instant> = HashMap::new();
+    while began.elapsed() < LIMIT {
+        let Some(there) = users() else { return false };
+        let now = Instant::now();
+        since = there
+            .iter()
+            .map(|user| (user.pid, since.get(&user.pid).copied().unwrap_or(now)))
+            .collect();
+        if since.is_empty() {
+            return true;
+        }
+        if since
+            .values()
+            .any(|since| now.duration_since(*since) >= BRIEF)
+        {
+            return false;
+        }
+        std::thread::sleep(PAUSE);
+    }
+    false
+}

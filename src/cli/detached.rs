@@ -1,0 +1,63 @@
+//! A mount that was taken away lazily: its daemon serves what is open in it, and nobody sees it.
+
+use std::path::Path;
+
+use super::holders::{self, Found, Tree, Use};
+use super::mounts;
+use crate::engine::api::Status;
+use crate::engine::word::word;
+use crate::sys;
+
+/// The processes that such a daemon still serves; `None`: its mount is there, or it is not known
+/// which it was.
+pub fn served(status: &Status) -> Option<Found> {
+    let (id, dev) = status.daemon.mounted_as?;
+    let table = mounts::all().ok()?;
+    let is_there = table.iter().any(|mount| mount.id == id && mount.dev == dev);
+    let elsewhere = || sys::mounts_of_all(|mount| mount.dev == dev);
+    if is_there || !elsewhere().is_ok_and(|others| others.is_empty()) {
+        return None;
+    }
+    let daemon = [Some(status.daemon.pid), status.daemon.holder];
+    let daemon: Vec<u32> = daemon.into_iter().flatten().collect();
+    Some(users((id, dev), &status.mount, &daemon))
+}
+
+/// The processes that use a mount which is in no table any more, by its number and device.
+pub fn users((id, dev): (u64, u64), at: &Path, except: &[u32]) -> Found {
+    // The kernel gives its number to another mount once it is gone, and those found use that. The
+    // other may be unmounted after the look, or mounted before it.
+    let is_free = || sys::mounts_of_all(|mount| mount.id == id).is_ok_and(|all| all.is_empty());
+    if !is_free() {
+        return Found::default();
+    }
+    let mut found = Tree::on_detached((id, dev), at).users(except, holders::THOROUGH);
+    if !is_free() {
+        return Found::default();
+    }
+    // The kernel reports paths from the root of the detached mount.
+    for holder in &mut found.holders {
+        if let Use::Open(path) | Use::Mapped(path) = &mut holder.by
+            && let Ok(inside) = path.strip_prefix("/")
+        {
+            *path = at.join(inside);
+        }
+    }
+    found
+}
+
+/// What it waits for, and how it is ended.
+pub fn explained(status: &Status, found: &Found) -> (String, String) {
+    let at = status.mount.display();
+    let who = match found.holders.as_slice() {
+        [] => "by processes that cannot be seen from here".to_owned(),
+        all => holders::named(all.iter()),
+    };
+    (
+        format!("{at} was unmounted lazily and is still in use: {who}"),
+        format!(
+            "stop these processes, or end the daemon (they get errors): ckptfs umount --force {}",
+            word(at)
+        ),
+    )
+}

@@ -1,0 +1,47 @@
+//! Filesystems that are interfaces of the kernel: nothing is mounted over them.
+
+use std::path::Path;
+
+use super::super::error::hinted;
+use super::super::mounts;
+use crate::engine::api::{Code, VerbResult};
+use crate::sys::MountPoint;
+
+/// Filesystems that are interfaces of the kernel, by their names in the table of mounts.
+const INTERFACES: &[&str] = &[
+    "binfmt_misc",
+    "bpf",
+    "cgroup",
+    "cgroup2",
+    "configfs",
+    "debugfs",
+    "devpts",
+    "efivarfs",
+    "fusectl",
+    "hugetlbfs",
+    "mqueue",
+    "nsfs",
+    "proc",
+    "pstore",
+    "rpc_pipefs",
+    "securityfs",
+    "selinuxfs",
+    "sysfs",
+    "tracefs",
+];
+
+/// Refuses the kernel's interfaces: in some of them a new directory has a meaning.
+pub fn check_filesystem(table: &[MountPoint], backing: &Path) -> VerbResult<()> {
+    match mounts::containing(table, backing) {
+        Some(mount) if INTERFACES.contains(&mount.fs_type.as_str()) => Err(hinted(
+            Code::BadMountpoint,
+            format!(
+                "{} is on {}, an interface of the kernel, and no history can be kept in it",
+                backing.display(),
+                mount.fs_type
+            ),
+            "mount a directory on a filesystem for files, such as XFS, btrfs or ext4",
+        )),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,258 @@
+//! Mounts and subvolumes inside a directory that is mounted. They are not part of the history. The
+//! mount hides them, so each is bound over its place in the mount, and taken away again before the
+//! mount ends.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use super::error::{On, hinted};
+use super::mounts;
+use crate::control::STORE_NAME;
+use crate::engine::api::{Code, VerbResult};
+use crate::engine::word::word;
+use crate::sys::{self, Errno, MountPoint, OpenKind, SysResult, host};
+
+/// How many are named.
+const SHOWN_MAX: usize = 8;
+
+/// One of them.
+pub struct Place {
+    /// Where it is, relative to the directory.
+    inside: PathBuf,
+    /// A copy of it that can be attached; `None`: the caller may not make one.
+    copy: Option<OwnedFd>,
+}
+
+/// What is mounted on the tree of a mount or is a subvolume in it, relative to its root, topmost
+/// ones only.
+pub fn in_mount(table: &[MountPoint], mount: &MountPoint) -> Vec<PathBuf> {
+    let on_it = table.iter().filter(|other| other.parent == mount.id);
+    let inside = on_it.filter_map(|other| other.at.strip_prefix(&mount.at).ok());
+    let mut found: Vec<PathBuf> = inside
+        .filter(|path| !path.as_os_str().is_empty())
+        .map(Path::to_owned)
+        .collect();
+    found.sort();
+    found.dedup();
+    found
+}
+
+/// The mounts and subvolumes in a directory, with a copy of each.
+///
+/// # Errors
+/// Those of reading the table of mounts and the directory.
+pub fn below(backing: &Path) -> VerbResult<Vec<Place>> {
+    let table = mounts::all()?;
+    let mut found: Vec<PathBuf> = table
+        .iter()
+        .filter_map(|mount| mount.at.strip_prefix(backing).ok())
+        .filter(|path| !path.as_os_str().is_empty())
+        .map(Path::to_owned)
+        .collect();
+    let root = sys::open_root(backing).on(backing.display())?;
+    found.extend(sys::subvolumes_below(&root).unwrap_or_else(|errno| {
+        tracing::warn!(%errno, "subvolumes cannot be listed");
+        Vec::new()
+    }));
+    found.sort();
+    found.dedup_by(|path, above| path.starts_with(above));
+    found.retain(|path| !path.starts_with(STORE_NAME));
+    let copied = |inside: PathBuf| {
+        let copy = named_by(&root, &inside).and_then(sys::copy_mount).ok();
+        Place { inside, copy }
+    };
+    Ok(found.into_iter().map(copied).collect())
+}
+
+/// What a path in a directory names, without following a link.
+fn named_by(root: impl AsFd, inside: &Path) -> SysResult<OwnedFd> {
+    sys::open_beneath(root, inside.as_os_str().as_bytes(), OpenKind::Path)
+}
+
+/// Attaches a copy over a path in a directory.
+fn attach(copy: OwnedFd, (root, inside): (impl AsFd, &Path)) -> SysResult<()> {
+    sys::attach_mount(copy, named_by(root, inside)?)
+}
+
+/// Binds them over their places in the mount, and says which are there and which are not to be
+/// reached.
+pub fn bind(places: Vec<Place>, mountpoint: &Path) -> Option<String> {
+    let (mut bound, mut hidden) = (Vec::new(), Vec::new());
+    let root = host::open_dir_path(mountpoint);
+    for Place { inside, copy } in places {
+        let attached = copy
+            .zip(root.as_ref().ok())
+            .map(|(copy, root)| attach(copy, (root, &inside)));
+        match attached {
+            Some(Ok(())) => bound.push(inside),
+            failed => {
+                tracing::warn!(at = %inside.display(), ?failed, "a mount inside the directory is hidden");
+                hidden.push(inside);
+            }
+        }
+    }
+    let part = |paths: &[PathBuf], end: &str| (!paths.is_empty()).then(|| named(paths) + end);
+    let parts = [
+        part(&bound, ""),
+        part(&hidden, " (hidden until this mount ends)"),
+    ];
+    let parts: Vec<String> = parts.into_iter().flatten().collect();
+    (!parts.is_empty()).then(|| {
+        format!(
+            "mounts and subvolumes inside the directory are not in checkpoints: {}",
+            parts.join(", ")
+        )
+    })
+}
+
+/// The first of some paths, in words.
+pub fn named(paths: &[PathBuf]) -> String {
+    let shown = paths.iter().take(SHOWN_MAX);
+    let shown: Vec<String> = shown.map(|path| path.display().to_string()).collect();
+    match paths.len() - shown.len() {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}
+
+/// Those that were taken away from a mount that is about to end, and can be put back.
+pub struct Taken<'a> {
+    mount: &'a MountPoint,
+    copies: Vec<(PathBuf, OwnedFd)>,
+}
+
+impl Taken<'_> {
+    /// Puts them back: the mount stays.
+    pub fn put_back(self) {
+        let root = host::open_dir_path(&self.mount.at);
+        for (inside, copy) in self.copies {
+            let attached = root
+                .as_ref()
+                .map_err(|errno| *errno)
+                .and_then(|root| attach(copy, (root, &inside)));
+            if let Err(errno) = attached {
+                tracing::warn!(at = %inside.display(), %errno, "a mount inside the directory is not put back");
+            }
+        }
+    }
+}
+
+/// Takes away what is bound over its own place in a mount: below the mount it is there again.
+///
+/// # Errors
+/// `busy`: one is in use, and all are where they were.
+pub fn take_away(mount: &MountPoint) -> VerbResult<Taken<'_>> {
+    let table = mounts::all()?;
+    let mut taken = Taken {
+        mount,
+        copies: Vec::new(),
+    };
+    let Some(backing) = mount.backing() else {
+        return Ok(taken);
+    };
+    for inside in in_mount(&table, mount) {
+        let at = mount.at.join(&inside);
+        let bound = mounts::top(&table, &at);
+        // Over the directory itself its path is right, and the source may have an earlier name.
+        let is_bound = |bound: &MountPoint| {
+            let below = [&mount.at, &backing].map(|dir| dir.join(&inside));
+            below
+                .iter()
+                .any(|path| shows(bound, &table, path, mount.dev))
+        };
+        if !bound.is_some_and(is_bound) {
+            continue;
+        }
+        if let Err(errno) = end(mount, &table, (&inside, &mut taken)) {
+            taken.put_back();
+            return Err(match errno {
+                Errno::EBUSY => hinted(
+                    Code::Busy,
+                    format!(
+                        "{}, which is mounted inside {}, is in use",
+                        inside.display(),
+                        mount.at.display()
+                    ),
+                    format!("to see by which process: fuser -vm {}", word(at.display())),
+                ),
+                errno => mounts::unmount_error(&at, errno),
+            });
+        }
+    }
+    Ok(taken)
+}
+
+/// As [`take_away`], of the mount at a path, which is to end in any case.
+pub fn end_at(mountpoint: &Path) {
+    let table = mounts::all().unwrap_or_default();
+    let mount = mounts::top(&table, mountpoint).filter(|mount| mount.is_ours());
+    if let Some(Err(error)) = mount.map(take_away) {
+        tracing::warn!(error = error.message, "a mount inside the directory stays");
+    }
+}
+
+/// Unmounts what is mounted at and below a path in a mount.
+fn end(
+    mount: &MountPoint,
+    table: &[MountPoint],
+    (inside, taken): (&Path, &mut Taken<'_>),
+) -> SysResult<()> {
+    let root = host::open_dir_path(&mount.at)?;
+    let copy = sys::copy_mount(named_by(&root, inside)?)?;
+    let at = mount.at.join(inside);
+    let all = table
+        .iter()
+        .filter(|other| other.at.starts_with(&at) && is_on(other, mount.id, table));
+    // Those on top were made last.
+    let all: Vec<&MountPoint> = all.collect();
+    let (mut ended, mut count) = (Ok(()), 0);
+    for mounted in all.into_iter().rev() {
+        let path = mounted.at.strip_prefix(&mount.at).unwrap_or(inside);
+        let (Some(above), Some(name)) = (path.parent(), path.file_name()) else {
+            continue;
+        };
+        let dir = match above.as_os_str().is_empty() {
+            true => host::open_dir_path(&mount.at),
+            false => named_by(&root, above),
+        };
+        ended = dir.and_then(|dir| sys::unmount_in(dir, name));
+        if ended.is_err() {
+            break;
+        }
+        count += 1;
+    }
+    // What it had mounted on it itself may be gone, which the copy has.
+    if ended.is_ok() || count > 0 {
+        taken.copies.push((inside.to_owned(), copy));
+    }
+    ended
+}
+
+/// Whether a mount shows what is at a path of the tree below the mount of this device.
+fn shows(bound: &MountPoint, table: &[MountPoint], path: &Path, dev: u64) -> bool {
+    let lower = path.ancestors().find_map(|dir| {
+        let there = |mount: &&MountPoint| mount.at == dir && mount.dev != dev;
+        let mut mounts = table.iter().filter(there);
+        mounts.find(|mount| mount.id != bound.id)
+    });
+    lower.is_some_and(|lower| {
+        let inside = path.strip_prefix(&lower.at).unwrap_or(Path::new(""));
+        bound.dev == lower.dev && bound.root == lower.root.join(inside)
+    })
+}
+
+/// Whether a mount is mounted on another, or on one that is.
+fn is_on(mount: &MountPoint, below: u64, table: &[MountPoint]) -> bool {
+    let mut parent = mount.parent;
+    for _ in 0..table.len() {
+        if parent == below {
+            return true;
+        }
+        match table.iter().find(|other| other.id == parent) {
+            Some(other) if other.parent != parent => parent = other.parent,
+            _ => return false,
+        }
+    }
+    false
+}

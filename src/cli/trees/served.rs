@@ -1,0 +1,292 @@
+//! A branch that is served, and how its mount is taken away.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use super::END_TIMEOUT;
+use crate::cli::answering::End;
+use crate::cli::error::{hinted, io_error};
+use crate::cli::holders::{self, Tree};
+use crate::cli::output::escape;
+use crate::cli::{brief_use, detached, mounts};
+use crate::control::Answers;
+use crate::engine::Engine;
+use crate::engine::api::{Code, VerbError, VerbResult};
+use crate::engine::branches::Ending;
+use crate::engine::place::KnownMount;
+use crate::sys::lock::{Condvar, Mutex};
+use crate::sys::{self, Errno, MountPoint};
+use crate::volumes::facts;
+
+/// A branch that was unmounted ends within this time, unless a process has a file of it open.
+const LEAVING: Duration = Duration::from_secs(1);
+
+/// The engine of a branch, and the threads that answer at its control socket.
+pub(super) type Parts = (Arc<Engine>, Arc<OnceLock<Answers>>);
+
+/// A branch that is served.
+pub(super) struct Served {
+    pub(super) name: String,
+    /// Until it ends.
+    pub(super) parts: Mutex<Option<Parts>>,
+    mount: Arc<KnownMount>,
+    /// What ends its connection, if it was found. It was opened while the connection lived: its
+    /// number is given to another mount after that.
+    abort: OnceLock<File>,
+    /// Its engine is closed in the background: [`crate::engine::branches::Host::leave`].
+    pub(super) left: AtomicBool,
+    stage: Mutex<Stage>,
+    changed: Condvar,
+}
+
+/// How far the end of a branch is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Stage {
+    Served,
+    /// Its connection is gone.
+    Gone,
+    /// Its store is closed.
+    Ended,
+}
+
+impl Served {
+    /// A branch that `engine` is mounted for; `minor`: the number of its connection.
+    pub(super) fn new(name: &str, parts: Parts, minor: Option<u32>) -> Served {
+        let engine = &parts.0;
+        let served = Served {
+            name: name.to_owned(),
+            mount: Arc::clone(engine.place().known_mount()),
+            parts: Mutex::new(Some(parts)),
+            abort: OnceLock::new(),
+            left: AtomicBool::new(false),
+            stage: Mutex::new(Stage::Served),
+            changed: Condvar::default(),
+        };
+        served.find_abort_file(minor);
+        served
+    }
+
+    /// To be called only while the connection lives.
+    fn find_abort_file(&self, minor: Option<u32>) -> Option<&File> {
+        if self.abort.get().is_none() {
+            match minor.ok_or(Errno::ENOENT).and_then(sys::fuse_abort_file) {
+                Ok(file) => drop(self.abort.set(file)),
+                Err(errno) => {
+                    tracing::debug!(%errno, branch = self.name, "its connection cannot be aborted");
+                }
+            }
+        }
+        self.abort.get()
+    }
+
+    /// Ends the connection: every call on it fails with ENOTCONN. Once it is gone this does nothing.
+    pub(super) fn abort(&self) {
+        let abort = self.abort.get().ok_or(Errno::ENOENT);
+        let aborted = abort.and_then(|mut abort| Ok(abort.write_all(b"1")?));
+        if let Err(errno) = aborted {
+            tracing::warn!(%errno, branch = self.name, "the connection cannot be aborted: it is served until its last user has gone");
+        }
+    }
+
+    /// Waits at most `limit` for a stage of its end; whether it was reached.
+    pub(super) fn wait(&self, stage: Stage, limit: Duration) -> bool {
+        let until = Instant::now() + limit;
+        let mut at = self.stage.lock();
+        while *at < stage {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            self.changed.wait_for(&mut at, left);
+        }
+        true
+    }
+
+    pub(super) fn reach(&self, stage: Stage) {
+        *self.stage.lock() = stage;
+        self.changed.notify_all();
+    }
+
+    /// How long its end may take before it is forced. The users of one that was asked to end get
+    /// ENOTCONN from now on.
+    pub(super) fn pause_before(&self, end: &End) -> Duration {
+        if *end != End::Asked {
+            return Duration::ZERO;
+        }
+        self.abort();
+        END_TIMEOUT
+    }
+
+    /// Its mount, if that is in the table.
+    fn mount_in<'a>(&self, table: &'a [MountPoint]) -> Option<&'a MountPoint> {
+        match self.mount.mounted_as() {
+            Some(_) => self.mount.find(table),
+            None => mounts::top(table, self.mount.at_start()).filter(|mount| mount.is_ours()),
+        }
+    }
+
+    /// Waits for the end of a branch that was unmounted; `false`: it is mounted.
+    ///
+    /// # Errors
+    /// `branch-in-use`: it was unmounted lazily, and processes have files of it open.
+    /// `daemon-busy`: it does not end.
+    pub(super) fn wait_if_leaving(&self) -> VerbResult<bool> {
+        // Once its end has begun it has neither a mount nor a user: the kernel gives the number and the
+        // device to another mount.
+        let is_connected = || self.parts.lock().is_some();
+        if is_connected() && self.mount_in(&mounts::all()?).is_some() {
+            return Ok(false);
+        }
+        let began = Instant::now();
+        while began.elapsed() < END_TIMEOUT {
+            if self.wait(Stage::Ended, LEAVING) {
+                return Ok(true);
+            }
+            let users = self
+                .mount
+                .mounted_as()
+                .filter(|_| is_connected())
+                .map(|known| detached::users(known, self.mount.at_start(), &[]).holders)
+                .filter(|_| is_connected());
+            if let Some(users) = users.filter(|users| !users.is_empty()) {
+                let name = &self.name;
+                let message = format!(
+                    "the branch {name} was unmounted lazily and is still in use: {}",
+                    holders::named(users.iter())
+                );
+                return Err(hinted(
+                    Code::BranchInUse,
+                    message,
+                    "stop these processes first",
+                ));
+            }
+        }
+        Err(ending(&self.name))
+    }
+
+    /// Unmounts it, after a wait for processes that use it only briefly. `false`: it was detached, and
+    /// ends with its last user.
+    pub(super) fn unmount(&self, how: Ending) -> VerbResult<bool> {
+        let users = || {
+            let table = mounts::all().unwrap_or_default();
+            let own = self.mount_in(&table)?;
+            let others = others(own, &table).unwrap_or_default();
+            Some(
+                Tree::on_all(own, &others)
+                    .users(&[], holders::THOROUGH)
+                    .holders,
+            )
+        };
+        brief_use::outlast(Code::BranchInUse, users, || self.try_unmount(how))
+    }
+
+    fn try_unmount(&self, how: Ending) -> VerbResult<bool> {
+        let table = mounts::all()?;
+        let Some(own) = self.mount_in(&table) else {
+            // It was unmounted by umount(8).
+            return Ok(true);
+        };
+        let (name, at, lazily) = (self.name.as_str(), &own.at, how != Ending::Unused);
+        let others = match how {
+            Ending::Lazy => Vec::new(),
+            Ending::Unused | Ending::Forced => others(own, &table)?,
+        };
+        if how == Ending::Unused {
+            refuse_used(name, at, &others)?;
+        }
+        if how == Ending::Forced
+            && self
+                .find_abort_file(Some(sys::device_minor(own.dev)))
+                .is_none()
+            && !others.is_empty()
+        {
+            return Err(not_to_be_ended(name));
+        }
+        match mounts::unmount(at, false) {
+            Ok(()) | Err(Errno::EINVAL) => {}
+            Err(Errno::EBUSY) if lazily => {
+                if how == Ending::Forced {
+                    // Once detached its path would show the directory below, while the branch
+                    // is still served.
+                    if self.abort.get().is_none() {
+                        return Err(not_to_be_ended(name));
+                    }
+                    self.abort();
+                }
+                mounts::unmount(at, true).map_err(|cause| mounts::unmount_error(at, cause))?;
+                if how == Ending::Lazy {
+                    return Ok(false);
+                }
+            }
+            Err(Errno::EBUSY) => {
+                let message = format!("the branch {name} is in use, at {}", at.display());
+                return Err(hinted(Code::BranchInUse, message, "leave it first"));
+            }
+            Err(cause) => return Err(mounts::unmount_error(at, cause)),
+        }
+        if !others.is_empty() {
+            // The copies would keep the connection alive.
+            self.abort();
+        }
+        Ok(true)
+    }
+}
+
+/// The other mounts of the branch, each with a process that sees it: over the project's path of a
+/// command that runs in the branch, in a container, or in a copy of our mount namespace.
+fn others(own: &MountPoint, table: &[MountPoint]) -> VerbResult<Vec<(u32, MountPoint)>> {
+    let other = |mount: &MountPoint| {
+        mount.dev == own.dev
+            && mount.source == own.source
+            && !table.iter().any(|ours| ours.id == mount.id)
+    };
+    sys::mounts_of_others(own.dev, other).map_err(|cause| io_error("tables of mounts", cause))
+}
+
+/// A copy alone is no use: a new mount namespace, such as that of `branch run`, has copies of all
+/// mounts.
+///
+/// # Errors
+/// `branch-in-use`: it is also mounted at another place, or a process has a file of a copy open.
+fn refuse_used(name: &str, at: &std::path::Path, others: &[(u32, MountPoint)]) -> VerbResult<()> {
+    let used = |by: String| {
+        let message = format!("the branch {name} is in use: {by}");
+        hinted(Code::BranchInUse, message, "stop what is using it first")
+    };
+    let is_use = |(pid, mount): &&(u32, MountPoint)| !facts::is_copy(at, true, *pid, &mount.at);
+    if let Some((pid, mount)) = others.iter().find(is_use) {
+        let place = escape(mount.at.as_os_str().as_bytes());
+        return Err(used(format!("it is mounted at {place} of process {pid}")));
+    }
+    let Some((_, copy)) = others.first() else {
+        return Ok(());
+    };
+    let users = Tree::on_all(copy, others)
+        .users(&[], holders::THOROUGH)
+        .holders;
+    match users.is_empty() {
+        true => Ok(()),
+        false => Err(used(holders::named(users.iter()))),
+    }
+}
+
+/// Its users cannot be cut off.
+fn not_to_be_ended(name: &str) -> VerbError {
+    hinted(
+        Code::BranchInUse,
+        format!("the branch {name} is in use, and its FUSE connection cannot be aborted"),
+        "stop what is using it, or have root mount the FUSE control filesystem (fusectl)",
+    )
+}
+
+pub(super) fn ending(name: &str) -> VerbError {
+    hinted(
+        Code::DaemonBusy,
+        format!("the branch {name} is still being unmounted"),
+        "something of it may still be open: try again later",
+    )
+}

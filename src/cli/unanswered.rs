@@ -1,0 +1,257 @@
+//! A daemon that does not answer: it is stopped, or it hangs. A verb that asks it waits in the
+//! kernel without a limit; another thread reports that.
+//!
+//! This thread asks neither the mount nor the daemon: it compares paths as text with the table of
+//! mounts, and reads about processes in `/proc`. It finds no mount that is reached by a symbolic
+//! link.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::error::{On, hinted};
+use super::mounts;
+use super::output::{Out, escape};
+use super::tree_path::normal;
+use crate::engine::api::{Code, VerbResult};
+use crate::engine::word::word;
+use crate::sys::lock::Mutex;
+use crate::sys::{self, MountPoint};
+
+/// When a verb that waits reports the daemon.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How often to see whether the verb waits.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// How often to see whether a process has ended.
+const END_PAUSE: Duration = Duration::from_millis(20);
+
+const SIGTERM: i32 = 15;
+/// As on Linux: elsewhere no daemon is found.
+const SIGCONT: i32 = 18;
+
+/// The watch of this process, while there is one.
+static WATCH: Mutex<Option<(Sender<()>, JoinHandle<()>)>> = Mutex::new(None);
+
+/// The process that serves a mount.
+#[derive(Debug)]
+pub struct Daemon {
+    pid: u32,
+    is_stopped: bool,
+    /// The mount is of its tree, and not of a branch.
+    is_its_tree: bool,
+}
+
+/// Whether a process of this pid namespace is the daemon of a tree: it has the directory as an
+/// argument (proc_pid_cmdline(5)), as the source of the mount names it.
+pub fn is_daemon(pid: u32, tree: &str) -> bool {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let mut arguments = line.split(|byte| *byte == 0);
+    arguments.any(|argument| sys::mount_source(Path::new(OsStr::from_bytes(argument))) == tree)
+}
+
+/// Whether a process has the connection of a mount open, which newer kernels report. A branch is
+/// served by the daemon of its parent.
+fn has_connection(pid: u32, mount: &MountPoint) -> bool {
+    let line = format!("fuse_connection:\t{}", sys::device_minor(mount.dev));
+    let infos = fs::read_dir(format!("/proc/{pid}/fdinfo"))
+        .into_iter()
+        .flatten();
+    infos
+        .filter_map(|info| fs::read_to_string(info.ok()?.path()).ok())
+        .any(|info| info.lines().any(|of_fd| of_fd == line))
+}
+
+impl Daemon {
+    /// The process that serves `mount`, as this user or root: the worker, where there is a holder
+    /// too.
+    pub fn of(mount: &MountPoint) -> Option<Daemon> {
+        let found = fs::read_dir("/proc").ok()?.filter_map(|entry| {
+            let pid: u32 = entry.ok()?.file_name().to_str()?.parse().ok()?;
+            let user = sys::process_user(pid).ok()?;
+            sys::is_trusted(user).then(|| Daemon::at(pid, mount))?
+        });
+        found
+            .max_by_key(|(is_worker, _)| *is_worker)
+            .map(|(_, daemon)| daemon)
+    }
+
+    fn at(pid: u32, mount: &MountPoint) -> Option<(bool, Daemon)> {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+        let mut arguments = line.split(|byte| *byte == 0);
+        if arguments.nth(1) != Some(b"daemon") {
+            return None;
+        }
+        let is_its_tree = is_daemon(pid, &mount.source);
+        if !is_its_tree && !has_connection(pid, mount) {
+            return None;
+        }
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        let state = status
+            .lines()
+            .find_map(|line| line.strip_prefix("State:"))?;
+        let daemon = Daemon {
+            pid,
+            is_stopped: state.trim_start().starts_with(['T', 't']),
+            is_its_tree,
+        };
+        Some((arguments.any(|argument| argument == b"--worker"), daemon))
+    }
+
+    /// Ends it without asking it; `false`: it serves more than this mount. It gets the signal before
+    /// it goes on, if it is stopped, so nothing else is done by it first.
+    ///
+    /// # Errors
+    /// Those of kill(2); `busy`: it has not exited after `timeout`.
+    pub fn end(&self, timeout: Duration) -> VerbResult<bool> {
+        if !self.is_its_tree {
+            return Ok(false);
+        }
+        let pid = i32::try_from(self.pid).unwrap_or(0);
+        let born = sys::process_starttime(pid);
+        let signal = |signal| sys::kill(pid, signal).on(format!("process {pid}"));
+        signal(SIGTERM)?;
+        signal(SIGCONT)?;
+        let began = Instant::now();
+        while born.is_ok() && sys::process_starttime(pid) == born {
+            if began.elapsed() > timeout {
+                let message = format!("the daemon (pid {pid}) has not exited");
+                return Err(hinted(Code::Busy, message, "see .ckptfs/daemon.log"));
+            }
+            std::thread::sleep(END_PAUSE);
+        }
+        Ok(true)
+    }
+
+    /// The warning, with the commands that continue or end it.
+    fn explained(&self, mount: &MountPoint) -> String {
+        let (pid, at) = (self.pid, mount.at.display());
+        let name = sys::process_name(pid).unwrap_or_default();
+        let who = format!(
+            "the daemon of {at} ({}, pid {pid})",
+            escape(name.as_bytes())
+        );
+        let mut text = if self.is_stopped {
+            format!("{who} is stopped and does not answer; to continue it: kill -CONT {pid}")
+        } else {
+            format!("{who} has not answered for {} s", PATIENCE.as_secs())
+        };
+        if self.is_its_tree {
+            text.push_str(&format!("; to end it: ckptfs umount --force {}", word(at)));
+        }
+        text
+    }
+}
+
+/// Whether the daemon of the mount at `at` answers, or is known to be gone, within [`PATIENCE`].
+pub fn answers(at: &Path) -> bool {
+    let (asked, answer) = mpsc::channel();
+    let at = at.to_owned();
+    let ask = move || {
+        mounts::is_dead(&at);
+        let _ = asked.send(());
+    };
+    // Without a thread the caller asks it, and may wait.
+    std::thread::Builder::new().spawn(ask).is_err() || answer.recv_timeout(PATIENCE).is_ok()
+}
+
+/// Watches the calling thread, which runs a verb, and reports once a daemon that it waits for and
+/// that does not answer.
+pub fn watch(out: &Out, dir: Option<&Path>) {
+    if out.json {
+        return;
+    }
+    let (verb, say) = (sys::own_thread(), out.warner());
+    let dir = dir.map(Path::to_owned);
+    let (ends, end) = mpsc::channel();
+    let watched = move || {
+        let (mut known, mut since) = (None, Instant::now());
+        while end.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
+            let Some(runs) = sys::runs_of_thread(verb) else {
+                return;
+            };
+            let waits = known == Some(runs);
+            if waits && since.elapsed() < PATIENCE {
+                continue;
+            }
+            if waits && let Some(text) = waits_for(verb, dir.as_deref()) {
+                return say(&text);
+            }
+            (known, since) = (Some(runs), Instant::now());
+        }
+    };
+    // Without it the verb waits in silence.
+    if let Ok(thread) = sys::start_without_signals(watched) {
+        *WATCH.lock() = Some((ends, thread));
+    }
+}
+
+/// Ends the watch: the process needs to have one thread.
+pub fn end_watch() {
+    if let Some((ends, thread)) = WATCH.lock().take() {
+        drop(ends);
+        // A panic there has been reported.
+        let _ = thread.join();
+        // The kernel counts it until a moment later.
+        let began = Instant::now();
+        let is_counted =
+            || fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() > 1);
+        while is_counted() && began.elapsed() < LOOK_EVERY {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// The daemon that the verb in this thread waits for.
+fn waits_for(verb: i32, dir: Option<&Path>) -> Option<String> {
+    let table = mounts::all().ok()?;
+    let asked: Vec<&MountPoint> = named(dir)
+        .iter()
+        .filter_map(|path| around(&table, path))
+        .collect();
+    let told = |mount: &MountPoint| {
+        let daemon = Daemon::of(mount)?;
+        let hangs = || waits_in_kernel(verb) && has_requests(mount);
+        (daemon.is_stopped || hangs()).then(|| daemon.explained(mount))
+    };
+    asked.into_iter().find_map(told)
+}
+
+/// The paths that the verb was given, and where it is. An argument that is no path is none of a
+/// mount.
+fn named(dir: Option<&Path>) -> Vec<PathBuf> {
+    let cwd = std::env::current_dir().unwrap_or_default();
+    let mut at = dir.map_or_else(|| cwd.clone(), |dir| cwd.join(dir));
+    at = normal(&at);
+    let arguments = std::env::args_os().skip(1);
+    let mut paths: Vec<PathBuf> = arguments.map(|path| normal(&at.join(path))).collect();
+    paths.push(at);
+    paths
+}
+
+/// The mount by ckptfs that contains a path, or serves a directory above it.
+fn around<'a>(table: &'a [MountPoint], path: &Path) -> Option<&'a MountPoint> {
+    let within = mounts::containing(table, path).filter(|mount| mount.is_ours());
+    let serving = || {
+        let mut above = path.ancestors();
+        above.find_map(|dir| table.iter().rev().find(|mount| mount.serves(dir)))
+    };
+    within.or_else(serving)
+}
+
+/// Whether a thread waits for the answer to a request of FUSE (`request_wait_answer` in
+/// fs/fuse/dev.c). Some kernels do not report it.
+fn waits_in_kernel(thread: i32) -> bool {
+    fs::read_to_string(format!("/proc/self/task/{thread}/wchan"))
+        .is_ok_and(|place| place == "request_wait_answer" || place.starts_with("fuse_"))
+}
+
+/// Whether requests of a mount wait. True without the control filesystem of FUSE.
+fn has_requests(mount: &MountPoint) -> bool {
+    let minor = sys::device_minor(mount.dev);
+    fs::read_to_string(format!("/sys/fs/fuse/connections/{minor}/waiting"))
+        .map_or(true, |waiting| waiting.trim() != "0")
+}

@@ -1,0 +1,53 @@
+//! What an ordinary user's daemon may not look at: the owner of a file has no right that its mode
+//! does not give.
+
+use super::Engine;
+use super::api::VerbError;
+use super::error::Code;
+use super::word::word;
+use crate::store::ids::Slot;
+use crate::sys::{self, Kind, OpenKind};
+
+/// Has an error name the path that could not be read, if that is why a verb failed.
+pub(super) fn named(engine: &Engine, error: VerbError) -> VerbError {
+    let refused = engine.live.inodes.refused.take();
+    if error.code != Code::NoPermission || error.hint.is_some() {
+        return error;
+    }
+    let Some((path, kind, mode)) = refused.and_then(|slot| closed(engine, slot)) else {
+        return error;
+    };
+    let path = engine
+        .place()
+        .mount()
+        .join(String::from_utf8_lossy(&path).as_ref());
+    let needs = if kind == Kind::Dir { "u+rx" } else { "u+r" };
+    VerbError {
+        message: format!(
+            "{}: {} has mode {mode:04o}, and the daemon has the rights of user {} alone",
+            error.message,
+            path.display(),
+            sys::ids().0
+        ),
+        hint: Some(format!(
+            "let its owner read it: chmod {needs} {}",
+            word(path.display())
+        )),
+        ..error
+    }
+}
+
+/// The topmost path, on the way to an inode, that its owner may not read.
+fn closed(engine: &Engine, slot: Slot) -> Option<(Vec<u8>, Kind, u32)> {
+    let path = engine.live.inodes.path_of(slot)?;
+    let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/');
+    let ends = ends.map(|(end, _)| end).chain([path.len()]);
+    ends.filter_map(|end| {
+        let above = path.get(..end)?;
+        let fd = sys::open_beneath(engine.live.root(), above, OpenKind::Path).ok()?;
+        let stat = sys::stat_fd(&fd).ok()?;
+        let needed = if stat.kind == Kind::Dir { 0o500 } else { 0o400 };
+        (stat.mode & needed != needed).then(|| (above.to_vec(), stat.kind, stat.mode))
+    })
+    .next()
+}

@@ -1,0 +1,166 @@
+//! Append-only and immutable files and directories (chattr(1)). The kernel lets nobody change them,
+//! so a plan that would is refused before it changes anything.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::Restorer;
+use super::plan::Plan;
+use super::want::Want;
+use crate::engine::api::{Times, VerbResult};
+use crate::engine::error::{Code, hinted};
+use crate::engine::word::{count, word};
+use crate::history::diff::join;
+use crate::history::present::Trail;
+use crate::history::view::View;
+use crate::store::record::Child;
+use crate::sys::{Errno, Kind, Protection, SysResult};
+use crate::tree::plan::{Change, Content, DirPlan};
+
+/// Paths that a message names; of the others it says how many there are.
+const NAMED_MAX: usize = 100;
+
+/// What a plan would change of them.
+struct Protected<'a> {
+    plan: &'a Plan,
+    want: &'a dyn Want,
+    now: &'a View<'a>,
+    found: BTreeSet<Vec<u8>>,
+}
+
+impl Restorer<'_> {
+    /// Refuses a plan that would change, move or remove such a file or directory, or change the
+    /// entries of such a directory. `now`: the live tree.
+    ///
+    /// # Errors
+    /// `no-permission`, with the paths of all of them; those of reading directories.
+    pub(in crate::engine) fn refuse_protected(
+        &self,
+        what: &str,
+        (plan, want, now): (&Plan, &dyn Want, &View<'_>),
+    ) -> VerbResult<()> {
+        let mut protected = Protected {
+            plan,
+            want,
+            now,
+            found: BTreeSet::new(),
+        };
+        let looked = plan
+            .tree
+            .dirs
+            .iter()
+            .try_for_each(|dir| protected.look_at(dir));
+        looked.map_err(|errno| self.engine.checkpoints.failed(what, errno))?;
+        let found = protected.found;
+        if found.is_empty() {
+            return Ok(());
+        }
+        let shown = || {
+            let paths = found.iter().take(NAMED_MAX);
+            paths.map(|path| match path.as_slice() {
+                b"" => ".".to_owned(),
+                path => String::from_utf8_lossy(path).into_owned(),
+            })
+        };
+        let more = match found.len().saturating_sub(NAMED_MAX) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        Err(hinted(
+            Code::NoPermission,
+            format!(
+                "{what}: {} would be changed: {}{more}; nothing was changed",
+                count(found.len(), "append-only or immutable path"),
+                shown().collect::<Vec<_>>().join(", "),
+            ),
+            format!(
+                "unmount the tree (ckptfs umount {}), take the attributes away (chattr -ia {}), and mount it again",
+                word(self.engine.place().mount().display()),
+                shown().map(word).collect::<Vec<_>>().join(" "),
+            ),
+        ))
+    }
+}
+
+impl Protected<'_> {
+    fn look_at(&mut self, dir: &DirPlan) -> SysResult<()> {
+        let plan = &self.plan.tree;
+        let mut changes = false;
+        for name in &dir.names {
+            let wanted = name.want.as_ref();
+            match plan.change(name) {
+                None | Some(Change::Stays(Content::Same)) => continue,
+                Some(Change::Stays(content)) => {
+                    if let Some((_, trail)) = wanted {
+                        let here = self.want.here(trail);
+                        let path = || join(&dir.want.path(), &name.name);
+                        let stays = content == Content::Attributes;
+                        self.note(&here, path, stays.then_some(trail));
+                    }
+                    continue;
+                }
+                Some(_) => {}
+            }
+            changes = true;
+            if let (Some(live), Some(have)) = (&dir.live, name.have) {
+                self.goes(live.step(&name.name, have.slot), have)?;
+            }
+            if let Some((_, trail)) = wanted.filter(|(child, _)| plan.keeps(*child)) {
+                let path = || join(&dir.want.path(), &name.name);
+                self.note(&self.want.here(trail), path, None);
+            }
+        }
+        if let Some(live) = dir.live.as_ref().filter(|_| changes || dir.with_attrs) {
+            self.note(live, || live.path(), (!changes).then_some(&dir.want));
+        }
+        Ok(())
+    }
+
+    /// What a name leads to is moved, or removed with everything below.
+    fn goes(&mut self, trail: Arc<Trail>, have: Child) -> SysResult<()> {
+        let mut open = vec![(trail, have)];
+        while let Some((trail, child)) = open.pop() {
+            // Nothing else can be.
+            if !matches!(child.kind, Kind::File | Kind::Dir) {
+                continue;
+            }
+            self.note(&trail, || trail.path(), None);
+            if child.kind == Kind::Dir && !self.plan.tree.keeps(child) {
+                let below = match self.now.list(&trail) {
+                    // Its owner may not read it, and removes it all the same.
+                    Err(Errno::EACCES) => continue,
+                    below => below?.into_iter(),
+                };
+                open.extend(below.map(|(name, child)| (trail.step(&name, child.slot), child)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes an inode of the live tree if it is protected; with `wanted`, unless it has the
+    /// attributes of that.
+    fn note(
+        &mut self,
+        node: &Arc<Trail>,
+        path: impl FnOnce() -> Vec<u8>,
+        wanted: Option<&Arc<Trail>>,
+    ) {
+        let attr = self.now.attr(node);
+        let is_protected = attr.is_ok_and(|attr| attr.stat.protection != Protection::None);
+        if is_protected && !wanted.is_some_and(|wanted| self.is_so(wanted, node)) {
+            self.found.insert(path());
+        }
+    }
+
+    /// An inode has the attributes that it is to have, as far as that is known.
+    fn is_so(&self, wanted: &Arc<Trail>, here: &Arc<Trail>) -> bool {
+        let same = || {
+            let (then, now) = (self.want.attr(wanted)?.stat, self.now.attr(here)?.stat);
+            let times = self.plan.times == Times::Now || then.mtime == now.mtime;
+            let owner = (then.uid, then.gid) == (now.uid, now.gid);
+            let rest = then.mode == now.mode && owner && times;
+            Ok::<_, Errno>(rest && self.want.xattrs(wanted)? == self.now.xattrs(here)?)
+        };
+        same().unwrap_or(false)
+    }
+}

@@ -1,0 +1,51 @@
+//! The last `gc` and the last pushes, the size of the history, and the free space of the filesystem.
+//!
+//! It is kept in memory from the start of the daemon. The operations also have the last push: the
+//! newest checkpoint in a remote is pinned ([`push_pin`]).
+
+use std::collections::BTreeMap;
+
+use super::api::{MeasuredInfo, PushInfo};
+use crate::history::append::now_ns;
+use crate::sys::lock::Mutex;
+
+pub(super) const PUSHED_TO: &str = "pushed to ";
+pub(super) const BEGINS_HERE: &str = ": the next push begins here";
+
+/// Why the newest checkpoint that a remote has is pinned.
+pub fn push_pin(remote: &str) -> String {
+    [PUSHED_TO, remote, BEGINS_HERE].concat()
+}
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Upkeep {
+    pub(super) done: Mutex<Done>,
+}
+
+#[derive(Clone, Default)]
+pub(super) struct Done {
+    pub(super) measured: Option<MeasuredInfo>,
+    pub(super) gc: Option<String>,
+    /// By the names of remotes; `None`: the operations were not asked yet.
+    pub(super) pushes: Option<BTreeMap<String, PushInfo>>,
+}
+
+impl Upkeep {
+    /// Notes the size of the history.
+    pub(super) fn measured(&self, bytes: u64) {
+        let at = rfc3339(now_ns());
+        self.done.lock().measured = Some(MeasuredInfo { bytes, at });
+    }
+
+    /// A run of `gc` has ended.
+    pub(super) fn collected(&self, history_bytes: u64) {
+        self.measured(history_bytes);
+        self.done.lock().gc = Some(rfc3339(now_ns()));
+    }
+}
+
+pub(super) fn rfc3339(at_ns: i64) -> String {
+    let time = jiff::Timestamp::from_nanosecond(i128::from(at_ns));
+    time.map(|time| time.to_string()).unwrap_or_default()
+}

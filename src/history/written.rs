@@ -1,0 +1,43 @@
+//! The baseline, to look up what an inode was when the tree was written down last.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::store::Store;
+use crate::store::baseline::{Baseline, Node};
+use crate::store::ids::{Name, Slot};
+use crate::sys::lock::Mutex;
+
+/// How long one that was opened is used: it may have been replaced.
+const OPEN_TIME: Duration = Duration::from_secs(1);
+
+/// See the module.
+pub struct Written {
+    store: Arc<Store>,
+    /// A leaf.
+    open: Mutex<Option<(Instant, Option<Arc<Baseline>>)>>,
+}
+
+impl Written {
+    pub(super) fn new(store: Arc<Store>) -> Written {
+        Written {
+            store,
+            open: Mutex::default(),
+        }
+    }
+
+    /// What a name in a directory led to; `None`: that is not known.
+    pub(super) fn at(&self, dir: Slot, name: &Name) -> Option<Node> {
+        let open = self.open.lock().clone();
+        let found = match open.filter(|(since, _)| since.elapsed() <= OPEN_TIME) {
+            Some((_, found)) => found,
+            None => {
+                let found = Baseline::open_any(&self.store.layout).ok().flatten();
+                let found = found.map(Arc::new);
+                *self.open.lock() = Some((Instant::now(), found.clone()));
+                found
+            }
+        };
+        found?.at(dir, name).ok().flatten()
+    }
+}

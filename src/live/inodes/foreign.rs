@@ -1,0 +1,37 @@
+//! Names in the tree that lead to another filesystem: something is mounted there below the mount, or
+//! it is another subvolume. They are no part of the history.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::place;
+use crate::store::ids::{Name, Slot};
+use crate::store::record::Place;
+use crate::sys::lock::Mutex;
+
+/// Those that were met so far. The mutex is a leaf.
+#[derive(Default)]
+pub(super) struct Foreign {
+    count: AtomicUsize,
+    names: Mutex<HashSet<Place>>,
+}
+
+impl Foreign {
+    /// Notes that a name leads to another filesystem, or that it does not.
+    pub(super) fn note(&self, dir: Slot, name: &Name, is_foreign: bool) {
+        if !is_foreign && self.count.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let mut names = self.names.lock();
+        match is_foreign {
+            true => names.insert(place(dir, name)),
+            false => names.remove(&place(dir, name)),
+        };
+        self.count.store(names.len(), Ordering::Relaxed);
+    }
+
+    /// Whether a name was found to lead to another filesystem.
+    pub(super) fn has(&self, dir: Slot, name: &Name) -> bool {
+        self.count.load(Ordering::Relaxed) > 0 && self.names.lock().contains(&place(dir, name))
+    }
+}

@@ -1,0 +1,156 @@
+//! Decrypts objects of a repository, and decompresses them up to a limit.
+//!
+//! The library decompresses without a limit. Therefore each object is decompressed here first, its
+//! bytes are counted and dropped, and the library gets only objects within the limit. Content is
+//! decompressed only here.
+
+use std::fmt;
+use std::io::Read;
+
+use aes256ctr_poly1305aes::aead::{Aead, Nonce};
+use aes256ctr_poly1305aes::{Aes256CtrPoly1305Aes, Key};
+use rustic_core::repofile::MasterKey;
+
+/// Bytes of the initialization vector, which comes before what is encrypted.
+const NONCE_BYTES: usize = 16;
+/// How much is decompressed at once.
+const CHUNK_BYTES: usize = 64 << 10;
+/// Begins a whole object that is compressed.
+const COMPRESSED: u8 = 2;
+/// Begins a frame of zstd; the JSON of a tree never begins with it.
+const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
+
+/// The key of a repository.
+pub struct Seal(Aes256CtrPoly1305Aes);
+
+impl fmt::Debug for Seal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Seal")
+    }
+}
+
+/// How large a text is, and how many objects of JSON are in it, at most.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Size {
+    /// Bytes.
+    pub bytes: u64,
+    /// Opening braces.
+    pub braces: u64,
+}
+
+impl Seal {
+    /// `None`: it is no key.
+    pub fn new(master: &MasterKey) -> Option<Seal> {
+        let key = [
+            master.encrypt.as_slice(),
+            master.mac.k.as_slice(),
+            master.mac.r.as_slice(),
+        ]
+        .concat();
+        (key.len() == 64).then(|| Seal(Aes256CtrPoly1305Aes::new(Key::from_slice(&key))))
+    }
+
+    /// Decrypts an object; `None`: its code does not match.
+    pub fn open(&self, sealed: &[u8]) -> Option<Vec<u8>> {
+        let (nonce, sealed) = sealed.split_at_checked(NONCE_BYTES)?;
+        let nonce = Nonce::<Aes256CtrPoly1305Aes>::from_slice(nonce);
+        self.0.decrypt(nonce, sealed).ok()
+    }
+}
+
+/// The size of a whole object after decryption and decompression; `None`: more than `most` bytes.
+pub fn size_of_object(opened: &[u8], most: u64) -> Option<Size> {
+    match opened.split_first() {
+        Some((&COMPRESSED, packed)) => size_of(packed, most),
+        _ => Some(count(opened)),
+    }
+    .filter(|size| size.bytes <= most)
+}
+
+/// The same of a tree.
+pub fn size_of_tree(opened: &[u8], most: u64) -> Option<Size> {
+    match opened.starts_with(&ZSTD) {
+        true => size_of(opened, most),
+        false => Some(count(opened)),
+    }
+    .filter(|size| size.bytes <= most)
+}
+
+fn count(text: &[u8]) -> Size {
+    Size {
+        bytes: text.len() as u64,
+        braces: text.iter().filter(|byte| **byte == b'{').count() as u64,
+    }
+}
+
+/// The size of damaged input is counted up to the damage: it takes no more memory.
+fn size_of(packed: &[u8], most: u64) -> Option<Size> {
+    let mut size = Size::default();
+    let Ok(mut unpacked) = zstd::stream::read::Decoder::new(packed) else {
+        return Some(size);
+    };
+    let mut chunk = vec![0; CHUNK_BYTES];
+    while let Ok(read @ 1..) = unpacked.read(&mut chunk) {
+        let more = count(chunk.get(..read).unwrap_or_default());
+        size.bytes += more.bytes;
+        size.braces += more.braces;
+        if size.bytes > most {
+            return None;
+        }
+    }
+    Some(size)
+}
+
+/// Decompresses to exactly `length` bytes; `None`: the length differs.
+pub fn unpack(packed: &[u8], length: usize) -> Option<Vec<u8>> {
+    let unpacked = zstd::bulk::decompress(packed, length).ok()?;
+    (unpacked.len() == length).then_some(unpacked)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn packed(bytes: usize) -> Vec<u8> {
+        zstd::bulk::compress(&vec![b'{'; bytes], 1).expect("compressed")
+    }
+
+    #[test]
+    fn no_more_is_decompressed_than_a_limit() {
+        let most = 1 << 20;
+        let object = |bytes| [&[COMPRESSED], packed(bytes).as_slice()].concat();
+        let size = Size {
+            bytes: most,
+            braces: most,
+        };
+        let at = usize::try_from(most).expect("small");
+        assert_eq!(size_of_object(&object(at), most), Some(size));
+        assert_eq!(size_of_object(&object(at + 1), most), None);
+        assert_eq!(size_of_tree(&packed(at), most), Some(size));
+        assert_eq!(size_of_tree(&packed(at + 1), most), None);
+        assert_eq!(size_of_tree(&vec![b'{'; at], most), Some(size));
+        assert_eq!(size_of_tree(&vec![b'{'; at + 1], most), None);
+        // Several frames are one.
+        let twice = [packed(at / 2), packed(at / 2)].concat();
+        assert_eq!(size_of_tree(&twice, most), Some(size));
+        assert_eq!(size_of_tree(&twice, most - 1), None);
+    }
+
+    #[test]
+    fn a_blob_has_its_length() {
+        assert_eq!(unpack(&packed(5), 5), Some(vec![b'{'; 5]));
+        assert_eq!(unpack(&packed(5), 4), None);
+        assert_eq!(unpack(&packed(5), 6), None);
+        let twice = [packed(5), packed(5)].concat();
+        assert_eq!(
+            (unpack(&twice, 10).is_some(), unpack(&twice, 5)),
+            (true, None)
+        );
+        // Truncated and empty input.
+        let _ = (
+            unpack(&packed(5)[..4], 5),
+            unpack(b"", 5),
+            size_of_tree(&ZSTD, 5),
+        );
+    }
+}

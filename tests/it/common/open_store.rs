@@ -1,0 +1,29 @@
+//! The store of a mounted tree, to be changed: its mount shows it read-only.
+
+use std::fs::{self, File};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use ckptfs::Client;
+
+/// The directory of a store.
+pub struct OpenStore(OwnedFd);
+
+impl OpenStore {
+    /// Of the tree that is mounted at `root`.
+    pub fn of(root: &Path) -> OpenStore {
+        let link = File::open(root.join(".ckptfs")).expect("the store is there");
+        let mut client = Client::connect(link).expect("the daemon answers");
+        OpenStore(client.open_store().expect("the daemon opens its store"))
+    }
+
+    /// The path of a file in it, for this process, and for as long as this value is there.
+    pub fn file(&self, name: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}/{name}", self.0.as_raw_fd()))
+    }
+
+    /// Writes its configuration.
+    pub fn configure(&self, text: &str) {
+        fs::write(self.file("ckptfs.toml"), text).expect("the store is ours");
+    }
+}
