@@ -18,6 +18,8 @@ use std::path::Path;
 use super::STORE_NAME;
 use crate::sys::{self, Errno, Kind, MountPoint, OpenKind, SysResult, host};
 
+/// How often a directory is looked at whose mount goes away meanwhile.
+const TRIES_MAX: usize = 8;
 /// Permission bits with which others could put something in.
 const OTHERS_WRITE: u32 = 0o022;
 
@@ -46,11 +48,31 @@ pub enum Seen {
     Foreign(u32),
 }
 
+impl Seen {
+    fn store(self) -> Option<Store> {
+        match self {
+            Seen::Store(store) => Some(store),
+            Seen::Nothing | Seen::Gone | Seen::Foreign(_) => None,
+        }
+    }
+}
+
 /// What is in the directory at `dir`, an absolute path without links.
 ///
 /// # Errors
 /// EACCES: this user may not look. Those of open(2), statx(2), and of reading the table of mounts.
 pub fn look(dir: &Path) -> SysResult<Seen> {
+    for _ in 1..TRIES_MAX {
+        match look_once(dir) {
+            // Between two calls a mount was detached, or a store removed.
+            Err(Errno::ENOENT) => {}
+            seen => return seen,
+        }
+    }
+    look_once(dir)
+}
+
+fn look_once(dir: &Path) -> SysResult<Seen> {
     // Most directories have nothing of this name, and then nothing else is asked.
     match host::look_at(&dir.join(STORE_NAME)) {
         Ok(()) => {}
@@ -130,10 +152,16 @@ impl Store {
     /// # Errors
     /// As [`look`].
     pub fn of(dir: &Path) -> SysResult<Option<Store>> {
-        Ok(match look(dir)? {
-            Seen::Store(store) => Some(store),
-            Seen::Nothing | Seen::Gone | Seen::Foreign(_) => None,
-        })
+        look(dir).map(Seen::store)
+    }
+
+    /// As [`Store::of`], of a directory that is open at `root` and was found at `dir`, whatever has
+    /// been mounted over it since.
+    ///
+    /// # Errors
+    /// Those of openat(2) and fstat(2). ENOENT: it has no store.
+    pub fn below(root: &OwnedFd, dir: &Path) -> SysResult<Option<Store>> {
+        plain(root, dir).map(Seen::store)
     }
 
     /// The store at a directory that the caller knows to be one.

@@ -164,7 +164,7 @@ impl Target {
         let dup = |store: &OwnedFd| store.try_clone().map_err(cannot);
         match &self.daemon {
             Some(daemon) => dup(&daemon.store),
-            None => dup(Store::of(&self.path)
+            None => dup(Store::below(self.backing()?, &self.path)
                 .map_err(|cause| cannot(cause.into()))?
                 .ok_or_else(|| io_error(self.path.display(), Errno::EPERM))?
                 .dir()),

@@ -141,7 +141,11 @@ fn mistakes_are_told_with_file_line_and_the_nearest_key() {
         sandbox.ckptfs_in("p", &["status", "--json"]).ok().json()["warnings"],
         serde_json::json!([])
     );
-    // The daemon reads no longer file.
+}
+
+#[test]
+fn a_file_longer_than_the_daemon_reads_is_not_written() {
+    let sandbox = mounted();
     let copy = sandbox.path.join("copy");
     fs::write(&copy, "#".repeat(64 << 10)).expect("write");
     let write = ["config", "write", "../copy"];
@@ -152,7 +156,9 @@ fn mistakes_are_told_with_file_line_and_the_nearest_key() {
         "",
         "Error: ../copy has more than 65536 bytes\nHint: a configuration is shorter; name its file\n",
     );
-    assert_eq!(fs::metadata(&file).expect("there").len(), 64 << 10);
+    let store = OpenStore::of(&sandbox.path.join("p"));
+    let written = fs::metadata(store.file("ckptfs.toml")).expect("there");
+    assert_eq!(written.len(), 64 << 10);
 }
 
 #[test]

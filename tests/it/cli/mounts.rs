@@ -35,6 +35,26 @@ fn mounting_twice_is_refused() {
 }
 
 #[test]
+fn a_mount_that_ends_while_a_verb_looks_for_the_store_is_no_error() {
+    let sandbox = mounted();
+    sandbox.ckptfs_in("p", &["checkpoint"]).is(0, "1\n", "");
+    sandbox.ckptfs(&["umount", "p"]).ok();
+    // The table of mounts is read late, when the mount that was looked at has been detached.
+    let late =
+        "strace -qf -o /dev/null -P /proc/self/mountinfo -e inject=openat:delay_enter=50000:when=1";
+    let comes_and_goes = "while test -d p; do mount --bind p p; sleep 0.02; umount -l p; done";
+    let script = format!(
+        "({comes_and_goes}) & \
+         for try in $(seq 8); do {late} ckptfs -C p log || break; done; \
+         kill $!; wait; umount -l p || true"
+    );
+    let mut command = sandbox.hermetic("sh", ".");
+    command.args(["-c", &script]);
+    let ran = sandbox.run(command);
+    assert_eq!(ran.out().lines().count(), 8, "{}", ran.err());
+}
+
+#[test]
 fn another_mountpoint_serves_and_both_directories_find_the_daemon() {
     let sandbox = project();
     fs::create_dir(sandbox.path.join("m")).expect("mkdir");
