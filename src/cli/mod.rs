@@ -307,6 +307,9 @@ verbs! {
     Push(remote::push),
     #[cfg(feature = "remote")]
     Pull(remote::pull),
+    #[cfg(feature = "remote")]
+    #[command(hide = true)]
+    RemoteReader(remote::reader),
     Verify(verify),
     Serve(serve),
     Volumes(volumes),
@@ -467,6 +470,8 @@ fn is_driver(verb: &Verb) -> bool {
 fn goes_on(verb: &Verb) -> bool {
     match verb {
         Verb::Daemon(_) => true,
+        #[cfg(feature = "remote")]
+        Verb::RemoteReader(_) => true,
         #[cfg(feature = "browse")]
         Verb::Browse(_) => true,
         #[cfg(feature = "mcp")]

@@ -25,6 +25,7 @@ mod server;
 pub use client::Client;
 pub use history::History;
 pub use place::{Seen, Store, is_same, look};
+pub use protocol::{encode, receive_up_to};
 pub use server::{Answers, CONNECTIONS_MAX, serve};
 
 /// Name of the socket in the store.

@@ -2,23 +2,27 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use super::super::context::Context;
 use super::super::copies;
 use super::super::error::{On, hinted};
+use super::super::launch;
 use super::super::origin::Begun;
 use super::super::output::can_ask;
 use super::super::remotes::names;
 use super::{oci, repository};
 use crate::engine::api::{Code, VerbResult};
-use crate::engine::origin::{ServedOrigin, TYPED_PASSWORD};
+use crate::engine::origin::ServedOrigin;
 use crate::engine::word::word;
 use crate::remote::restic::lazy::record::Stored;
 use crate::remote::restic::lazy::{Lazy, Wishes};
 use crate::remote::restic::{Purpose, guarded};
 use crate::sys;
+use crate::volumes::tool;
 
 /// Makes `dest`, which is empty or is not there, a tree that looks through to a checkpoint of a
 /// remote, unless it is one already. `from`: `REMOTE[:ID]`.
@@ -148,21 +152,23 @@ pub fn of(root: &OwnedFd, wishes: (Option<u64>, bool)) -> VerbResult<Option<Serv
     let Some(stored) = Stored::of(root)? else {
         return Ok(None);
     };
-    let name = stored.record.remote.clone();
-    // It is looked for each time: who mends an address, or a password, need not mount again.
-    let opener = move || {
-        let names = names()?;
-        let named = names.get(&name)?;
-        let password = named.password()?;
-        let password = password.or_else(|| std::env::var(TYPED_PASSWORD).ok());
-        let password = password.unwrap_or_default();
-        repository::open_with(named, &password, Purpose::Serve)
+    let (name, repository) = (&stored.record.remote, &stored.record.repository);
+    let arguments = ["remote-reader", name, repository].map(str::to_owned);
+    let starter = move |stdin: OwnedFd| {
+        let mut command = Command::new(launch::program());
+        tool::clean(&mut command);
+        command
+            .arg0("ckptfs")
+            .args(&arguments)
+            .stdin(stdin)
+            .stdout(Stdio::null())
+            .spawn()
     };
     let (limit, on_open_only) = wishes;
     let wishes = Wishes {
         limit,
         on_open_only,
     };
-    let lazy = Lazy::open(stored, Box::new(opener), wishes)?;
+    let lazy = Lazy::open(stored, Box::new(starter), wishes)?;
     Ok(Some(ServedOrigin(Arc::new(lazy))))
 }

@@ -6,6 +6,7 @@ mod oci;
 mod onto;
 pub mod pull;
 pub mod push;
+pub mod reader;
 mod repository;
 mod tell;
 pub mod upkeep;

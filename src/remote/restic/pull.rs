@@ -327,7 +327,11 @@ impl From<Errno> for Unread {
 
 /// A blob is what its number, the SHA-256 of its content, says.
 pub(super) fn is_hash(id: &DataId, blob: &[u8]) -> bool {
+    *id.to_hex() == *hash(blob)
+}
+
+/// The hash of a blob, in hexadecimal digits.
+pub(super) fn hash(blob: &[u8]) -> String {
     let hash = Sha256::digest(blob);
-    let hex: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
-    *id.to_hex() == *hex
+    hash.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -10,20 +10,21 @@
 //! When nothing else is fetched, what is not here is, in the order in which it was packed.
 
 mod cache;
+mod protocol;
+pub mod reader;
 pub mod record;
 mod source;
 mod tree;
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use self::cache::{Cache, Found, Kept};
 use self::record::Record;
-pub use self::source::Opener;
+pub use self::source::Starter;
 use self::source::{Source, Unread, holds};
 use self::tree::Tree;
 use crate::engine::api::OriginInfo;
@@ -127,7 +128,7 @@ impl Lazy {
     /// `bad-store`: it is damaged; `io`.
     pub fn open(
         stored: record::Stored,
-        opener: Opener,
+        starter: Starter,
         wishes: Wishes,
     ) -> crate::engine::api::VerbResult<Lazy> {
         let (record, tree, cache) = stored.take()?;
@@ -140,7 +141,7 @@ impl Lazy {
             files,
             bytes,
             cache,
-            source: Source::new(opener, record.repository.clone()),
+            source: Source::new(starter, patience()),
             record,
             wishes,
             state: Mutex::new(State {
@@ -218,6 +219,7 @@ impl Origin for Lazy {
     fn end(&self) {
         self.0.state.lock().ended = true;
         self.0.changed.notify_all();
+        self.0.source.end();
     }
 }
 
@@ -313,10 +315,7 @@ impl Inner {
         state.attempts += 1;
         let (inner, doing, attempt) = (Arc::clone(self), Arc::clone(&fetch), state.attempts);
         let work = move || {
-            // A repository that is damaged as rustic does not expect ends its reading by a panic.
-            let work = AssertUnwindSafe(|| inner.fetch_now(slot, attempt, &doing));
-            let panicked = |_| Err(Unread::Damaged("reading it failed unexpectedly".to_owned()));
-            let done = catch_unwind(work).unwrap_or_else(panicked);
+            let done = inner.fetch_now(slot, attempt, &doing);
             inner.note_end(slot, &doing, done);
         };
         let started = std::thread::Builder::new().name("fetch".into()).spawn(work);

@@ -1,46 +1,51 @@
-//! The repository that content comes from. It is opened when something is first to be fetched, and
-//! again when it has failed.
+//! The repository that content comes from, which a process of its own reads: see `reader`. It is
+//! started when something is to be fetched, and again after it has ended.
+//!
+//! Nothing that it says is believed: each blob is compared with its hash.
 
 use std::fs::File;
+use std::io::{self, BufReader, Read};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::{Child, ExitStatus};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rustic_core::{DataId, IndexedFullStatus, Repository};
+use rustic_core::DataId;
 
-use super::super::backend::Watched;
-use super::super::pull::{self, HOLE_BYTES, blob_length, is_hash};
-use super::super::{Remote, failed};
-use crate::engine::api::{Code, VerbError, VerbResult, hinted};
-use crate::sys::lock::{Condvar, Mutex};
-use crate::sys::{self, Errno};
+use super::super::pull::{HOLE_BYTES, is_hash};
+use super::protocol::{Answer, Ask, receive, send};
+use crate::engine::api::{Code, VerbError, error};
+use crate::remote::limits::Limits;
+use crate::sys::lock::Mutex;
+use crate::sys::{self, Errno, SysResult};
 use crate::transfer::is_zeros;
 
-/// So long who needs a repository waits for another who opens it.
-const OPENING: Duration = Duration::from_secs(10);
+/// How long it is waited for the end of a process that was killed.
+const END: Duration = Duration::from_secs(2);
 
-/// A repository that is open.
-struct Open {
-    repo: Repository<IndexedFullStatus>,
-    watched: Arc<Watched>,
+/// Starts a remote reader, with this as its standard input.
+pub type Starter = Box<dyn Fn(OwnedFd) -> io::Result<Child> + Send + Sync>;
+
+/// See the module.
+pub struct Source {
+    starter: Starter,
+    /// How long it is waited for a blob.
+    patience: Duration,
+    current: Mutex<Current>,
 }
 
 #[derive(Default)]
-struct State {
-    open: Option<Arc<Open>>,
-    opening: Option<Instant>,
+struct Current {
+    process: Option<Arc<Process>>,
+    ended: bool,
 }
 
-/// Opens the repository; its name, address and password are those of whoever mounts.
-pub type Opener = Box<dyn Fn() -> VerbResult<Remote> + Send + Sync>;
-
-/// See the module. No lock is held while anything is asked of the repository.
-pub struct Source {
-    opener: Opener,
-    /// The repository's number.
-    id: String,
-    state: Mutex<State>,
-    changed: Condvar,
+/// A remote reader. Dropped, it is ended.
+struct Process {
+    control: UnixStream,
+    child: Mutex<Child>,
 }
 
 /// Why content cannot be had.
@@ -60,71 +65,90 @@ impl From<Errno> for Unread {
     }
 }
 
-impl Source {
-    pub fn new(opener: Opener, id: String) -> Source {
-        Source {
-            opener,
-            id,
-            state: Mutex::default(),
-            changed: Condvar::default(),
-        }
+impl Process {
+    fn start(starter: &Starter) -> io::Result<Process> {
+        let (control, theirs) = UnixStream::pair()?;
+        let child = starter(theirs.into())?;
+        Ok(Process {
+            control,
+            child: Mutex::new(child),
+        })
     }
 
-    fn open(&self) -> VerbResult<Arc<Open>> {
-        let mut state = self.state.lock();
+    /// A socket to ask on.
+    fn converse(&self, patience: Duration) -> io::Result<BufReader<UnixStream>> {
+        let (ours, theirs) = UnixStream::pair()?;
+        ours.set_read_timeout(Some(patience))?;
+        ours.set_write_timeout(Some(patience))?;
+        self.control.set_write_timeout(Some(patience))?;
+        sys::send_files(&self.control, &[0], &[theirs.as_fd()])?;
+        Ok(BufReader::new(ours))
+    }
+
+    /// Kills it, if it has not ended, and waits for its end, but not for a disk that does not answer.
+    fn end(&self) -> io::Result<ExitStatus> {
+        let mut child = self.child.lock();
+        let killed = Instant::now();
+        child.kill()?;
         loop {
-            if let Some(open) = &state.open {
-                return Ok(Arc::clone(open));
-            }
-            let since = state.opening.map(|since| since.elapsed());
-            match since.and_then(|since| OPENING.checked_sub(since)) {
-                Some(left) if !left.is_zero() => self.changed.wait_for(&mut state, left),
-                _ => break,
+            match child.try_wait()? {
+                Some(status) => return Ok(status),
+                None if killed.elapsed() > END => return Err(io::ErrorKind::TimedOut.into()),
+                None => std::thread::sleep(Duration::from_millis(1)),
             }
         }
-        let began = Instant::now();
-        state.opening = Some(began);
-        drop(state);
-        let opened = self.open_now();
-        let mut state = self.state.lock();
-        if state.opening == Some(began) {
-            state.opening = None;
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.end();
+    }
+}
+
+impl Source {
+    pub fn new(starter: Starter, patience: Duration) -> Source {
+        Source {
+            starter,
+            patience,
+            current: Mutex::default(),
         }
-        if let Ok(open) = &opened {
-            state.open = Some(Arc::clone(open));
-        }
-        self.changed.notify_all();
-        opened
     }
 
-    fn open_now(&self) -> VerbResult<Arc<Open>> {
-        let remote = (self.opener)()?;
-        if remote.id() != self.id {
-            return Err(hinted(
-                Code::BadRemote,
-                "at the address is another repository than the one that the tree was mounted from",
-                "name the right one: ckptfs remote add NAME URL --force",
-            ));
+    /// The process that is there, or a new one, and whether it is new.
+    fn process(&self) -> io::Result<(Arc<Process>, bool)> {
+        let mut current = self.current.lock();
+        if let Some(process) = &current.process {
+            return Ok((Arc::clone(process), false));
         }
-        let Remote { repo, watched } = remote;
-        let repo = repo.to_indexed().map_err(failed)?;
-        Ok(Arc::new(Open { repo, watched }))
+        if current.ended {
+            return Err(io::ErrorKind::NotConnected.into());
+        }
+        let started = Arc::new(Process::start(&self.starter)?);
+        current.process = Some(Arc::clone(&started));
+        Ok((started, true))
     }
 
-    /// What is open is not asked any more: it does not answer.
+    /// The process is not asked any more: it does not answer, or nothing is left to fetch. It is
+    /// ended when the last fetch from it has ended.
     pub fn forget(&self) {
-        self.state.lock().open = None;
+        let process = self.current.lock().process.take();
+        drop(process);
     }
 
-    fn forget_this(&self, open: &Arc<Open>) {
-        let mut state = self.state.lock();
-        if state
-            .open
-            .as_ref()
-            .is_some_and(|now| Arc::ptr_eq(now, open))
-        {
-            state.open = None;
-        }
+    fn forget_this(&self, process: &Arc<Process>) {
+        let is_it = |now: &mut Arc<Process>| Arc::ptr_eq(now, process);
+        let forgotten = self.current.lock().process.take_if(is_it);
+        drop(forgotten);
+    }
+
+    /// Nothing is fetched any more.
+    pub fn end(&self) {
+        let mut current = self.current.lock();
+        current.ended = true;
+        let process = current.process.take();
+        drop(current);
+        let _ = process.map(|process| process.end());
     }
 
     /// Writes blobs to a file, each compared with its hash; `progress` is counted up with each.
@@ -138,51 +162,125 @@ impl Source {
         out: &File,
         progress: &AtomicU64,
     ) -> Result<(), Unread> {
+        let mut last_try = false;
+        loop {
+            let (process, is_new) = self.process().map_err(|cause| {
+                away(format!(
+                    "the process that reads it cannot be started: {cause}"
+                ))
+            })?;
+            last_try |= is_new;
+            match self.fetch_from(&process, blobs, (size, out), progress) {
+                Ok(done) => return done,
+                Err(cause) => {
+                    self.forget_this(&process);
+                    if is_timeout(&cause) || last_try {
+                        return Err(self.lost(&process, &cause));
+                    }
+                    // It may have ended, or not answered, because of what others asked for.
+                    last_try = true;
+                }
+            }
+        }
+    }
+
+    /// # Errors
+    /// The process has ended, or does not answer as it should; then those of [`Source::fetch`].
+    fn fetch_from(
+        &self,
+        process: &Process,
+        blobs: &[DataId],
+        (size, out): (u64, &File),
+        progress: &AtomicU64,
+    ) -> io::Result<Result<(), Unread>> {
+        let mut socket = process.converse(self.patience)?;
         let (mut at, mut last) = (0, None);
         for id in blobs {
             // A long hole is the same blob over and over.
             let blob = match last.take() {
                 Some((known, blob)) if known == *id => blob,
-                _ => self.blob(id, size.saturating_sub(at))?,
+                _ => match ask(&mut socket, id, size.saturating_sub(at))? {
+                    Ok(blob) => blob,
+                    unread => return Ok(unread.map(drop)),
+                },
             };
-            for piece in blob.chunks(HOLE_BYTES) {
-                if !is_zeros(piece) {
-                    sys::write_all_at(out, piece, at)?;
-                }
-                at += piece.len() as u64;
+            if let Err(errno) = write(out, &blob, at) {
+                return Ok(Err(errno.into()));
             }
+            at += blob.len() as u64;
             progress.fetch_add(1, Ordering::Relaxed);
             last = Some((*id, blob));
         }
-        if at != size {
-            return Err(Unread::Damaged(format!(
+        Ok(match at == size {
+            true => sys::truncate(out, size).map_err(Unread::Here),
+            false => Err(Unread::Damaged(format!(
                 "{at} bytes are there, and not {size}"
-            )));
-        }
-        Ok(sys::truncate(out, size)?)
+            ))),
+        })
     }
 
-    /// `most`: bytes that it can have.
-    fn blob(&self, id: &DataId, most: u64) -> Result<bytes::Bytes, Unread> {
-        let mut again = true;
-        loop {
-            let open = self.open().map_err(Unread::Away)?;
-            if blob_length(&open.repo, id).is_some_and(|length| length > most) {
-                return Err(Unread::Damaged("it is longer than the file".to_owned()));
-            }
-            let before = open.watched.unread.load(Ordering::Relaxed);
-            match pull::blob(&open.repo, &open.watched, id) {
-                Ok(blob) if is_hash(id, &blob) => return Ok(blob),
-                Ok(_) => return Err(Unread::Damaged("it does not have its hash".to_owned())),
-                // The repository may be away, or one file of it. That it can be opened again tells.
-                Err(_) if again && open.watched.unread.load(Ordering::Relaxed) != before => {
-                    self.forget_this(&open);
-                    again = false;
-                }
-                Err(cause) => return Err(Unread::Damaged(failed(cause).message)),
-            }
-        }
+    /// Why a process is not asked any more.
+    fn lost(&self, process: &Process, cause: &io::Error) -> Unread {
+        away(match (!is_timeout(cause)).then(|| process.end()) {
+            None => format!("nothing has come for {} s", self.patience.as_secs()),
+            Some(Ok(status)) => format!("the process that reads it has ended ({status})"),
+            Some(Err(_)) => format!("the process that reads it is lost: {cause}"),
+        })
     }
+}
+
+fn away(message: String) -> Unread {
+    Unread::Away(error(Code::RemoteFailed, message))
+}
+
+fn is_timeout(cause: &io::Error) -> bool {
+    matches!(
+        cause.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+    )
+}
+
+/// Writes what is not a hole.
+fn write(out: &File, blob: &[u8], mut at: u64) -> SysResult<()> {
+    for piece in blob.chunks(HOLE_BYTES) {
+        if !is_zeros(piece) {
+            sys::write_all_at(out, piece, at)?;
+        }
+        at += piece.len() as u64;
+    }
+    Ok(())
+}
+
+/// A blob, which has its hash. `most`: bytes that it can have.
+///
+/// # Errors
+/// The process does not answer, or not as it should; then what cannot be had.
+fn ask(
+    socket: &mut BufReader<UnixStream>,
+    id: &DataId,
+    most: u64,
+) -> io::Result<Result<Vec<u8>, Unread>> {
+    let blob = id.to_hex().to_string();
+    send(socket.get_ref(), &Ask { blob, most })?;
+    let length = match receive(&mut *socket)?.ok_or(io::ErrorKind::UnexpectedEof)? {
+        Answer::Bytes(length) => length,
+        Answer::Away(error) => return Ok(Err(Unread::Away(error))),
+        Answer::Damaged(why) => return Ok(Err(Unread::Damaged(why))),
+    };
+    if length > most {
+        return Ok(Err(Unread::Damaged(
+            "it is longer than the file".to_owned(),
+        )));
+    }
+    if length > Limits::new().blob() {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
+    socket.read_exact(&mut bytes)?;
+    Ok(match is_hash(id, &bytes) {
+        true => Ok(bytes),
+        false => Err(Unread::Damaged("it does not have its hash".to_owned())),
+    })
 }
 
 /// Whether a file of this size holds one blob, by its hash.
@@ -190,4 +288,65 @@ pub fn holds(file: &File, size: u64, blob: &DataId) -> bool {
     let mut bytes = vec![0; usize::try_from(size).unwrap_or(0)];
     let read = sys::read_full_at(file, &mut bytes, 0);
     read == Ok(bytes.len()) && is_hash(blob, &bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+    use crate::remote::restic::pull::hash;
+
+    /// Fetches `content` from a process that answers like this.
+    fn fetched(content: &[u8], answer: &'static [u8]) -> Result<Vec<u8>, Unread> {
+        let starter = move |control: OwnedFd| {
+            std::thread::spawn(move || {
+                let (mut byte, mut sockets) = ([0], Vec::new());
+                while sys::receive_files(&control, &mut byte, &mut sockets) == Ok(1) {
+                    for socket in sockets.drain(..).map(UnixStream::from) {
+                        let _: Option<Ask> = receive(BufReader::new(&socket)).expect("an ask");
+                        io::Write::write_all(&mut &socket, answer).expect("sent");
+                    }
+                }
+            });
+            Command::new("sleep").arg("60").spawn()
+        };
+        let source = Source::new(Box::new(starter), Duration::from_secs(60));
+        let out = tempfile::tempfile().expect("a file");
+        let blobs = [hash(content).parse().expect("a hash")];
+        let progress = AtomicU64::new(0);
+        source.fetch(&blobs, content.len() as u64, &out, &progress)?;
+        let mut read = vec![0; content.len()];
+        sys::read_full_at(&out, &mut read, 0)?;
+        Ok(read)
+    }
+
+    #[test]
+    fn what_a_reader_sends_is_not_believed() {
+        assert_eq!(
+            fetched(b"abc", b"{\"bytes\":3}\nabc").expect("read"),
+            b"abc"
+        );
+        let cases: [(&'static [u8], &str); 6] = [
+            (
+                b"{\"bytes\":3}\nabd",
+                "Damaged(\"it does not have its hash\")",
+            ),
+            (
+                b"{\"bytes\":4}\nabcd",
+                "Damaged(\"it is longer than the file\")",
+            ),
+            (
+                b"{\"bytes\":2}\nab",
+                "Damaged(\"it does not have its hash\")",
+            ),
+            (b"{\"bytes\":3}\nab", "has ended (signal: 9 (SIGKILL))"),
+            (b"nonsense\n", "has ended (signal: 9 (SIGKILL))"),
+            (b"", "has ended (signal: 9 (SIGKILL))"),
+        ];
+        for (answer, expected) in cases {
+            let unread = fetched(b"abc", answer).expect_err("it is not what was asked for");
+            assert!(format!("{unread:?}").contains(expected), "{unread:?}");
+        }
+    }
 }

@@ -11,7 +11,8 @@ use crate::common::tree::{assert_same, tree};
 use crate::common::{Mount, MountOpts, Rig, Variant, for_each_variant};
 use crate::remote::restic::{SECONDS, User};
 
-fn pushed(v: Variant) -> (Rig, User) {
+/// A tree of 40 small files and a large one, and a user who has pushed it.
+pub(super) fn pushed(v: Variant) -> (Rig, User) {
     let rig = v.start_with(MountOpts::new(v.io), |dir| {
         sh(dir, "for n in $(seq 40); do head -c 100000 /dev/urandom > $n; done; head -c 9000000 /dev/urandom > large");
     });

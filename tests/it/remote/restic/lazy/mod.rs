@@ -2,6 +2,7 @@
 
 mod away;
 mod kept;
+mod reader;
 mod same;
 mod user;
 

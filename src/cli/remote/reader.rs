@@ -1,0 +1,42 @@
+//! `ckptfs remote-reader`: see `remote::restic::lazy::reader`.
+
+use std::os::fd::AsFd;
+
+use super::super::context::Context;
+use super::super::error::{On, Outcome};
+use super::super::holder::null;
+use super::super::remotes::names;
+use super::repository;
+use crate::engine::origin::TYPED_PASSWORD;
+use crate::remote::limits::Limits;
+use crate::remote::restic::Purpose;
+use crate::remote::restic::lazy::reader;
+use crate::sys::{self, host};
+
+/// The process that reads a remote for a daemon, which starts it
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The name of the remote
+    remote: String,
+    /// The number of the repository there
+    repository: String,
+}
+
+/// Reads for the daemon at the other end of stdin, until that is closed.
+pub fn run(args: Args, _: &mut Context) -> Outcome {
+    sys::limit_memory(Limits::new().process());
+    let control = std::io::stdin().as_fd().try_clone_to_owned().on("stdin")?;
+    // A command that prints the password has no part in it.
+    null()
+        .and_then(|null| Ok(host::redirect_stdio(0, null.as_fd())?))
+        .on("stdin")?;
+    // It is looked for each time: who mends an address, or a password, need not mount again.
+    let opener = move || {
+        let names = names()?;
+        let named = names.get(&args.remote)?;
+        let password = named.password()?;
+        let password = password.or_else(|| std::env::var(TYPED_PASSWORD).ok());
+        repository::open_with(named, &password.unwrap_or_default(), Purpose::Serve)
+    };
+    Ok(reader::serve(&control, Box::new(opener), args.repository).on("stdin")?)
+}
