@@ -17,7 +17,6 @@ import (
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
-	"k8s.io/klog/v2"
 	"sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
 )
 
@@ -154,9 +153,8 @@ func provision(name string, connection *grpc.ClientConn, namespace string) {
 			}
 		}
 	}()
-	made, err := controller.NewProvisionController(klog.Background(), cluster, name, p,
+	made := controller.NewProvisionController(context.Background(), cluster, name, p,
 		controller.LeaderElection(false), controller.AddFinalizer(true), controller.RetryIntervalMax(5*time.Second),
 		controller.FailedProvisionThreshold(0), controller.FailedDeleteThreshold(0), controller.ResyncPeriod(20*time.Second))
-	must(err)
 	made.Run(context.Background())
 }
