@@ -97,7 +97,6 @@ impl Cluster {
     fn start() -> Cluster {
         let cluster = Cluster(Rig::new());
         cluster.sh("node_start");
-        cluster.sh("driver_start");
         cluster
     }
 
@@ -237,7 +236,7 @@ fn a_drain_unmounts_all(cluster: &Cluster) {
     cluster.run("kept", &["kept-0"]);
     cluster.counts_on("kept", "kept-0", "kept");
     cluster.sh(&format!(
-        "kubectl drain node1 --force --grace-period=1 --timeout={LIMIT}s\nuntil_true {LIMIT} nothing_is_mounted"
+        "! nothing_is_mounted\nkubectl drain node1 --force --grace-period=1 --timeout={LIMIT}s\nuntil_true {LIMIT} nothing_is_mounted"
     ));
     let volumes = cluster.json("ckptfs volumes ls --json");
     assert!(

@@ -25,7 +25,17 @@ keep() {
     start "$name" bash -c 'while :; do "$@" & echo $! >"$0"; wait; sleep 0.1; done' "$W/$name.now" "$@"
 }
 
+# All of it, ready for a claim.
 node_start() {
+    control_start
+    objects_apply
+    start kubelet kubelet --kubeconfig="$KUBECONFIG" --config="$K/kubelet.yaml" --hostname-override=node1 --node-ip="$ADDRESS" --v=2
+    driver_start
+    until_true 120 node_is_ready
+    until_true 60 driver_is_registered
+}
+
+control_start() {
     node_places
     node_network
     write_settings
@@ -42,19 +52,17 @@ node_start() {
     start controller-manager kube-controller-manager --kubeconfig="$KUBECONFIG" --service-account-private-key-file="$K/key" --leader-elect=false \
         --authentication-skip-lookup=true
     start scheduler kube-scheduler --kubeconfig="$KUBECONFIG" --leader-elect=false --authentication-skip-lookup=true
-    kubelet_start
-    until_true 120 node_is_ready
 }
 
-kubelet_start() { start kubelet kubelet --kubeconfig="$KUBECONFIG" --config="$K/kubelet.yaml" --hostname-override=node1 --node-ip="$ADDRESS" --v=2; }
 node_is_ready() { [ "$(kubectl get node node1 -o 'jsonpath={.status.conditions[?(@.type=="Ready")].status}')" = True ]; }
 ctr_() { ctr -a /run/containerd/containerd.sock "$@"; }
 
 # What these programs write to the machine goes to the rig's disk, and what the kubelet would set in the kernel is set here for it alone to see.
 node_places() {
-    mount --make-rshared /
     mkdir -p "$K"/{kubelet,containerd,cni} /var/lib/kubelet /run/containerd "$W/kernel"
     mount --bind "$K/kubelet" /var/lib/kubelet
+    # After that: otherwise what is mounted in the one directory is in the other too.
+    mount --make-rshared /
     mount -t tmpfs ckptfs-test /var/log
     local setting
     for setting in vm/overcommit_memory=1 vm/panic_on_oom=0 kernel/panic=10 kernel/panic_on_oops=1 kernel/keys/root_maxkeys=1000000 kernel/keys/root_maxbytes=25000000; do
@@ -135,22 +143,25 @@ image_archive() {
     tar -C "$dir" -c manifest.json config.json layer.tar
 }
 
-# The driver as mount/ckptfs-csi.service has it, the sidecars with the rights that docker/k8s gives them, and the classes.
-driver_start() {
-    mkdir -p "$(dirname "$SOCKET")" /var/lib/kubelet/plugins_registry
-    keep driver ckptfs serve csi --node-id node1
+# What docker/k8s has. The images of its sidecars are not here, so no node is either until their DaemonSet is gone again.
+objects_apply() {
     kubectl apply -f "$TOOLS/crd" >/dev/null
     until_true 60 kubectl get volumesnapshotclasses
     kubectl apply -k "$PROJECT/docker/k8s/on-node"
-    # Its sidecars are images, which are not here.
     kubectl -n ckptfs delete daemonset ckptfs-csi
+    until_true 60 kubectl -n ckptfs create token ckptfs-csi
     write_access "$(kubectl -n ckptfs create token ckptfs-csi)" >"$K/sidecar"
+}
+
+# The driver as mount/ckptfs-csi.service has it, and the sidecars with the rights that docker/k8s gives them.
+driver_start() {
+    mkdir -p "$(dirname "$SOCKET")" /var/lib/kubelet/plugins_registry
+    keep driver ckptfs serve csi --node-id node1
     keep registrar node-sidecars register "$SOCKET" /var/lib/kubelet/plugins_registry/ckptfs.sock
     keep snapshot-controller snapshot-controller --kubeconfig="$KUBECONFIG" --enable-distributed-snapshotting=true
     KUBECONFIG=$K/sidecar keep provisioner node-sidecars provision "$SOCKET" ckptfs
     NODE_NAME=node1 NAMESPACE=ckptfs POD_NAME=sidecars keep snapshotter csi-snapshotter --csi-address="$SOCKET" --node-deployment=true \
         --extra-create-metadata=true --kubeconfig="$K/sidecar"
-    until_true 60 driver_is_registered
 }
 
 driver_is_registered() { [ "$(kubectl get csinode node1 -o 'jsonpath={.spec.drivers[*].name}')" = csi.ckptfs ]; }

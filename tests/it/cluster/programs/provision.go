@@ -17,6 +17,7 @@ import (
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
 )
 
@@ -153,8 +154,9 @@ func provision(name string, connection *grpc.ClientConn, namespace string) {
 			}
 		}
 	}()
+	retries := workqueue.NewTypedItemExponentialFailureRateLimiter[string](200*time.Millisecond, 5*time.Second)
 	made := controller.NewProvisionController(context.Background(), cluster, name, p,
-		controller.LeaderElection(false), controller.AddFinalizer(true), controller.RetryIntervalMax(5*time.Second),
+		controller.LeaderElection(false), controller.AddFinalizer(true), controller.RateLimiter(retries),
 		controller.FailedProvisionThreshold(0), controller.FailedDeleteThreshold(0), controller.ResyncPeriod(20*time.Second))
 	made.Run(context.Background())
 }
