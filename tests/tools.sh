@@ -56,7 +56,7 @@ install_go_programs() {
 }
 
 # A node of Kubernetes (tests/it/cluster): its programs, the sidecars that are Go modules, our own for the others, and the kinds of snapshots. The
-# build takes 5 minutes on 2 idle cores and 2 GB, which are given back; 350 MB stay.
+# build takes 5 minutes on 2 idle cores and 2 GB, which are given back; 600 MB stay.
 NODE=tests/it/cluster/programs
 KUBERNETES_SECONDS=1080
 

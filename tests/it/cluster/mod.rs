@@ -236,7 +236,7 @@ fn a_drain_unmounts_all(cluster: &Cluster) {
     cluster.run("kept", &["kept-0"]);
     cluster.counts_on("kept", "kept-0", "kept");
     cluster.sh(&format!(
-        "! nothing_is_mounted\nkubectl drain node1 --force --grace-period=1 --timeout={LIMIT}s\nuntil_true {LIMIT} nothing_is_mounted"
+        "nothing_is_mounted && exit 1\nkubectl drain node1 --force --grace-period=1 --timeout={LIMIT}s\nuntil_true {LIMIT} nothing_is_mounted"
     ));
     let volumes = cluster.json("ckptfs volumes ls --json");
     assert!(
@@ -306,9 +306,8 @@ fn volumes_are_deleted_in_any_order(cluster: &Cluster) {
 }
 
 fn nothing_is_left(cluster: &Cluster) {
-    cluster.sh(&format!(
-        "until_true {LIMIT} nothing_is_asked_for\nuntil_true {LIMIT} nothing_is_mounted"
-    ));
+    cluster.sh(&format!("until_true {LIMIT} nothing_is_asked_for"));
+    cluster.sh(&format!("until_true {LIMIT} nothing_is_mounted"));
     assert_eq!(cluster.json("ckptfs volumes ls --json"), json!([]));
     cluster.sh(&format!(
         "driver_end\nuntil_true {LIMIT} nothing_of_ours_runs"

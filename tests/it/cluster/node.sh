@@ -166,8 +166,9 @@ driver_start() {
 
 driver_is_registered() { [ "$(kubectl get csinode node1 -o 'jsonpath={.spec.drivers[*].name}')" = csi.ckptfs ]; }
 
-# What kills a process: $1 is the name that `keep` knows it by.
-kill_now() { kill -KILL "$(cat "$W/$1.now")"; }
+# Kills what `keep` has started as $1; where it is just being started again, then after that.
+kill_now() { until_true 60 kill_once "$1"; }
+kill_once() { kill -KILL "$(cat "$W/$1.now")"; }
 
 # Each manifest that is not applied above, as the server sees it.
 manifests_are_taken() {
