@@ -16,6 +16,8 @@ NEEDED=(python3:python3 cc:gcc git:git fusermount3:fuse3 mkfs.xfs:xfsprogs mkfs.
 USEFUL=(sqlite3:sqlite3 inotifywait:inotify-tools strace:strace fio:fio stress-ng:stress-ng modprobe:kmod man:man-db groff:groff-base zsh:zsh fish:fish tmux:tmux)
 # Container engines and what is run in them; installed, never started.
 USEFUL+=(dockerd:docker.io podman:podman tini:tini busybox:busybox-static curl:curl docker-compose:docker-compose pg_createcluster:postgresql)
+# A node of Kubernetes, whose own programs tests/tools.sh builds.
+USEFUL+=(etcd:etcd-server containerd:containerd runc:runc openssl:openssl)
 # A registry that images are pushed to, and what reads them beside the engines.
 USEFUL+=(docker-registry:docker-registry skopeo:skopeo umoci:umoci)
 # Samba is asked for previous versions; the modules are a package of their own.

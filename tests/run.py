@@ -43,6 +43,7 @@ CHECKS = {
     "deps": "tests/deps.sh",
     "tools": "tests/tools.sh",
     "suites": "tests/tools.sh test",
+    "kubernetes": "tests/tools.sh kubernetes",
     "fmt": "cargo fmt --all --check",
     "clippy": "cargo clippy --features remote --all-targets -- -D warnings"
     " && cargo clippy --lib --no-default-features -- -D warnings"
@@ -61,13 +62,14 @@ NEEDS = {
 
 # Modules whose tests disturb others or are disturbed: each runs alone, with so many threads.
 # volumes: some tests copy the table of mounts, and volumes of other tests are then in use.
-ALONE = {"concurrent": 1, "cut": 1, "volumes": 1, "endurance": 2, "csi": 3}
+# cluster: a dozen programs of Kubernetes, with leases and limits of their own.
+ALONE = {"concurrent": 1, "cluster": 1, "cut": 1, "volumes": 1, "endurance": 2, "csi": 3}
 THREADS = 6
 # Waits more than it works; unit tests mount nothing.
 BESIDE_UNIT = ["volumes"]
-# Left to `all`: real servers, conformance suites of volumes, measurements, soaks.
+# Left to `all`: real servers, a cluster, conformance suites of volumes, measurements, soaks.
 NOT_IN_TEST = re.compile(
-    r"^(remote::|csi::remote::|csi::conformance::csi_sanity|endurance::|posix::fsx::"
+    r"^(remote::|cluster::|csi::remote::|csi::conformance::csi_sanity|endurance::|posix::fsx::"
     r"|posix::pjdfstest::(on_branch|every_case_while)|engine::(?!engines::|lifecycle::volumes_come_and_go))"
 )
 
@@ -86,7 +88,7 @@ TOUCHED = [
     ("src/cli/mcp", "mcp"),
     ("src/cli", "cli who"),
     ("src/volumes", "volumes engine"),
-    ("src/csi", "csi"),
+    ("src/csi", "csi cluster"),
     ("src/remote", "remote"),
     ("src/sys", "mounted faults"),
 ]
@@ -431,7 +433,7 @@ def main(arguments):
         return run.end()
     whole = steps in (["test"], ["all"])
     if whole:
-        steps = ["deps", "suites"] if arguments == ["test"] else ["deps", "tools"]
+        steps = ["deps", "suites"] if arguments == ["test"] else ["deps", "tools", "kubernetes"]
     for name in [name for name in steps if name in CHECKS]:
         check(run, name)
     others = [name for name in steps if name not in CHECKS]

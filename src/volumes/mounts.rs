@@ -411,23 +411,23 @@ impl Mounts {
     }
 
     /// Forgets the uses that `stays` does not take, and unmounts the volume if none is left. Does
-    /// nothing while somebody works on it.
+    /// nothing while somebody works on it, and returns false then.
     pub(super) fn drop_uses(
         &self,
         name: &str,
         stays: impl Fn(&MountId, Shown) -> bool,
-    ) -> VerbResult<()> {
+    ) -> VerbResult<bool> {
         let Some(_locked) = self.registry.try_lock(name)? else {
-            return Ok(());
+            return Ok(false);
         };
         let Some(mut record) = self.registry.load(name)? else {
-            return Ok(());
+            return Ok(true);
         };
         let options = record.parsed()?;
         let place = self.registry.place(&record)?;
         let here = is_ours_at(&record, &options, &place)?;
         if record.mounts.is_empty() && !record.mounted && !here {
-            return Ok(());
+            return Ok(true);
         }
         let shown = Shown {
             here,
@@ -446,12 +446,13 @@ impl Mounts {
             self.registry.save(&record)?;
         }
         if record.mounts.is_empty() {
-            if shown.elsewhere {
-                return Ok(());
+            if !shown.elsewhere {
+                self.rest(&mut record, true)?;
             }
-            return self.rest(&mut record, true);
+        } else {
+            self.settle(&record, None)?;
         }
-        self.settle(&record, None)
+        Ok(true)
     }
 
     /// Ends the use of an ephemeral volume if all who asked for it were killed and no container has

@@ -19,16 +19,15 @@ const FETCHED_SECONDS: i64 = 24 * 60 * 60;
 impl Pool {
     /// Puts the pool in order. Uses that were begun before `since` (seconds since 1970), and of
     /// which the kernel knows nothing, have ended: their engine was killed, or this machine was
-    /// started since. Younger ones are left alone.
-    pub fn sweep(&self, since: i64) {
+    /// started since. Younger ones are left alone. Returns the volumes that were not looked at, for
+    /// somebody worked on them.
+    pub fn sweep(&self, since: i64) -> Vec<String> {
         let names = self.registry().dirs().names().unwrap_or_else(|error| {
             tracing::warn!(error = error.message, "the pool cannot be read");
             Vec::new()
         });
+        let busy = self.sweep_volumes(&names, since);
         for name in names {
-            if let Err(error) = self.sweep_one(&name, since) {
-                tracing::warn!(%name, error = error.message, "the volume cannot be put in order");
-            }
             if let Err(error) = Sizes::renew(self.registry(), &name) {
                 tracing::debug!(%name, error = error.message, "what the history takes is not known");
             }
@@ -55,17 +54,31 @@ impl Pool {
                 );
             }
         }
+        busy
     }
 
-    fn sweep_one(&self, name: &str, since: i64) -> VerbResult<()> {
+    /// The same for these volumes only, and only for what is mounted.
+    pub fn sweep_volumes(&self, names: &[String], since: i64) -> Vec<String> {
+        let is_busy = |name: &&String| {
+            let looked_at = self.sweep_one(name, since).unwrap_or_else(|error| {
+                tracing::warn!(%name, error = error.message, "the volume cannot be put in order");
+                true
+            });
+            !looked_at
+        };
+        names.iter().filter(is_busy).cloned().collect()
+    }
+
+    /// Returns false if somebody works on the volume.
+    fn sweep_one(&self, name: &str, since: i64) -> VerbResult<bool> {
         let record = self.registry().load(name).ok().flatten();
         if record.as_ref().is_some_and(|record| record.removing) {
             // It may be one that is just being made, for as long as a server takes.
             let Some(nobody_works) = self.registry().try_lock(name)? else {
-                return Ok(());
+                return Ok(true);
             };
             drop(nobody_works);
-            return self.remove_if(name, |record| record.removing).map(drop);
+            return self.remove_if(name, |record| record.removing).map(|_| true);
         }
         if record.is_some_and(|record| record.retired) {
             self.remove_unneeded(name)?;

@@ -10,6 +10,8 @@ mod branch;
 mod branch_model;
 mod checkpoint;
 mod cli;
+#[cfg(feature = "csi")]
+mod cluster;
 mod concurrent;
 mod counts;
 mod crash;

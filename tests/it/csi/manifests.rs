@@ -1,5 +1,5 @@
 //! docker/k8s: the files are YAML, and the names in them fit together and to the driver. That
-//! Kubernetes takes them is not shown by this.
+//! Kubernetes takes them is shown by `tests/it/cluster`.
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -6,6 +6,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use ckptfs::internals::csi::proto::volume_capability::access_mode::Mode;
 use serde_json::{Value, json};
@@ -47,6 +48,22 @@ impl Rig {
         refs.sort();
         let targets: Vec<PathBuf> = pods.iter().map(|pod| self.target(id, pod)).collect();
         assert_eq!((self.mounts_at(&staging), refs), (1, targets), "{id}");
+    }
+
+    /// Has a staged volume in the pool too: as between the two steps of staging or of the way back, and as
+    /// an older driver left it.
+    fn mount_in_the_pool(&self, id: &str, home: &Path) {
+        let staging = self.staging(id);
+        let mut bind = tool("mount", &["--bind"]);
+        run_limited(bind.arg(&staging).arg(home), SECONDS);
+        assert_eq!((references(&staging).len(), self.mounts_at(home)), (2, 1));
+    }
+
+    fn is_put_in_order(&self, id: &str) {
+        let (staging, pods) = (self.staging(id), [self.target(id, "a")]);
+        wait_until("it is where it is staged only", || {
+            same(references(&staging), pods.to_vec())
+        });
     }
 
     fn json(&self, arguments: &[&str]) -> Value {
@@ -289,23 +306,50 @@ fn what_a_killed_driver_left_at_two_places_is_put_in_order() {
     rig.create_from("c", from_volume("v"));
     rig.use_it("c", "a");
     rig.kill();
-    // As between the two steps of staging, and as an older driver left it.
-    for (id, home) in [("v", rig.point("v")), ("c", rig.root.join("volumes/c"))] {
-        let staging = rig.staging(id);
-        let mut bind = tool("mount", &["--bind"]);
-        run_limited(bind.arg(&staging).arg(&home), SECONDS);
-        assert_eq!((references(&staging).len(), rig.mounts_at(&home)), (2, 1));
-    }
+    rig.mount_in_the_pool("v", &rig.point("v"));
+    rig.mount_in_the_pool("c", &rig.root.join("volumes/c"));
     rig.serve();
     for id in ["v", "c"] {
-        let refs = || references(&rig.staging(id));
-        let pods = [rig.target(id, "a")];
-        wait_until("it is where it is staged only", || {
-            same(refs(), pods.to_vec())
-        });
+        rig.is_put_in_order(id);
     }
     fs::write(target.join("f"), "x").unwrap();
     for id in ["c", "v"] {
+        rig.leave(id, "a");
+        rig.deletes(id);
+    }
+}
+
+/// On a node a claim was deleted while the driver started again: its volume was staged and in the pool
+/// until the next look at all volumes, 30 s later, and the kubelet, which waits twice as long each
+/// time, came back after a minute.
+#[test]
+fn what_a_killed_driver_left_is_put_in_order_soon_where_somebody_worked_on_it() {
+    if unavailable() {
+        return;
+    }
+    let mut rig = Rig::start();
+    for id in ["v", "w"] {
+        rig.create(id);
+        rig.use_it(id, "a");
+    }
+    rig.kill();
+    for id in ["v", "w"] {
+        rig.mount_in_the_pool(id, &rig.point(id));
+    }
+    let lock = File::open(rig.root.join("locks/v")).expect("it has been worked on");
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("nobody has it");
+    rig.serve();
+    // It is the next that is looked at.
+    rig.is_put_in_order("w");
+    drop(lock);
+    let began = Instant::now();
+    rig.is_put_in_order("v");
+    assert!(
+        began.elapsed() < Duration::from_secs(20),
+        "{:?}",
+        began.elapsed()
+    );
+    for id in ["v", "w"] {
         rig.leave(id, "a");
         rig.deletes(id);
     }
