@@ -4,8 +4,9 @@
 //! Names and attributes were read when the tree was made ([`Tree`]); they never change. A file is
 //! fetched whole by a thread of its own into the store ([`Cache`]), once however many open it, and
 //! opened there. Who opens it waits for that with no lock held, as long as something comes; when
-//! nothing has for some seconds the open fails with EIO, and the thread is left to itself. Then the
-//! remote is taken to be away for a while, and whatever is not here fails at once.
+//! nothing has for some seconds the open fails with EIO, and the process that reads the remote
+//! (`reader`) is replaced. Then the remote is taken to be away for a while, and whatever is not here
+//! fails at once.
 //!
 //! When nothing else is fetched, what is not here is, in the order in which it was packed.
 
