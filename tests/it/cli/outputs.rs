@@ -18,10 +18,11 @@ use crate::common::mount_opts::Io;
 use crate::common::variant::{Variant, skip};
 
 /// Serve until a signal ends them, or draw on a terminal: no story has them succeed.
-const ONLY_FAIL: [&str; 6] = [
+const ONLY_FAIL: [&str; 7] = [
     "browse",
     "csi",
     "daemon",
+    "remote-reader",
     "serve csi",
     "serve volumes",
     "volumes serve",

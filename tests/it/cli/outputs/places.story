@@ -17,6 +17,8 @@ $ mkdir p q empty man; echo one > p/a.txt; mkdir p/src; echo 'fn main() {}' > p/
 + completion nosuch
 = completion
 + daemon
++ remote-reader
++ remote-reader home 1 < /dev/null
 + serve volumes --socket p/a.txt
 + volumes serve --socket p/a.txt
 + serve csi --node-id node --endpoint nosuch
