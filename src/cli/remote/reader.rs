@@ -22,15 +22,15 @@ pub struct Args {
     repository: String,
 }
 
-/// Reads for the daemon at the other end of stdin, until that is closed.
+/// Serves the daemon at the other end of stdin until that end is closed.
 pub fn run(args: Args, _: &mut Context) -> Outcome {
     sys::limit_memory(Limits::new().process());
     let control = std::io::stdin().as_fd().try_clone_to_owned().on("stdin")?;
-    // A command that prints the password has no part in it.
+    // The password command inherits stdin, and must not read the daemon's requests.
     null()
         .and_then(|null| Ok(host::redirect_stdio(0, null.as_fd())?))
         .on("stdin")?;
-    // It is looked for each time: who mends an address, or a password, need not mount again.
+    // Reads the configuration each time, so that a corrected address or password needs no remount.
     let opener = move || {
         let names = names()?;
         let named = names.get(&args.remote)?;

@@ -359,6 +359,8 @@ impl Inner {
                 }
                 Ok(())
             }
+            // The unmount has killed the reader.
+            Err(Unread::Away(_)) if state.ended => Err(Errno::EIO),
             Err(Unread::Away(error)) => {
                 self.note_away(&mut state, error.message);
                 Err(Errno::EIO)

@@ -1,8 +1,8 @@
-//! What a daemon and its remote reader send each other.
+//! The protocol between a daemon and its remote reader.
 //!
-//! The daemon sends one byte on the reader's standard input for each conversation, with one end of
-//! a socket. There it sends an [`Ask`] for each blob, and the reader an [`Answer`], which the bytes
-//! of the blob follow. Each message is a line of JSON.
+//! For each file the daemon sends one byte and one end of a socket (`SCM_RIGHTS`) to the reader's
+//! standard input. On that socket the daemon sends an [`Ask`] for each blob, and the reader an
+//! [`Answer`], followed by the bytes of the blob. Each message is a line of JSON.
 
 use std::io::{self, BufRead, Write};
 
@@ -12,23 +12,23 @@ use serde::{Deserialize, Serialize};
 use crate::control::{encode, receive_up_to};
 use crate::engine::api::VerbError;
 
-/// Bytes of a message, at most.
+/// The longest message, in bytes.
 const MESSAGE_BYTES_MAX: usize = 64 << 10;
 
-/// A blob is wanted.
+/// A request for one blob.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Ask {
-    /// Its hash, in hexadecimal digits.
+    /// Its SHA-256, in hexadecimal digits.
     pub blob: String,
-    /// The bytes that it can have at most.
+    /// The largest size that the daemon accepts, in bytes.
     pub most: u64,
 }
 
-/// What has come of it.
+/// The result of a request.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Answer {
-    /// It has this many bytes.
+    /// The size of the blob; its bytes follow.
     Bytes(u64),
     /// The repository cannot be read now.
     Away(VerbError),

@@ -1,8 +1,8 @@
 //! The remote reader: the process that reads a repository for the daemon of a tree that was mounted
 //! from it (docs/adr/0042-remote-reader.md).
 //!
-//! The repository is opened for the first blob, and again when reading it has failed. The process
-//! ends when the daemon closes its standard input.
+//! It opens the repository for the first blob, and again after a failed read. It ends when the daemon
+//! closes its standard input.
 
 use std::io::{self, BufReader, Write};
 use std::os::fd::OwnedFd;
@@ -49,8 +49,8 @@ struct Reader {
     changed: Condvar,
 }
 
-/// Serves the daemon at the other end of `control`, until that is closed. `id`: the number of the
-/// repository that it wants.
+/// Answers the daemon at the other end of `control` until that end is closed. Any repository whose
+/// id is not `id` is refused.
 ///
 /// # Errors
 /// Those of the socket.
@@ -65,7 +65,7 @@ pub fn serve(control: &OwnedFd, opener: Opener, id: String) -> io::Result<()> {
     while sys::receive_files(control, &mut byte, &mut sockets)? > 0 {
         for socket in sockets.drain(..) {
             let reader = Arc::clone(&reader);
-            // Without a thread the socket is closed, and the daemon asks again later.
+            // If no thread can be started, the socket is closed and the daemon tries again later.
             let _ = std::thread::Builder::new()
                 .name("fetch".into())
                 .spawn(move || reader.converse(UnixStream::from(socket)));
@@ -75,11 +75,11 @@ pub fn serve(control: &OwnedFd, opener: Opener, id: String) -> io::Result<()> {
 }
 
 impl Reader {
-    /// Answers one after another, until the daemon closes the socket.
+    /// Answers the requests for one file, until the daemon closes the socket.
     fn converse(&self, socket: UnixStream) -> io::Result<()> {
         let mut socket = BufReader::new(socket);
         while let Some(Ask { blob, most }) = receive(&mut socket)? {
-            // A repository that is damaged as rustic does not expect ends its reading by a panic.
+            // rustic panics on some kinds of damage.
             let read = catch_unwind(AssertUnwindSafe(|| self.blob(&blob, most)));
             let damaged = |_| Err(Answer::Damaged("reading it failed unexpectedly".to_owned()));
             match read.unwrap_or_else(damaged) {
@@ -105,7 +105,7 @@ impl Reader {
             let before = open.watched.unread.load(Ordering::Relaxed);
             match pull::blob(&open.repo, &open.watched, &id) {
                 Ok(blob) => return Ok(blob),
-                // The repository may be away, or one file of it. That it can be opened again tells.
+                // Either the repository is away or one of its files; opening it again shows which.
                 Err(_) if again && open.watched.unread.load(Ordering::Relaxed) != before => {
                     self.forget(&open);
                     again = false;

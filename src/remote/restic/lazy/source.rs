@@ -1,7 +1,7 @@
-//! The repository that content comes from, which a process of its own reads: see `reader`. It is
-//! started when something is to be fetched, and again after it has ended.
+//! The repository that content comes from. The remote reader, a separate process, reads it: see
+//! `reader`. The daemon starts one for the first fetch, and another one when it has ended.
 //!
-//! Nothing that it says is believed: each blob is compared with its hash.
+//! The daemon does not trust the reader: it compares each blob with its hash.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read};
@@ -22,16 +22,16 @@ use crate::sys::lock::Mutex;
 use crate::sys::{self, Errno, SysResult};
 use crate::transfer::is_zeros;
 
-/// How long it is waited for the end of a process that was killed.
+/// The time that a killed process has to end.
 const END: Duration = Duration::from_secs(2);
 
-/// Starts a remote reader, with this as its standard input.
+/// Starts a remote reader with the given standard input.
 pub type Starter = Box<dyn Fn(OwnedFd) -> io::Result<Child> + Send + Sync>;
 
 /// See the module.
 pub struct Source {
     starter: Starter,
-    /// How long it is waited for a blob.
+    /// The time that the reader has for one blob.
     patience: Duration,
     current: Mutex<Current>,
 }
@@ -42,7 +42,7 @@ struct Current {
     ended: bool,
 }
 
-/// A remote reader. Dropped, it is ended.
+/// A remote reader. Dropping it kills the process.
 struct Process {
     control: UnixStream,
     child: Mutex<Child>,
@@ -75,9 +75,12 @@ impl Process {
         })
     }
 
-    /// A socket to ask on.
-    fn converse(&self, patience: Duration) -> io::Result<BufReader<UnixStream>> {
-        let (ours, theirs) = UnixStream::pair()?;
+    /// Passes one end of a socket to the process, and returns the other end to ask on.
+    fn converse(
+        &self,
+        (ours, theirs): (UnixStream, UnixStream),
+        patience: Duration,
+    ) -> io::Result<BufReader<UnixStream>> {
         ours.set_read_timeout(Some(patience))?;
         ours.set_write_timeout(Some(patience))?;
         self.control.set_write_timeout(Some(patience))?;
@@ -85,7 +88,10 @@ impl Process {
         Ok(BufReader::new(ours))
     }
 
-    /// Kills it, if it has not ended, and waits for its end, but not for a disk that does not answer.
+    /// Kills the process unless it has ended, and returns its status.
+    ///
+    /// # Errors
+    /// `TimedOut`: it has not ended in two seconds, because a disk does not answer.
     fn end(&self) -> io::Result<ExitStatus> {
         let mut child = self.child.lock();
         let killed = Instant::now();
@@ -115,7 +121,7 @@ impl Source {
         }
     }
 
-    /// The process that is there, or a new one, and whether it is new.
+    /// Returns the running process, or starts one; `true`: it was started.
     fn process(&self) -> io::Result<(Arc<Process>, bool)> {
         let mut current = self.current.lock();
         if let Some(process) = &current.process {
@@ -129,8 +135,8 @@ impl Source {
         Ok((started, true))
     }
 
-    /// The process is not asked any more: it does not answer, or nothing is left to fetch. It is
-    /// ended when the last fetch from it has ended.
+    /// Stops using the process, which does not answer or has nothing left to fetch. It is killed when
+    /// the last fetch from it has ended.
     pub fn forget(&self) {
         let process = self.current.lock().process.take();
         drop(process);
@@ -142,7 +148,7 @@ impl Source {
         drop(forgotten);
     }
 
-    /// Nothing is fetched any more.
+    /// Kills the process. Later fetches fail.
     pub fn end(&self) {
         let mut current = self.current.lock();
         current.ended = true;
@@ -151,7 +157,7 @@ impl Source {
         let _ = process.map(|process| process.end());
     }
 
-    /// Writes blobs to a file, each compared with its hash; `progress` is counted up with each.
+    /// Writes blobs to a file, each compared with its hash, and adds one to `progress` for each.
     ///
     /// # Errors
     /// See [`Unread`].
@@ -177,7 +183,7 @@ impl Source {
                     if is_timeout(&cause) || last_try {
                         return Err(self.lost(&process, &cause));
                     }
-                    // It may have ended, or not answered, because of what others asked for.
+                    // Another fetch may have ended it.
                     last_try = true;
                 }
             }
@@ -193,7 +199,12 @@ impl Source {
         (size, out): (u64, &File),
         progress: &AtomicU64,
     ) -> io::Result<Result<(), Unread>> {
-        let mut socket = process.converse(self.patience)?;
+        // Without a descriptor here the process is not to blame.
+        let pair = match UnixStream::pair() {
+            Ok(pair) => pair,
+            Err(cause) => return Ok(Err(Unread::Here(cause.into()))),
+        };
+        let mut socket = process.converse(pair, self.patience)?;
         let (mut at, mut last) = (0, None);
         for id in blobs {
             // A long hole is the same blob over and over.
@@ -219,7 +230,7 @@ impl Source {
         })
     }
 
-    /// Why a process is not asked any more.
+    /// The error for a process that has ended or does not answer.
     fn lost(&self, process: &Process, cause: &io::Error) -> Unread {
         away(match (!is_timeout(cause)).then(|| process.end()) {
             None => format!("nothing has come for {} s", self.patience.as_secs()),
@@ -251,10 +262,11 @@ fn write(out: &File, blob: &[u8], mut at: u64) -> SysResult<()> {
     Ok(())
 }
 
-/// A blob, which has its hash. `most`: bytes that it can have.
+/// Asks for a blob of at most `most` bytes and compares it with its hash.
 ///
 /// # Errors
-/// The process does not answer, or not as it should; then what cannot be had.
+/// The outer error: the process has ended, does not answer, or breaks the protocol. The inner error:
+/// the blob cannot be read.
 fn ask(
     socket: &mut BufReader<UnixStream>,
     id: &DataId,
