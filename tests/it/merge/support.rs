@@ -32,7 +32,11 @@ pub fn run(root: &Path, script: &str) {
 
 /// A tree with the two lines; the guard of the restore between them is checkpoint 3.
 pub fn lines(v: Variant, base: &str, theirs: &str, ours: &str) -> Rig {
-    let rig = v.start_with(MountOpts::new(v.io), |dir| run(dir, base));
+    lines_with(v, MountOpts::new(v.io), base, theirs, ours)
+}
+
+pub fn lines_with(v: Variant, opts: MountOpts, base: &str, theirs: &str, ours: &str) -> Rig {
+    let rig = v.start_with(opts, |dir| run(dir, base));
     assert_eq!(rig.mount.checkpoint(), 1);
     run(rig.path(), theirs);
     assert_eq!(rig.mount.checkpoint(), 2);
