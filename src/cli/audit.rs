@@ -1,4 +1,4 @@
-//! `ckptfs audit`.
+//! `ckptfs ops --all`.
 
 use std::io::{self, Write};
 
@@ -8,12 +8,8 @@ use super::output::{Out, Role};
 use super::{locate, time};
 use crate::engine::api::{AuditEvent, AuditKind, ListAudit};
 
-/// Show who did what when: checkpoints, restores, deletions, tags, pins, mounts, oldest first
-#[derive(Debug, clap::Args)]
-pub struct Args {}
-
-pub fn run(_: Args, context: &mut Context) -> Outcome {
-    context.out.page();
+/// Lists checkpoints, restores, deletions, tags, pins and mounts, oldest first, with their authors.
+pub fn run(context: &mut Context) -> Outcome {
     let events = locate::history(context.dir())?.ask(ListAudit)?;
     context.out.answer(&events, |out| {
         events.iter().try_for_each(|event| {

@@ -1,4 +1,4 @@
-//! `ckptfs gc --dedup`, which was `ckptfs dedup`.
+//! `ckptfs gc --dedup`.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
@@ -22,15 +22,11 @@ use crate::transfer::dedup::{self, Got, Holder, Plain};
 ///
 /// The kernel compares before it shares. Where files cannot share extents, versions become hard
 /// links. It can be interrupted at any time; the next run continues.
-#[derive(Debug, clap::Args)]
+#[derive(Debug)]
 pub struct Args {
-    /// Only show what would be shared
-    #[arg(short = 'n', long)]
     pub dry_run: bool,
-    #[command(flatten)]
     pub sharing: Sharing,
-    /// List every file that was skipped
-    #[arg(short, long)]
+    /// Lists every file that was skipped.
     pub verbose: bool,
 }
 

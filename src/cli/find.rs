@@ -1,4 +1,4 @@
-//! `ckptfs find`.
+//! The filters of `ckptfs log`.
 
 use std::path::PathBuf;
 
@@ -10,27 +10,17 @@ use super::tree_path::in_tree;
 use crate::engine::api::{Code, Query, VerbResult};
 use crate::sys;
 
-/// Find checkpoints by tag, note, label, author, time, or what they changed; newest first
-///
-/// All conditions must hold. Exit status 1 if none is found.
-#[derive(Debug, clap::Args)]
-pub struct Args {
-    #[command(flatten)]
+/// Selects the checkpoints that `log` lists.
+#[derive(Debug)]
+pub struct Search {
     pub filters: Filters,
-    /// List at most this many
-    #[arg(
-        short = 'n',
-        long = "max-count",
-        visible_alias = "limit",
-        value_name = "COUNT"
-    )]
+    /// Lists at most this many.
     pub max_count: Option<usize>,
-    /// That changed this path, or something below it; relative to the working directory
-    #[arg(value_name = "PATH")]
+    /// Lists those that changed this path or something below it.
     pub path: Option<PathBuf>,
 }
 
-/// Which checkpoints are listed.
+/// Conditions on checkpoints; all of them must hold.
 #[derive(Debug, Default, PartialEq, clap::Args)]
 pub struct Filters {
     /// With a tag like this; `*` matches anything
@@ -77,22 +67,22 @@ fn user(name: &str) -> VerbResult<u32> {
     sys::user_id(name).ok_or_else(unknown)
 }
 
-pub fn run(args: Args, context: &mut Context) -> Outcome {
-    context.out.page();
-    let filters = args.filters;
+/// Lists the checkpoints that `search` selects. Fails with [`Code::NotFound`] if there are none.
+pub fn run(search: Search, context: &mut Context) -> Outcome {
+    let filters = search.filters;
     let mut query = Query {
         tag: filters.tag,
         note: filters.note,
         labels: filters.labels,
         since: filters.since,
         until: filters.until,
-        limit: args.max_count,
+        limit: search.max_count,
         pinned: filters.pinned,
         counted: true,
         uid: filters.author.as_deref().map(user).transpose()?,
         ..Query::default()
     };
-    let found = match &args.path {
+    let found = match &search.path {
         Some(path) => {
             let mut served = locate::served(context.dir())?;
             query.path = Some(in_tree(&served.root, &served.cwd, path)?);

@@ -1,4 +1,4 @@
-//! `ckptfs fsck`.
+//! `ckptfs verify --repair`.
 
 use super::context::Context;
 use super::error::{Failure, Outcome, hinted};
@@ -11,37 +11,9 @@ use crate::engine::word::word;
 use crate::store::check::DamageKind;
 use crate::sys;
 
-/// Check the store of a directory that is not mounted, and repair what can be repaired safely
-#[derive(Debug, clap::Args)]
-pub struct Args {
-    /// Read every byte of every version, and compare with the recorded hashes
-    #[arg(long)]
-    deep: bool,
-    /// Repair what is safe to repair: rebuild the index, cut off a torn end, set damaged objects
-    /// aside. Nothing is destroyed
-    #[arg(long)]
-    repair: bool,
-    /// Rebuild the index from the journal, whatever was found
-    #[arg(long)]
-    rebuild_index: bool,
-    /// Only show what would be repaired
-    #[arg(short = 'n', long)]
-    dry_run: bool,
-}
-
-impl Args {
-    /// Repairs what was found.
-    pub fn repair(deep: bool, dry_run: bool) -> Args {
-        Args {
-            deep,
-            repair: true,
-            rebuild_index: false,
-            dry_run,
-        }
-    }
-}
-
-pub fn run(args: Args, context: &mut Context) -> Outcome {
+/// Checks the store of a directory that is not mounted and repairs it; with `dry_run` only reports
+/// the repairs.
+pub fn run(deep: bool, dry_run: bool, context: &mut Context) -> Outcome {
     let root = match locate::locate(locate::start(context.dir())?)? {
         Located::Store { root, .. } => root,
         Located::Served(served) => {
@@ -56,18 +28,18 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     };
     let shown = root.display().to_string();
     let root = sys::open_root(&root).map_err(|cause| error::io_error(&shown, cause))?;
-    let bar = Bar::start(&context.out, "checking the store", args.deep);
+    let bar = Bar::start(&context.out, "checking the store", deep);
     let mut check = StoreCheck::begin(
         root,
         &CheckOptions {
             state: None,
-            deep: args.deep,
+            deep: deep,
             strays: true,
         },
     )?;
     let found = verify::whole(&bar, || Ok(check.step()))?;
     bar.stop();
-    let repaired = if args.dry_run {
+    let repaired = if dry_run {
         found
             .findings
             .iter()
@@ -78,10 +50,8 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
                     .map(|repair| format!("would {repair}: {}", finding.on))
             })
             .collect()
-    } else if args.repair || args.rebuild_index {
-        check.repair(args.repair, args.rebuild_index)?
     } else {
-        Vec::new()
+        check.repair()?
     };
     let rebuilt = repaired.iter().any(|said| said == INDEX_MADE);
     let of_index = |kind| {
@@ -94,18 +64,12 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         .findings
         .iter()
         .filter(|finding| {
-            !(args.repair && !args.dry_run && finding.repair.is_some()
-                || rebuilt && of_index(finding.kind))
+            !(!dry_run && finding.repair.is_some() || rebuilt && of_index(finding.kind))
         })
         .collect();
-    findings::print(&found, args.deep, &repaired, context)?;
+    findings::print(&found, deep, &repaired, context)?;
     if left.is_empty() {
         return Ok(());
-    }
-    if !args.repair && left.iter().any(|finding| finding.repair.is_some()) {
-        context
-            .out
-            .talk("some of it can be repaired: ckptfs verify --repair (add --dry-run to see how)");
     }
     Err(Failure::Damage)
 }

@@ -1,5 +1,5 @@
 //! What an agent's hook says on stdin: one JSON object about what the agent is about to do. It
-//! becomes a note and labels (lines `KEY: VALUE` at the note's end, which `ckptfs find --label`
+//! becomes a note and labels (lines `KEY: VALUE` at the note's end, which `ckptfs log --label`
 //! finds).
 
 use std::io::Read;

@@ -68,7 +68,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
             )
             .into());
         }
-        let found = find::Args {
+        let found = find::Search {
             filters: args.filters,
             max_count: args.max_count,
             path: args.changed,

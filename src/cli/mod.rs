@@ -16,7 +16,6 @@ mod brief_use;
 mod browse;
 mod by;
 mod caches;
-mod cat;
 mod changes;
 mod checkpoint;
 mod completion;
@@ -59,7 +58,6 @@ mod listing;
 mod locate;
 mod log;
 mod logging;
-mod ls;
 mod man;
 #[cfg(feature = "mcp")]
 mod mcp;
@@ -81,7 +79,6 @@ mod redo;
 #[cfg(feature = "remote")]
 mod remote;
 mod remotes;
-mod rename;
 mod replaced;
 mod restore;
 mod rewind;
@@ -91,7 +88,6 @@ mod serve;
 mod serving;
 mod show;
 mod size;
-mod stat;
 mod stats;
 mod status;
 mod tag;
@@ -102,8 +98,6 @@ mod trees;
 mod umount;
 mod unanswered;
 mod undo;
-mod unpin;
-mod untag;
 mod verify;
 mod volumes;
 
@@ -263,22 +257,8 @@ verbs! {
     #[command(visible_alias = "st")]
     Status(status),
     Log(log),
-    #[command(hide = true)]
-    Find(find),
     Tag(tag),
-    #[command(hide = true)]
-    Untag(untag),
-    #[command(hide = true)]
-    Rename(rename),
     Pin(pin),
-    #[command(hide = true)]
-    Unpin(unpin),
-    #[command(hide = true)]
-    Ls(ls),
-    #[command(hide = true)]
-    Cat(cat),
-    #[command(hide = true)]
-    Stat(stat),
     Show(show),
     Diff(diff),
     #[cfg(feature = "browse")]
@@ -293,8 +273,6 @@ verbs! {
     Delete(delete),
     Du(du),
     Gc(gc),
-    #[command(hide = true)]
-    Dedup(dedup),
     Ops(ops),
     Undo(undo),
     Redo(redo),
@@ -313,18 +291,9 @@ verbs! {
     Verify(verify),
     Serve(serve),
     Volumes(volumes),
-    #[cfg(feature = "csi")]
-    #[command(hide = true)]
-    Csi(csi),
     #[cfg(feature = "mcp")]
     Mcp(mcp),
-    #[command(hide = true)]
-    Fsck(fsck),
-    #[command(hide = true)]
-    Audit(audit),
     Doctor(doctor),
-    #[command(hide = true)]
-    Stats(stats),
     Prompt(prompt),
     Config(expiring),
     Agent(agent),
@@ -353,18 +322,12 @@ pub fn main() -> ExitCode {
     let Cli { global, verb } = parsed();
     let daemon = matches!(verb, Verb::Daemon(_));
     if !daemon {
-        log_to_stderr(if is_driver(&verb) { Some("info") } else { None });
+        log_to_stderr(if matches!(verb, Verb::Serve(_)) { Some("info") } else { None });
     }
-    let now = verb.is_now();
     let mut context = Context {
         dir: global.change_dir,
         out: Out::new(global.json, global.color).with_pager(!global.no_pager),
     };
-    if let Some(now) = now.filter(|_| context.out.talks_to_terminal()) {
-        context
-            .out
-            .talk(&format!("this command is now `ckptfs {now}`"));
-    }
     if !goes_on(&verb) {
         unanswered::watch(&context.out, context.dir());
     }
@@ -390,27 +353,6 @@ pub fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(&context.out),
-    }
-}
-
-impl Verb {
-    /// What is to be typed in place of a verb that only this release still has.
-    fn is_now(&self) -> Option<&'static str> {
-        Some(match self {
-            Verb::Untag(_) => "tag -d TAG",
-            Verb::Rename(_) => "tag -m OLD NEW",
-            Verb::Unpin(_) => "pin -d ID",
-            Verb::Find(_) => "log --tag, --note, --author, --since, --changed PATH",
-            Verb::Ls(_) | Verb::Cat(_) => "show ID:PATH",
-            Verb::Audit(_) => "ops --all",
-            Verb::Fsck(_) => "verify --repair",
-            Verb::Stats(_) => "status -v",
-            Verb::Dedup(_) => "gc --dedup",
-            Verb::Volumes(args) if args.is_driver() => "serve volumes",
-            #[cfg(feature = "csi")]
-            Verb::Csi(_) => "serve csi",
-            _ => return None,
-        })
     }
 }
 
@@ -456,16 +398,6 @@ fn parsed() -> Cli {
     .unwrap_or_else(|error| elsewhere::end(error, Cli::command()))
 }
 
-fn is_driver(verb: &Verb) -> bool {
-    match verb {
-        Verb::Serve(_) => true,
-        Verb::Volumes(args) => args.is_driver(),
-        #[cfg(feature = "csi")]
-        Verb::Csi(_) => true,
-        _ => false,
-    }
-}
-
 /// Whether a verb runs until it is ended. Most of that time it waits for requests.
 fn goes_on(verb: &Verb) -> bool {
     match verb {
@@ -476,7 +408,7 @@ fn goes_on(verb: &Verb) -> bool {
         Verb::Browse(_) => true,
         #[cfg(feature = "mcp")]
         Verb::Mcp(_) => true,
-        _ => is_driver(verb),
+        _ => matches!(verb, Verb::Serve(_)),
     }
 }
 

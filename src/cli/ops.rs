@@ -28,7 +28,7 @@ pub struct Args {
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     context.out.page();
     if args.all {
-        return audit::run(audit::Args {}, context);
+        return audit::run(context);
     }
     let mut served = locate::served(context.dir())?;
     let operations = served.client.ask(ListOperations {

@@ -142,11 +142,6 @@ impl Found {
                     word(self.below_mount(&path))
                 ),
             ),
-            Errno::EISDIR => hinted(
-                Code::IsDirectory,
-                format!("{name} is a directory"),
-                format!("ckptfs show {}", word(&name)),
-            ),
             Errno::EINVAL => hinted(
                 Code::NotAFile,
                 format!("{name} is not a regular file"),

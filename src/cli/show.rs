@@ -1,5 +1,9 @@
 //! `ckptfs show`.
 
+pub mod attrs;
+mod content;
+pub mod names;
+
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -8,7 +12,7 @@ use super::by;
 use super::context::Context;
 use super::error::Outcome;
 use super::output::{Out, Role};
-use super::{cat, locate, ls, past, size, time};
+use super::{locate, past, size, time};
 use crate::engine::api::{CheckpointInfo, Code, ShowCheckpoint, StateName};
 use crate::engine::word::count;
 use crate::store::record::Reason;
@@ -21,17 +25,25 @@ pub struct Args {
     /// directory
     #[arg(value_name = "ID[:PATH]", default_value = "latest")]
     id: OsString,
+    /// With :PATH: print mode, size and time of the file, or of each name in the directory
+    #[arg(short, long)]
+    long: bool,
+    /// With :PATH: end each name with NUL and escape nothing
+    #[arg(short = 'z', conflicts_with_all = ["json", "long"])]
+    nul: bool,
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
-    context.out.page();
+    if !args.nul {
+        context.out.page();
+    }
     let mut source = locate::history(context.dir())?;
     let state = StateName(args.id.to_string_lossy().into_owned());
     let checkpoint = match source.ask(ShowCheckpoint { state }) {
         Err(unknown)
             if unknown.code == Code::UnknownCheckpoint && args.id.as_bytes().contains(&b':') =>
         {
-            return print_past(args.id, context);
+            return print_past(&args, context);
         }
         checkpoint => checkpoint?,
     };
@@ -40,14 +52,17 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         .answer(&checkpoint, |out| print(out, &checkpoint))
 }
 
-/// A file or a directory as it was.
-fn print_past(text: OsString, context: &mut Context) -> Outcome {
-    let found = past::find(context.dir(), &text)?;
-    match found.tree.stat(&found.path).map(|stat| stat.kind) {
-        Ok(Kind::Dir) => ls::run(ls::Args::of(text), context),
-        Ok(_) => cat::run(cat::Args::of(text), context),
-        Err(cause) => Err(found.failed(cause).into()),
+/// Prints a file or a directory as it was.
+fn print_past(args: &Args, context: &mut Context) -> Outcome {
+    let found = past::find(context.dir(), &args.id)?;
+    let stat = found.tree.stat(&found.path);
+    let kind = stat.map_err(|cause| found.failed(cause))?.kind;
+    let (long, nul) = (args.long, args.nul);
+    if kind == Kind::Dir || long || nul {
+        let format = names::Format { long, nul };
+        return names::print(&found, kind, format, &mut context.out);
     }
+    content::print(&found, &args.id.to_string_lossy(), &mut context.out)
 }
 
 /// Why it was made.

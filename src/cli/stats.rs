@@ -1,30 +1,10 @@
-//! `ckptfs stats`.
+//! The counters of the daemon: `ckptfs status -v`.
 
 use std::io;
-use std::path::PathBuf;
 
-use super::context::Context;
-use super::error::Outcome;
 use super::output::Out;
-use super::{locate, size, time};
-use crate::engine::api::{GetStats, Stats, UpkeepInfo};
-
-/// Show what the daemon has done and holds: requests by kind, memory, open files
-#[derive(Debug, clap::Args)]
-pub struct Args {
-    /// A directory in the mount, or the directory that is mounted; by default the working directory
-    #[arg(value_name = "PATH")]
-    path: Option<PathBuf>,
-}
-
-pub fn run(args: Args, context: &mut Context) -> Outcome {
-    let dir = match args.path {
-        Some(path) => Some(locate::start(context.dir())?.join(path)),
-        None => context.dir().map(PathBuf::from),
-    };
-    let stats = locate::served(dir.as_deref())?.client.ask(GetStats)?;
-    context.out.answer(&stats, |out| print(&stats, out))
-}
+use super::{size, time};
+use crate::engine::api::{Stats, UpkeepInfo};
 
 /// Free space, the history, gc and pushes, a line each.
 fn upkeep(upkeep: &UpkeepInfo) -> Vec<(&'static str, String)> {

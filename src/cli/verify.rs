@@ -39,7 +39,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         return super::remote::upkeep::verify(remote, args.deep, context);
     }
     if args.repair {
-        return fsck::run(fsck::Args::repair(args.deep, args.dry_run), context);
+        return fsck::run(args.deep, args.dry_run, context);
     }
     let state = args.id.map(StateName);
     let what = if args.deep {
@@ -48,6 +48,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         "looking at every version"
     };
     let bar = Bar::start(&context.out, what, args.deep);
+    let mut unmounted = false;
     let found = match locate::locate(locate::start(context.dir())?)? {
         Located::Served(mut served) => {
             let mut options = VerifyOptions {
@@ -62,6 +63,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
             })?
         }
         Located::Store { root, .. } => {
+            unmounted = true;
             let root =
                 sys::open_root(&root).map_err(|cause| error::io_error(root.display(), cause))?;
             let mut check = StoreCheck::begin(
@@ -69,7 +71,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
                 &CheckOptions {
                     state,
                     deep: args.deep,
-                    strays: false,
+                    strays: true,
                 },
             )?;
             whole(&bar, || Ok(check.step()))?
@@ -77,13 +79,14 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         other => return Err(locate::not_served(&other).into()),
     };
     bar.stop();
-    let damaged = !found.findings.is_empty();
     findings::print(&found, args.deep, &[], context)?;
-    if damaged {
-        Err(Failure::Damage)
-    } else {
-        Ok(())
+    if found.findings.is_empty() {
+        return Ok(());
     }
+    if unmounted && found.findings.iter().any(|finding| finding.repair.is_some()) {
+        context.out.talk("to repair what can be repaired: ckptfs verify --repair; to list the repairs: ckptfs verify --repair --dry-run");
+    }
+    Err(Failure::Damage)
 }
 
 /// Asks for one part after the other, and puts them together.

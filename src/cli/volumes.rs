@@ -40,9 +40,6 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// As `ckptfs serve volumes`
-    #[command(hide = true)]
-    Serve(Serve),
     /// List the volumes
     Ls {
         /// What was removed with on-remove=trash instead
@@ -86,8 +83,9 @@ enum What {
     },
 }
 
+/// The volume driver.
 #[derive(Debug, clap::Args)]
-struct Serve {
+pub struct Driver {
     /// The socket to answer on, unless the service manager hands one over
     #[arg(long, value_name = "PATH", default_value = SOCKET)]
     socket: PathBuf,
@@ -96,13 +94,6 @@ struct Serve {
     /// What becomes of a removed volume that does not say it by itself
     #[arg(long, value_enum, value_name = "HOW", default_value = "delete")]
     on_remove: Removal,
-}
-
-/// The volume driver.
-#[derive(Debug, clap::Args)]
-pub struct Driver {
-    #[command(flatten)]
-    serve: Serve,
     /// The directory that has the volumes
     #[arg(long, value_name = "DIR", env = ROOT_VARIABLE, default_value = ROOT)]
     root: PathBuf,
@@ -153,17 +144,9 @@ enum Removal {
     Delete,
 }
 
-impl Args {
-    /// Whether this is the driver, which has a log to write.
-    pub fn is_driver(&self) -> bool {
-        matches!(self.what, What::Serve(_))
-    }
-}
-
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let root = args.root;
     match args.what {
-        What::Serve(serve) => drive(Driver { serve, root }, context),
         // To look for something makes no pool.
         What::Ls { .. } if !is_pool(&root) => Ok(context.out.answer(&[(); 0], |_| Ok(()))?),
         What::Ls { trash: false } => list(&pool(&root)?, context),
@@ -200,14 +183,12 @@ fn pool(root: &Path) -> VerbResult<Pool> {
 
 /// Answers container engines until a signal ends it.
 pub fn drive(driver: Driver, context: &mut Context) -> Outcome {
-    let Driver { serve: args, root } = driver;
-
-    let on_remove = match args.on_remove {
+    let on_remove = match driver.on_remove {
         Removal::Trash => OnRemove::Trash,
         Removal::Delete => OnRemove::Delete,
     };
-    let pool = args.pool.open(&root)?.with_on_remove(on_remove);
-    let socket = std::path::absolute(&args.socket).on(args.socket.display())?;
+    let pool = driver.pool.open(&driver.root)?.with_on_remove(on_remove);
+    let socket = std::path::absolute(&driver.socket).on(driver.socket.display())?;
     let shown = pool.registry().root().display().to_string();
     let out = &context.out;
     serve(pool, &socket, |warnings| {

@@ -395,13 +395,12 @@ impl StoreCheck {
         }
     }
 
-    /// `all`: does what can be done about all that was told, and is safe: nothing is destroyed,
-    /// what is damaged is set aside. `rebuild_index`: the index is made anew whatever was found.
-    /// Says what was done, and what could not be.
+    /// Makes the repairs that are safe: damaged objects are set aside, nothing is destroyed. Returns
+    /// a line for each repair that was made or failed.
     ///
     /// # Errors
     /// In words for a person; what was done before stays done.
-    pub fn repair(self, all: bool, rebuild_index: bool) -> VerbResult<Vec<String>> {
+    pub fn repair(self) -> VerbResult<Vec<String>> {
         let Some(Open {
             journal,
             layers,
@@ -411,7 +410,7 @@ impl StoreCheck {
             return Ok(Vec::new());
         };
         let mut said = Vec::new();
-        for finding in self.repaired.iter().filter(|_| all) {
+        for finding in &self.repaired {
             let (Some(object), Some(_)) = (finding.object, repair_of(finding)) else {
                 continue;
             };
@@ -425,20 +424,19 @@ impl StoreCheck {
                 .iter()
                 .any(|finding| kinds.contains(&finding.kind))
         };
-        let has = |kinds: &[DamageKind]| all && found(kinds);
-        let of_index = has(&[
+        let of_index = found(&[
             DamageKind::IndexMissing,
             DamageKind::IndexUnreadable,
             DamageKind::IndexWrong,
         ]);
-        if has(&[DamageKind::BaselineDamaged]) {
+        if found(&[DamageKind::BaselineDamaged]) {
             Baseline::remove(&layout).map_err(|cause| unreadable(&cause))?;
             said.push("the baseline was removed; the next mount makes a new one".to_owned());
         }
         // Opening takes the lock itself.
         drop((journal, layers, layout));
         if found(&[DamageKind::JournalDamaged, DamageKind::FormatUnreadable])
-            || !(of_index || rebuild_index || has(&[DamageKind::JournalTorn]))
+            || !(of_index || found(&[DamageKind::JournalTorn]))
         {
             return Ok(said);
         }
@@ -446,7 +444,7 @@ impl StoreCheck {
         if opened.torn {
             said.push("the journal's torn end was saved beside it and cut off".to_owned());
         }
-        if of_index || rebuild_index {
+        if of_index {
             if opened.rebuilt.is_none() {
                 store.rebuild_index().map_err(|cause| unreadable(&cause))?;
             }

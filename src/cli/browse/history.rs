@@ -4,10 +4,10 @@ use std::io::Read;
 
 use super::super::hunks::Style;
 use super::super::locate::Served;
-use super::super::ls;
 use super::super::output::{Out, escape};
 use super::super::past::{self, Found, Tree};
 use super::super::patch;
+use super::super::show::names;
 use crate::engine::api::{
     Change, CheckpointInfo, Code, Compare, ListVersions, Query, StateName, TreePath, VerbResult,
     VersionInfo,
@@ -108,9 +108,9 @@ impl History {
     /// What is in a directory, directories first.
     pub fn list(&self, state: Option<&CheckpointInfo>, dir: &TreePath) -> VerbResult<Vec<Entry>> {
         let found = self.found(state, dir)?;
-        let names = ls::names(&found).map_err(|cause| found.failed(cause))?;
+        let names = names::names(&found).map_err(|cause| found.failed(cause))?;
         let entry = |name: &Vec<u8>| {
-            let path = ls::below(dir, name);
+            let path = names::below(dir, name);
             let kind = found.tree.stat(&path).map(|stat| stat.kind).ok();
             Entry { path, kind }
         };

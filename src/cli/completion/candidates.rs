@@ -12,8 +12,9 @@ use clap_complete::engine::{ArgValueCompleter, CompletionCandidate, PathComplete
 
 use super::super::output::escape;
 use super::super::past;
+use super::super::show::names;
 use super::super::tree_path::in_tree;
-use super::super::{Cli, locate, ls};
+use super::super::{Cli, locate};
 use crate::engine::api::{ListBranches, Query, VerbResult};
 use crate::sys::Kind;
 
@@ -52,11 +53,11 @@ fn completer(verb: &str, arg: &Arg) -> Option<ArgValueCompleter> {
     match (verb, name) {
         (_, "ID" | "GOOD" | "BAD") => of(states),
         (_, "A" | "B") => of(states_and_live),
-        (_, "ID:PATH") => of(past_paths),
-        ("untag" | "find", "TAG") | ("rename", "OLD") => of(tags),
+        (_, "ID[:PATH]") => of(states_and_paths),
+        ("log", "TAG") => of(tags),
         ("merge", "WHAT") | ("diff" | "drop" | "update" | "mount" | "run", "NAME") => of(branches),
         ("restore", "NAME") => of(dropped),
-        ("restore" | "log" | "find" | "merge", "PATH" | "PATHS") => of(paths),
+        ("restore" | "log" | "merge", "PATH" | "PATHS") => of(paths),
         (_, "DIR") => Some(ArgValueCompleter::new(PathCompleter::dir())),
         _ => None,
     }
@@ -176,14 +177,10 @@ fn branches_of(list: ListBranches) -> VerbResult<Vec<Offer>> {
     Ok(all.into_iter().map(one).collect())
 }
 
-/// `ID:PATH`: first the state, and then a directory of it.
-fn past_paths(begin: &[u8]) -> VerbResult<Vec<Offer>> {
+/// States, and after a colon the paths in one.
+fn states_and_paths(begin: &[u8]) -> VerbResult<Vec<Offer>> {
     let Some(colon) = begin.iter().position(|byte| *byte == b':') else {
-        let with_colon = |(mut state, said): Offer| {
-            state.push(b':');
-            (state, said)
-        };
-        return Ok(states(begin)?.into_iter().map(with_colon).collect());
+        return states(begin);
     };
     let slash = begin.iter().rposition(|byte| *byte == b'/');
     let place = slash.filter(|slash| *slash > colon).unwrap_or(colon);
@@ -220,11 +217,11 @@ fn paths(begin: &[u8]) -> VerbResult<Vec<Offer>> {
 
 /// What is in a directory, each behind `prefix`; nothing if it is none.
 fn names(found: &past::Found, prefix: &[u8]) -> BTreeSet<Offer> {
-    let names = ls::names(found).unwrap_or_default();
+    let names = names::names(found).unwrap_or_default();
     let one = |name: Vec<u8>| {
         let is_dir = found
             .tree
-            .stat(&ls::below(&found.path, &name))
+            .stat(&names::below(&found.path, &name))
             .is_ok_and(|stat| stat.kind == Kind::Dir);
         let end: &[u8] = if is_dir { b"/" } else { b"" };
         ([prefix, &name, end].concat(), String::new())

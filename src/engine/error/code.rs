@@ -49,7 +49,7 @@ codes! {
         // What was named.
         UnknownPath, UnknownTag, UnknownUser, UnknownProcess, UnknownOperation,
         UnknownRun, Ambiguous, AmbiguousProcess, NotExact, NotFound, NotADirectory,
-        NotAFile, IsDirectory, IsLink,
+        NotAFile, IsLink,
         // What was said.
         Usage, BadConfig, UnknownKey, BadValue, BadTime, BadProcess, BadNote, BadHook,
         BadHooks, BadDestination, BadDirectory, BadRange, NoTerminal, NoDirectory,

@@ -125,12 +125,12 @@ fn tags_come_go_and_move() {
         sandbox.ckptfs_in("p", &["show", "--json", "2"]).ok().json()["tags"],
         serde_json::json!(["second"])
     );
-    sandbox.ckptfs_in("p", &["rename", "mid", "middle"]).is(
+    sandbox.ckptfs_in("p", &["tag", "-m", "mid", "middle"]).is(
         0,
         "checkpoint 1 is tagged first, middle, v1\n",
         "",
     );
-    sandbox.ckptfs_in("p", &["rename", "middle", "latest"]).is(
+    sandbox.ckptfs_in("p", &["tag", "-m", "middle", "latest"]).is(
         1,
         "",
         "Error: \"latest\" cannot be a tag\nHint: a tag has 1 to 100 bytes and no '/'; it does not begin with '-' or '!incomplete-', and is not a number, 'latest' or 'live'\n",
@@ -139,12 +139,12 @@ fn tags_come_go_and_move() {
         sandbox.path.join("p/.snapshots/middle/a.txt").exists()
             && !sandbox.path.join("p/.snapshots/mid").exists()
     );
-    sandbox.ckptfs_in("p", &["untag", "second", "middle"]).is(
+    sandbox.ckptfs_in("p", &["tag", "-d", "second", "middle"]).is(
         0,
         "checkpoint 2 has no tag\ncheckpoint 1 is tagged first, v1\n",
         "",
     );
-    let unknown = sandbox.ckptfs_in("p", &["untag", "middle"]);
+    let unknown = sandbox.ckptfs_in("p", &["tag", "-d", "middle"]);
     assert!(
         unknown.code == 1 && unknown.err().contains("no checkpoint \"middle\""),
         "{unknown:?}"
@@ -167,7 +167,7 @@ fn tags_come_go_and_move() {
 #[test]
 fn what_is_asked_for_is_found() {
     let sandbox = three();
-    let found = |args: &[&str]| ids(sandbox.ckptfs_in("p", &[&["find", "--json"], args].concat()));
+    let found = |args: &[&str]| ids(sandbox.ckptfs_in("p", &[&["log", "--json"], args].concat()));
     assert_eq!(found(&[]), [3, 2, 1]);
     assert_eq!(
         (
@@ -192,18 +192,18 @@ fn what_is_asked_for_is_found() {
     // The first checkpoint has all that there is.
     assert_eq!(
         (
-            found(&["a.txt"]),
-            found(&["sub"]),
-            found(&["--tag", "v2", "sub/deep/b.txt"])
+            found(&["--changed", "a.txt"]),
+            found(&["--changed", "sub"]),
+            found(&["--tag", "v2", "--changed", "sub/deep/b.txt"])
         ),
         (vec![2, 1], vec![3, 1], vec![3])
     );
-    sandbox.ckptfs_in("p", &["find", "--tag", "no"]).is(
+    sandbox.ckptfs_in("p", &["log", "--tag", "no"]).is(
         1,
         "",
         "Error: no checkpoint matches\nHint: to list all of them: ckptfs log\n",
     );
-    let wrong = sandbox.ckptfs_in("p", &["find", "--since", "whenever"]);
+    let wrong = sandbox.ckptfs_in("p", &["log", "--since", "whenever"]);
     assert!(
         wrong.code == 1 && wrong.err().contains("\"whenever\" is not a time"),
         "{wrong:?}"
@@ -212,7 +212,7 @@ fn what_is_asked_for_is_found() {
     assert_eq!(found(&["--tag", "v*"]), [3, 1]);
     assert!(
         sandbox
-            .ckptfs_in("p", &["find", "a.txt"])
+            .ckptfs_in("p", &["log", "--changed", "a.txt"])
             .err()
             .contains("ckptfs mount")
     );
@@ -317,14 +317,15 @@ fn versions_are_lines(sandbox: &Sandbox) {
 fn past_files_and_directories_are_read_by_state_and_path() {
     let sandbox = three();
     let run = |dir: &str, args: &[&str]| sandbox.ckptfs_in(dir, args);
-    run("p", &["cat", "1:a.txt", "live:a.txt"]).is(0, "one\none\ntwo\n", "");
-    run("p/sub", &["cat", "v1:deep/b.txt"]).is(0, "b\n", "");
-    run("p/sub", &["cat", "latest~1:../a.txt"]).is(0, "one\ntwo\n", "");
-    run("p", &["cat", "@{2100-01-01 10:00}:a.txt"]).is(0, "one\ntwo\n", "");
-    run("p", &["cat", "2100-01-01T10:00:00Z:sub/deep/b.txt"]).is(0, "B\n", "");
-    run("p", &["ls", "1:"]).is(0, "a.txt\nsub\n", "");
-    run("p/sub", &["ls", "1:deep"]).is(0, "b.txt\n", "");
-    run("p", &["ls", "-z", "live:"]).is(0, "a.txt\0sub\0", "");
+    run("p", &["show", "1:a.txt"]).is(0, "one\n", "");
+    run("p", &["show", "live:a.txt"]).is(0, "one\ntwo\n", "");
+    run("p/sub", &["show", "v1:deep/b.txt"]).is(0, "b\n", "");
+    run("p/sub", &["show", "latest~1:../a.txt"]).is(0, "one\ntwo\n", "");
+    run("p", &["show", "@{2100-01-01 10:00}:a.txt"]).is(0, "one\ntwo\n", "");
+    run("p", &["show", "2100-01-01T10:00:00Z:sub/deep/b.txt"]).is(0, "B\n", "");
+    run("p", &["show", "1:"]).is(0, "a.txt\nsub\n", "");
+    run("p/sub", &["show", "1:deep"]).is(0, "b.txt\n", "");
+    run("p", &["show", "-z", "live:"]).is(0, "a.txt\0sub\0", "");
     symlink("/etc/passwd", sandbox.path.join("p/out")).expect("link");
     symlink("sub", sandbox.path.join("p/in")).expect("link");
     fs::set_permissions(
@@ -333,11 +334,11 @@ fn past_files_and_directories_are_read_by_state_and_path() {
     )
     .expect("chmod");
     run("p", &["checkpoint"]).is(0, "4\n", "");
-    let long = run("p", &["ls", "-l", "4:"]).ok().out();
+    let long = run("p", &["show", "-l", "4:"]).ok().out();
     let first: Vec<&str> = long.split_whitespace().take(2).collect();
     assert_eq!(first, ["-rwsr-x--x", "8"]);
     assert!(long.contains("out -> /etc/passwd\n"), "{long}");
-    let stat = run("p", &["stat", "--json", "4:a.txt"]).ok().json();
+    let stat = run("p", &["show", "-l", "--json", "4:a.txt"]).ok().json()[0].clone();
     assert_eq!(
         (&stat["kind"], &stat["mode"], &stat["size"], &stat["nlink"]),
         (&"file".into(), &"4751".into(), &8.into(), &1.into())
@@ -357,17 +358,12 @@ fn past_files_and_directories_are_read_by_state_and_path() {
             "{args:?}: {ran:?}"
         );
     };
-    refused(&["cat", "4:out"], "4:out is not a regular file");
-    refused(&["cat", "4:in/deep/b.txt"], "goes through a symbolic link");
-    refused(&["cat", "4:sub"], "4:sub is a directory");
-    refused(&["cat", "4:none"], "4:none does not exist");
-    refused(&["cat", "9:a.txt"], "there is no checkpoint \"9\"");
-    let no_state = run("p", &["cat", "a.txt"]);
-    assert!(
-        no_state.code == 2 && no_state.err().contains("\"a.txt\" is not ID:PATH"),
-        "{no_state:?}"
-    );
-    refused(&["cat", "4:../x"], "outside of the tree");
+    refused(&["show", "4:out"], "4:out is not a regular file");
+    refused(&["show", "4:in/deep/b.txt"], "goes through a symbolic link");
+    refused(&["show", "4:none"], "4:none does not exist");
+    refused(&["show", "9:a.txt"], "there is no checkpoint \"9\"");
+    refused(&["show", "a.txt"], "there is no checkpoint \"a.txt\"");
+    refused(&["show", "4:../x"], "outside of the tree");
 }
 
 #[test]
@@ -413,7 +409,7 @@ fn notes_come_from_files_and_hooks() {
         ]
     );
     assert_eq!(
-        ids(sandbox.ckptfs_in("p", &["find", "--json", "--label", "session=s1"])),
+        ids(sandbox.ckptfs_in("p", &["log", "--json", "--label", "session=s1"])),
         [6]
     );
     let wrong = with_stdin(&sandbox, "p", &["checkpoint", "--from-hook"], "not json");

@@ -194,7 +194,7 @@ fn stats_count_each_kind_of_request() {
     sandbox.file("m/.keep", "");
     sandbox.ckptfs(&["mount", "p", "m"]).ok();
     // The backing directory is not below the mount: asking there is no request.
-    let stats = || sandbox.ckptfs(&["stats", "p", "--json"]).ok().json();
+    let stats = || sandbox.ckptfs_in("p", &["status", "-v", "--json"]).ok().json()["stats"].clone();
     let before = stats();
     assert_eq!(
         stats()["requests"],
@@ -231,7 +231,7 @@ fn stats_count_each_kind_of_request() {
         "{after}"
     );
     drop(file);
-    let text = sandbox.ckptfs_in("m", &["stats"]).ok().out();
+    let text = sandbox.ckptfs_in("m", &["status", "-v"]).ok().out();
     assert!(
         text.contains(" mkdir\n") && !text.contains(" setxattr\n") && text.contains("\nmemory "),
         "{text}"

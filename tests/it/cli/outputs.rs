@@ -18,14 +18,12 @@ use crate::common::mount_opts::Io;
 use crate::common::variant::{Variant, skip};
 
 /// Serve until a signal ends them, or draw on a terminal: no story has them succeed.
-const ONLY_FAIL: [&str; 7] = [
+const ONLY_FAIL: [&str; 5] = [
     "browse",
-    "csi",
     "daemon",
     "remote-reader",
     "serve csi",
     "serve volumes",
-    "volumes serve",
 ];
 
 /// Each is on a tree of its own, and the snapshot of a verb has what each has of it, in this order.
@@ -33,7 +31,7 @@ const STORIES: [&str; 2] = ["tree.story", "places.story"];
 
 /// Waits until the kernel has told the daemon that the files that were written are closed: else it
 /// depends on the load which of them the next checkpoint captures.
-const SETTLE: &str = "while stats=$(ckptfs --json stats 2>/dev/null) && [[ ! $stats =~ '\"open_files\":0,' ]]; do sleep 0.01; done";
+const SETTLE: &str = "while stats=$(ckptfs --json status -v 2>/dev/null) && [[ ! $stats =~ '\"open_files\":0,' ]]; do sleep 0.01; done";
 
 /// The snapshots of one test, by their names.
 type Texts = BTreeMap<String, String>;

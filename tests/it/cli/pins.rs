@@ -33,7 +33,7 @@ fn a_pinned_checkpoint_is_not_deleted_by_whomever() {
     refused();
     let pinned = |args: &[&str]| -> Vec<String> {
         let found = sandbox
-            .ckptfs_in("p", &[&["find", "--pinned", "--json"], args].concat())
+            .ckptfs_in("p", &[&["log", "--pinned", "--json"], args].concat())
             .json();
         found
             .as_array()
@@ -61,9 +61,9 @@ fn a_pinned_checkpoint_is_not_deleted_by_whomever() {
     sandbox.ckptfs(&["mount", "p"]).ok();
     refused();
     sandbox
-        .ckptfs_in("p", &["unpin", "1"])
+        .ckptfs_in("p", &["pin", "-d", "1"])
         .is(0, "checkpoint 1 is not pinned\n", "");
-    sandbox.ckptfs_in("p", &["find", "--pinned"]).is(
+    sandbox.ckptfs_in("p", &["log", "--pinned"]).is(
         1,
         "",
         "Error: no checkpoint matches\nHint: to list all of them: ckptfs log\n",
@@ -75,7 +75,7 @@ fn a_pinned_checkpoint_is_not_deleted_by_whomever() {
             .out()
             .starts_with("deleted checkpoint 1 [v1]")
     );
-    let said = sandbox.ckptfs_in("p", &["audit"]).ok().out();
+    let said = sandbox.ckptfs_in("p", &["ops", "--all"]).ok().out();
     assert!(
         said.contains("  pin 1") && said.contains("  unpin 1"),
         "{said}"
@@ -88,7 +88,7 @@ fn a_checkpoint_is_found_by_its_author() {
     let (uid, _) = ckptfs::internals::sys::ids();
     let found = |who: &str| {
         sandbox
-            .ckptfs_in("p", &["find", "--author", who, "--json"])
+            .ckptfs_in("p", &["log", "--author", who, "--json"])
             .json()
             .as_array()
             .map_or(0, Vec::len)
@@ -107,6 +107,6 @@ fn a_checkpoint_is_found_by_its_author() {
     std::fs::remove_dir_all(sandbox.path.join("p/.ckptfs/index")).expect("the index is a cache");
     sandbox.ckptfs(&["mount", "p"]).ok();
     assert_eq!(found(&uid), 2);
-    let unknown = sandbox.ckptfs_in("p", &["find", "--author", "no such user"]);
+    let unknown = sandbox.ckptfs_in("p", &["log", "--author", "no such user"]);
     unknown.is(1, "", "Error: there is no user \"no such user\"\nHint: a number works too: ckptfs log --author 1000\n");
 }

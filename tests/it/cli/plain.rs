@@ -2,15 +2,11 @@
 
 use super::support::Sandbox;
 
-/// Verbs that this release has still under their old names.
-const OLD: [&str; 4] = ["stats", "unpin", "fsck", "audit"];
-
-const VERBS: [&str; 30] = [
+const VERBS: [&str; 26] = [
     "mount",
     "umount",
     "checkpoint",
     "status",
-    "stats",
     "prompt",
     "config",
     "log",
@@ -21,7 +17,6 @@ const VERBS: [&str; 30] = [
     "merge",
     "delete",
     "pin",
-    "unpin",
     "ops",
     "undo",
     "redo",
@@ -31,8 +26,6 @@ const VERBS: [&str; 30] = [
     "fork",
     "import",
     "verify",
-    "fsck",
-    "audit",
     "doctor",
     "mcp",
     "completion",
@@ -43,9 +36,8 @@ fn every_verb_has_help_and_is_in_the_overview() {
     let sandbox = Sandbox::new();
     let told = sandbox.verbs();
     for verb in VERBS {
-        assert_eq!(
+        assert!(
             told.iter().any(|told| told == verb),
-            !OLD.contains(&verb),
             "{verb} in {told:?}"
         );
         for help in ["--help", "-h"] {
@@ -131,55 +123,9 @@ fn a_wrong_command_line_is_status_2_and_says_what_is_wrong() {
     }
 }
 
-/// What is typed on a terminal, which is told on it.
-fn on_a_terminal(sandbox: &Sandbox, command: &str) -> String {
-    let mut script = sandbox.hermetic("script", "");
-    script.args(["-qec", command, "/dev/null"]);
-    sandbox.run(script).out()
-}
-
 #[test]
-fn old_forms_work_and_say_on_a_terminal_what_they_are_now() {
+fn options_of_dedup_are_for_dedup_alone() {
     let sandbox = Sandbox::new();
-    sandbox.file("p/f", "x");
-    sandbox.ckptfs(&["mount", "p"]).ok();
-    sandbox.ckptfs_in("p", &["checkpoint"]).ok();
-    let (old, new) = (["dedup", "--json"], ["gc", "--dedup", "--json"]);
-    let answer = |args: &[&str]| sandbox.ckptfs_in("p", args).ok().json()["shared"].clone();
-    assert_eq!(answer(&old), answer(&new));
-    assert_eq!(
-        sandbox.ckptfs_in("p", &["dedup"]).ok().err(),
-        "",
-        "no terminal is told nothing"
-    );
-    for (typed, now) in [
-        ("ckptfs -C p dedup", "gc --dedup"),
-        ("ckptfs -C p audit", "ops --all"),
-        // They end at once: what is named is no pool.
-        (
-            "ckptfs volumes --root /proc/none serve || true",
-            "serve volumes",
-        ),
-        (
-            "ckptfs csi --node-id n --root /proc/none || true",
-            "serve csi",
-        ),
-    ] {
-        let said = on_a_terminal(&sandbox, typed);
-        assert!(
-            said.contains(&format!("this command is now `ckptfs {now}`")),
-            "{typed}: {said}"
-        );
-    }
-    for typed in [
-        "ckptfs -C p gc --dedup",
-        "ckptfs volumes --root /proc/none ls || true",
-        "ckptfs serve volumes --root /proc/none || true",
-    ] {
-        let said = on_a_terminal(&sandbox, typed);
-        assert!(!said.contains("this command is now"), "{typed}: {said}");
-    }
-    // What is for --dedup goes with it alone, and the rules of gc do not.
     for wrong in [
         &["gc", "--live"][..],
         &["gc", "--with", "x"],
@@ -187,7 +133,7 @@ fn old_forms_work_and_say_on_a_terminal_what_they_are_now() {
         &["gc", "--min-size", "1"],
         &["gc", "--dedup", "--keep-last", "1"],
     ] {
-        let ran = sandbox.ckptfs_in("p", wrong);
+        let ran = sandbox.ckptfs(wrong);
         assert_eq!(
             (ran.code, ran.out().as_str()),
             (2, ""),
@@ -195,7 +141,6 @@ fn old_forms_work_and_say_on_a_terminal_what_they_are_now() {
             ran.err()
         );
     }
-    sandbox.ckptfs(&["umount", "p"]).ok();
 }
 
 #[test]
@@ -207,23 +152,19 @@ fn version_is_data() {
 #[test]
 fn nothing_mounted_is_said_by_every_verb_that_needs_a_daemon() {
     let sandbox = Sandbox::new();
-    let verbs: [&[&str]; 16] = [
+    let verbs: [&[&str]; 12] = [
         &["checkpoint"],
         &["status"],
-        &["stats"],
         &["log"],
         &["show", "1"],
         &["diff", "1"],
         &["restore", "1"],
         &["delete", "1"],
         &["pin", "1"],
-        &["unpin", "1"],
-        &["ops"],
         &["undo"],
         &["redo"],
         &["verify"],
-        &["fsck"],
-        &["audit"],
+        &["ops", "--all"],
     ];
     for verb in verbs {
         sandbox.ckptfs(verb).is(

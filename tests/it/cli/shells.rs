@@ -98,7 +98,7 @@ const COMPLETED: [(&str, &str); 4] = [
     // A verb and a tag.
     ("ckptfs sho\tbef\t", "all is well"),
     // A directory of the past, and a name with a space in it.
-    ("ckptfs cat before-it-broke:s\tgre\t", "hello from the past"),
+    ("ckptfs show before-it-broke:s\tgre\t", "hello from the past"),
     // A path that is not there any more.
     ("ckptfs restore before-it-broke -n s\tm\t", "A src/main.rs"),
     // A branch.
@@ -180,7 +180,7 @@ fn a_shell_that_asks_where_nothing_is_served_gets_verbs_and_no_errors() {
     );
     for words in [
         &["ckptfs", "show", ""][..],
-        &["ckptfs", "cat", "1:"],
+        &["ckptfs", "show", "1:"],
         &["ckptfs", "-C", "gone", "restore", "1", "\u{1b}[31m"],
     ] {
         let ran = ask("fish", words);

@@ -130,7 +130,7 @@ fn everything_else_is_undone_and_done_again() {
     sandbox.does(&["tag", "2", "v2", "mid"]).ok();
     sandbox.does(&["tag", "--force", "2", "v1"]).ok();
     sandbox.does(&["pin", "2", "-r", "mine"]).ok();
-    sandbox.does(&["rename", "mid", "middle"]).ok();
+    sandbox.does(&["tag", "-m", "mid", "middle"]).ok();
     sandbox.does(&["delete", "1"]).ok();
     fs::create_dir(sandbox.path.join("p/.snapshots/three")).expect("a checkpoint");
     let after = [show("2"), show("3")];

@@ -9,16 +9,7 @@ use super::history::three;
 fn few_verbs_do_what_many_did() {
     let sandbox = three();
     let verb = |arguments: &[&str]| sandbox.ckptfs_in("p", arguments).ok().out();
-    let same = |new: &[&str], old: &[&str]| assert_eq!(verb(new), verb(old), "{new:?}");
-    same(&["log", "--tag", "v*"], &["find", "--tag", "v*"]);
-    same(&["log", "--changed", "sub"], &["find", "sub"]);
-    same(
-        &["log", "--label", "ticket=17", "-n", "1"],
-        &["find", "--label", "ticket=17"],
-    );
-    same(&["show", "1:a.txt"], &["cat", "1:a.txt"]);
-    same(&["ops", "--all"], &["audit"]);
-    same(&["tag"], &["log", "--tag", "*"]);
+    assert_eq!(verb(&["tag"]), verb(&["log", "--tag", "*"]));
     verb(&["tag", "2", "x", "y"]);
     assert_eq!(
         verb(&["tag", "-m", "x", "z"]),

@@ -9,6 +9,8 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ckptfs::internals::control::Client;
+use ckptfs::internals::engine::api::GetStats;
 use serde_json::Value;
 
 use super::command::{run_limited, stdout_of, succeeds, tool, try_run_limited};
@@ -207,6 +209,13 @@ impl Mount {
             .unwrap_or_else(|error| panic!("{all:?} printed no JSON ({error}): {said}"))
     }
 
+    /// Returns the daemon's counters.
+    pub fn stats(&self) -> Value {
+        let store = fs::File::open(self.path().join(".ckptfs")).expect("the store");
+        let stats = Client::connect(store).expect("the daemon").ask(GetStats);
+        serde_json::to_value(stats.expect("the counters")).expect("JSON")
+    }
+
     /// The end of the daemon's log, for a test that fails.
     fn log_tail(&self) -> String {
         let mut cat = tool("tail", &["-n", "20"]);
@@ -271,7 +280,7 @@ impl Mount {
     /// close(2) has returned, and has looked at the files after it.
     pub fn all_is_closed(&self) {
         wait_longer("every file is closed", VERB_SECONDS, || {
-            same(self.json(&["stats"])["open_files"].clone(), 0)
+            same(self.stats()["open_files"].clone(), 0)
         });
         self.status_json();
     }

@@ -107,10 +107,10 @@ fn append_all(dir: &Path) {
 fn all_is_closed(rig: &Rig, tree: &Path) {
     wait_until("every file is closed", || {
         let mut stats = Command::new(rig.mount.command::<&str>(&[]).get_program());
-        stats.arg("-C").arg(tree).args(["stats", "--json"]);
+        stats.arg("-C").arg(tree).args(["status", "-v", "--json"]);
         let stats = stats.output().unwrap();
         let stats: serde_json::Value = serde_json::from_slice(&stats.stdout).unwrap();
-        seen(stats["open_files"] == 0, stats)
+        seen(stats["stats"]["open_files"] == 0, stats)
     });
 }
 
@@ -175,7 +175,7 @@ fn branches_that_nobody_uses_cost_little() {
     let tasks = format!("/proc/{}/task", rig.mount.pid());
     let threads = || fs::read_dir(&tasks).expect("threads").count();
     let rss = || {
-        let bytes = rig.mount.json(&["stats"])["rss_bytes"].as_u64();
+        let bytes = rig.mount.stats()["rss_bytes"].as_u64();
         bytes.expect("a number")
     };
     let (before, rss_before) = (threads(), rss());

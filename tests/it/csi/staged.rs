@@ -158,7 +158,7 @@ fn take(step: Step, id: &str, rig: &mut Rig) {
             fs::write(target.join("f"), "after").unwrap();
             rig.ok(&["--volume", id, "restore", "good", "f"]);
             assert_eq!(fs::read(target.join("f")).unwrap(), b"before");
-            rig.ok(&["--volume", id, "untag", "good"]);
+            rig.ok(&["--volume", id, "tag", "-d", "good"]);
         }
         Step::Branch => branch(id, rig),
         Step::Snapshot => {

@@ -51,7 +51,7 @@ fn a_kill_in_the_middle_costs_nothing(v: Variant) {
     }
     assert_eq!(trees(&rig.mount), before);
     rig.mount.umount();
-    let (status, found) = check(rig.path(), &["fsck", "--deep"]);
+    let (status, found) = check(rig.path(), &["verify", "--deep"]);
     assert_eq!(status, 0, "{found}");
 }
 

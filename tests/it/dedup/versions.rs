@@ -80,7 +80,7 @@ fn what_is_there_twice_is_shared_and_nothing_else_changes(v: Variant) {
 /// Without its index the store knows the same.
 fn the_same_without_an_index(rig: &mut Rig, again: &Value) {
     rig.mount.umount();
-    let (status, found) = check(rig.path(), &["fsck", "--deep"]);
+    let (status, found) = check(rig.path(), &["verify", "--deep"]);
     assert_eq!(status, 0, "{found}");
     fs::remove_dir_all(rig.path().join(".ckptfs/index")).unwrap();
     rig.mount.remount();
@@ -97,7 +97,7 @@ fn the_sealer_shares_what_is_known(v: Variant) {
     let rig = tell(v, "hash");
     let before = trees(&rig.mount);
     wait_longer("the sealer has caught up", 120, || {
-        let sealer = rig.mount.json(&["stats"])["sealer"].clone();
+        let sealer = rig.mount.stats()["sealer"].clone();
         seen(sealer["caught_up"] == true, sealer)
     });
     let status = rig.mount.status_json();

@@ -26,7 +26,7 @@ impl Level {
         wait_until("no file is open, and the kernel knows no inode", || {
             // Inodes and entries that nobody uses: the daemon gets a FORGET for each.
             fs::write("/proc/sys/vm/drop_caches", "2").expect("root may drop caches");
-            let stats = rig.mount.json(&["stats"]);
+            let stats = rig.mount.stats();
             let number = |key: &str| {
                 stats[key]
                     .as_u64()

@@ -42,7 +42,7 @@ fn snapshots_become_checkpoints(v: Variant) {
             &tree_of(&mount.view(id)),
             &links_do_not_count_across(&dir.join("snaps").join(name)),
         );
-        let found = mount.json(&["find", "--label", &format!("Snapshot={name}")]);
+        let found = mount.json(&["log", "--label", &format!("Snapshot={name}")]);
         assert_eq!(found[0]["id"], id, "{found}");
     }
     // What rsync left alone is not copied again: nothing but what changed is in the history.
@@ -78,7 +78,7 @@ fn snapper_s_are_found_with_their_dates(v: Variant) {
         std::fs::read_to_string(mount.view(2).join("f")).expect("f"),
         "10\n"
     );
-    let found = mount.json(&["find", "--label", "Date=2026-01-11 10:00:00"]);
+    let found = mount.json(&["log", "--label", "Date=2026-01-11 10:00:00"]);
     assert_eq!(
         (
             found[0]["id"].as_u64(),
@@ -93,7 +93,7 @@ fn snapper_s_are_found_with_their_dates(v: Variant) {
     assert_eq!(found[0]["created"], "2026-01-11T10:00:00Z");
     assert_eq!(mount.json(&["show", "@{2026-01-10T12:00:00Z}"])["id"], 1);
     assert_eq!(
-        mount.json(&["find", "--until", "2026-01-11T00:00:00Z"])[0]["id"],
+        mount.json(&["log", "--until", "2026-01-11T00:00:00Z"])[0]["id"],
         1
     );
     let kept = mount.json(&["gc", "--keep-daily", "2", "--dry-run"]);

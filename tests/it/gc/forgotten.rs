@@ -138,7 +138,7 @@ fn what_an_unmount_cuts_short_the_next_mount_goes_on_with(v: Variant) {
 
 /// How many records of the journal tell of a checkpoint: what `audit` shows of them.
 fn audited(mount: &Mount) -> usize {
-    let told = mount.json(&["audit"]);
+    let told = mount.json(&["ops", "--all"]);
     told.as_array()
         .unwrap()
         .iter()
@@ -169,7 +169,7 @@ fn what_is_left_is_what_it_was(v: Variant) {
         (
             mount.log_json(),
             mount.json(&["ops"]),
-            mount.json(&["audit"]),
+            mount.json(&["ops", "--all"]),
         )
     };
     let told = look(&rig.mount);
@@ -183,7 +183,7 @@ fn what_is_left_is_what_it_was(v: Variant) {
             let checked = Command::new(env!("CARGO_BIN_EXE_ckptfs"))
                 .arg("-C")
                 .arg(&root)
-                .arg("fsck")
+                .arg("verify")
                 .output()
                 .unwrap();
             assert!(checked.status.success(), "{checked:?}");
@@ -220,8 +220,8 @@ fn all_kinds_of_work(mount: &Mount) {
             3 => drop(mount.ok(&["delete", &back(3).to_string()])),
             4 => [back(1), id].into_iter().for_each(|id| mount.restore(id)),
             5 => {
-                mount.ok(&["untag", &format!("t{}", round - 4)]);
-                mount.ok(&["unpin", &back(3).to_string()]);
+                mount.ok(&["tag", "-d", &format!("t{}", round - 4)]);
+                mount.ok(&["pin", "-d", &back(3).to_string()]);
             }
             _ => {}
         }

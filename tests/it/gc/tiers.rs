@@ -170,7 +170,7 @@ fn said(mount: &Mount) {
     assert_eq!(log.matches("(some dropped)").count(), 2, "{log}");
     let text = mount.ok(&["show", "3"]);
     assert!(text.contains("content of 3 files (3.0 MiB), by a retention rule, in\n    a.tmp\n    app/node_modules\n"), "{text}");
-    let cat = mount.run(&["cat", "1:a.tmp"]);
+    let cat = mount.run(&["show", "1:a.tmp"]);
     let told = String::from_utf8_lossy(&cat.stderr).into_owned();
     assert!(
         !cat.status.success()
@@ -376,7 +376,7 @@ fn every_verb_knows_dropped_from_missing(v: Variant) {
         rig.mount.ok(&["log"]).contains("(some dropped)"),
         "also where nothing is mounted"
     );
-    let fsck = rig.mount.run(&["fsck", "--deep"]);
+    let fsck = rig.mount.run(&["verify", "--deep"]);
     assert!(
         fsck.status.success(),
         "{}{}",
@@ -392,7 +392,7 @@ fn every_verb_knows_dropped_from_missing(v: Variant) {
     });
     rig.mount.umount();
     fs::remove_file(rig.path().join(object.expect("an object"))).unwrap();
-    assert_eq!(rig.mount.run(&["fsck"]).status.code(), Some(4));
+    assert_eq!(rig.mount.run(&["verify"]).status.code(), Some(4));
 }
 
 /// `diff` names it, `log PATH` has each version, and a patch says that it cannot.

@@ -172,7 +172,7 @@ fn ckptfs(dir: &Path, arguments: &[&str]) -> (Option<i32>, String) {
 
 /// `fsck` of an unmounted store finds damage that it tells so.
 fn fsck_finds(dir: &Path, what: &str) {
-    let (status, said) = ckptfs(dir, &["fsck"]);
+    let (status, said) = ckptfs(dir, &["verify"]);
     assert!(
         status == Some(4) && said.contains(what),
         "{status:?}: {said}"

@@ -145,7 +145,6 @@ fn a_mount_whose_path_is_no_text_is_a_mount() {
             serde_json::from_slice(&output.stdout).expect("JSON")
         };
         is(&ask("status")["backing"], dir);
-        is(&ask("stats")["mount"], dir);
         assert_eq!(ask("checkpoint")["id"], 1);
         let doctor = crate::common::run_limited(ckptfs().arg("doctor").arg(dir).arg("--json"), 60);
         is(

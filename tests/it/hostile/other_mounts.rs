@@ -140,10 +140,10 @@ fn a_mount_of_somebody_else_over_ours_is_not_taken_for_it() {
     // By the directory that is served; what is to be read is read through the mount, and that is
     // hidden.
     assert!(ckptfs(&tree, &["status"]).status.success());
-    let output = ckptfs(&tree, &["cat", "latest:f"]);
+    let output = ckptfs(&tree, &["show", "latest:f"]);
     assert!(!output.status.success(), "{}", said(&output));
     drop(fake);
-    assert_eq!(said(&ckptfs(&tree, &["cat", "latest:f"])), "mine");
+    assert_eq!(said(&ckptfs(&tree, &["show", "latest:f"])), "mine");
 }
 
 fn mounted_at(path: &Path) -> bool {

@@ -95,7 +95,7 @@ fn with_mount(test: impl FnOnce(&Rig, &Socket)) {
             writes.load(Ordering::Relaxed) > before + 2
         });
     });
-    let rss = rig.mount.json(&["stats"])["rss_bytes"]
+    let rss = rig.mount.stats()["rss_bytes"]
         .as_u64()
         .expect("rss_bytes");
     eprintln!("the daemon has {} MiB", rss >> 20);
@@ -269,13 +269,13 @@ fn ten_thousand_messages_and_ten_thousand_connections() {
         // Some of them may end only after a first answer.
         let mut stats = None;
         crate::common::wait_until("the CLI is served", || {
-            let output = rig.mount.run(&["stats", "--json"]);
+            let output = rig.mount.run(&["status", "-v", "--json"]);
             stats = output.status.success().then_some(output.stdout);
             stats.is_some()
         });
         let stats: serde_json::Value =
             serde_json::from_slice(&stats.expect("an answer")).expect("json");
-        let threads = stats["threads"].as_u64().expect("threads");
+        let threads = stats["stats"]["threads"].as_u64().expect("threads");
         assert!(
             threads < 2 * CONNECTIONS_MAX as u64 + 40,
             "{threads} threads"

@@ -89,11 +89,11 @@ pub(super) fn nobody_s(path: impl AsRef<Path>) {
 const VERBS: [&[&str]; 14] = [
     &["status"],
     &["log"],
-    &["stats"],
+    &["status", "-v"],
     &["checkpoint"],
     &["restore", "latest"],
     &["diff", "latest", "--patch"],
-    &["cat", "latest:x"],
+    &["show", "latest:x"],
     &["export", "latest", "COPY"],
     &["export", "latest", "-"],
     &["fork", "latest", "COPY"],
@@ -225,7 +225,7 @@ fn a_link_to_another_tree_s_store_leads_to_no_tree() {
     // Both ways in are what they were.
     for dir in [&tree, &point] {
         assert!(ckptfs(dir, &["status"]).status.success());
-        assert_eq!(said(&ckptfs(dir, &["cat", "latest:f"])), "old");
+        assert_eq!(said(&ckptfs(dir, &["show", "latest:f"])), "old");
     }
 }
 
@@ -480,9 +480,9 @@ fn a_command_that_is_shown_can_be_pasted() {
         hints.push(hint[at..].to_owned());
     };
     fail(&project, &["tag", "2", evil]);
-    fail(&project, &["cat", &missing]);
-    fail(&project, &["cat", "latest:."]);
-    fail(&project, &["fsck"]);
+    fail(&project, &["show", &missing]);
+    fail(&project, &["show", "latest:."]);
+    fail(&project, &["verify"]);
     fail(image.path(), &["mount", &point]);
     let below = image.dir(&format!("{evil}/below"));
     fail(image.path(), &["umount", below.to_str().expect("text")]);

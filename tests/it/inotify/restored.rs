@@ -175,7 +175,7 @@ fn a_restore_that_nobody_watches_makes_no_request(v: Variant) {
 }
 
 fn stats(rig: &Rig) -> serde_json::Value {
-    rig.mount.json(&["stats"])
+    rig.mount.stats()
 }
 
 /// Requests of the kinds that an announcement makes, and a walk does not.

@@ -83,7 +83,7 @@ fn with_the_sealer_caught_up_every_view_is_exact_whatever_is_changed_behind_our_
     let root = rig.path().to_owned();
     rig.mount.umount();
     assert!(!objects(&root).is_empty());
-    assert_eq!(check(&root, &["fsck", "--deep"]).0, 0);
+    assert_eq!(check(&root, &["verify", "--deep"]).0, 0);
     change_everything(&root);
     rig.mount.remount();
     for (id, copy) in (1..).zip(&copies) {

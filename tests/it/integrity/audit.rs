@@ -32,9 +32,9 @@ fn what_was_asked_for_is_told_with_who_asked(v: Variant) {
             .status
             .success()
     );
-    let served = check(&root, &["audit"]).1;
+    let served = check(&root, &["ops", "--all"]).1;
     rig.mount.umount();
-    let (status, told) = check(&root, &["audit"]);
+    let (status, told) = check(&root, &["ops", "--all"]);
     assert_eq!(status, 0);
     assert_eq!(
         told.as_array().unwrap()[..served.as_array().unwrap().len()],
@@ -136,7 +136,7 @@ fn a_forged_name_is_found(rig: &Rig) {
         .expect("the name of the process");
     bytes[at..at + 5].copy_from_slice(b"touch");
     fs::write(&segment, bytes).unwrap();
-    let output = run_limited(&mut rig.mount.command(&["audit"]), 60);
+    let output = run_limited(&mut rig.mount.command(&["ops", "--all"]), 60);
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     assert_eq!(check(root, &["verify"]).0, 4);
 }

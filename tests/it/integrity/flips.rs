@@ -61,7 +61,7 @@ impl Drop for Flip {
 }
 
 fn is_damage_free(dir: &Path) {
-    let (status, report) = check(dir, &["fsck", "--deep"]);
+    let (status, report) = check(dir, &["verify", "--deep"]);
     assert_eq!((status, kinds(&report)), (0, vec![]), "{report}");
     assert_eq!(report["unhashed"], 0, "the sealer had caught up: {report}");
 }
@@ -303,7 +303,7 @@ fn a_changed_bit_of_the_index_is_found_or_changes_nothing() {
     println!("{found} of 40 flips in the index's files were damage");
     assert!(found > 0);
     fs::remove_dir_all(&pristine).unwrap();
-    let (status, report) = check(&dir, &["fsck", "--repair", "--rebuild-index"]);
+    let (status, report) = check(&dir, &["verify", "--repair"]);
     assert_eq!(status, 0, "{report}");
     assert_eq!(
         index_of(&dir),

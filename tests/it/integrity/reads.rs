@@ -35,7 +35,7 @@ fn noise(length: u64, seed: u8) -> Vec<u8> {
 /// Objects hashed and bytes read, when nothing is left to do.
 fn sealed(mount: &Mount) -> (u64, u64) {
     caught_up(mount);
-    let stats = mount.json(&["stats"]);
+    let stats = mount.stats();
     let count = |what: &str| stats["sealer"][what].as_u64().unwrap();
     (count("objects"), count("read"))
 }

@@ -166,10 +166,10 @@ fn look_without_writing(released: &Released, store: &str) {
             .collect::<Vec<_>>()
     };
     assert_eq!(ids(&log), ids(&released.log(store)));
-    offline(&root, &["audit"]);
+    offline(&root, &["ops", "--all"]);
     let (status, report) = check(&root, &["verify", "--deep"]);
     assert_eq!(status, 0, "{report}");
-    let (status, report) = check(&root, &["fsck"]);
+    let (status, report) = check(&root, &["verify"]);
     assert_eq!(status, 0, "{report}");
     assert_eq!(
         released.format(store),

@@ -37,12 +37,12 @@ fn what_was_captured_is_hashed_also_over_kills(v: Variant) {
         );
     }
     // What is hashed is not hashed again.
-    let done = story.mount().json(&["stats"])["sealer"]["objects"].as_u64();
+    let done = story.mount().stats()["sealer"]["objects"].as_u64();
     story.mount().umount();
     story.mount().remount();
     caught_up(&story.rig.mount);
     assert!(done > Some(0));
-    assert_eq!(story.mount().json(&["stats"])["sealer"]["objects"], 0);
+    assert_eq!(story.mount().stats()["sealer"]["objects"], 0);
 }
 
 /// `verify --deep` read versions without a hash and recorded none, so that the damage after it was
@@ -53,7 +53,7 @@ fn without_it_a_deep_check_hashes_what_it_reads(v: Variant) {
         fs::write(rig.path().join("f"), format!("round {round}")).unwrap();
         rig.mount.checkpoint();
     }
-    assert_eq!(rig.mount.json(&["stats"])["sealer"]["mode"], "off");
+    assert_eq!(rig.mount.stats()["sealer"]["mode"], "off");
     let unhashed = |arguments: &[&str]| {
         let (status, report) = check(rig.path(), arguments);
         assert_eq!((status, &report["versions"]), (0, &2.into()), "{report}");
@@ -84,6 +84,6 @@ fn an_unmount_hashes_what_is_left(v: Variant) {
     fs::write(rig.path().join("f"), "is").unwrap();
     assert_eq!(check(rig.path(), &["verify"]).1["unhashed"], 1);
     rig.mount.umount();
-    let (status, report) = check(rig.path(), &["fsck", "--deep"]);
+    let (status, report) = check(rig.path(), &["verify", "--deep"]);
     assert_eq!((status, &report["unhashed"]), (0, &0.into()), "{report}");
 }

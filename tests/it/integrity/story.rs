@@ -129,7 +129,7 @@ impl Story {
 /// Waits until the sealer says that nothing is left to do.
 pub fn caught_up(mount: &Mount) {
     wait_longer("the sealer has caught up", 120, || {
-        let sealer = mount.json(&["stats"])["sealer"].clone();
+        let sealer = mount.stats()["sealer"].clone();
         seen(sealer["caught_up"] == true, sealer)
     });
 }

@@ -70,7 +70,7 @@ fn what_both_did_is_done_and_undone(v: Variant) {
     assert_eq!(rig.mount.json(&["ops"])[2]["what"], "merge");
     assert!(
         rig.mount
-            .json(&["audit"])
+            .json(&["ops", "--all"])
             .as_array()
             .unwrap()
             .iter()

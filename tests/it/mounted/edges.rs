@@ -201,14 +201,14 @@ fn what_is_done_and_who_may_is_said() {
     rig.mount.umount();
     let dir = rig.image.path().join("project");
     fs::remove_dir_all(dir.join(".ckptfs/index")).unwrap();
-    let (output, said) = run(&dir, &["fsck", "--rebuild-index"]);
+    let (output, said) = run(&dir, &["verify", "--repair"]);
     assert!(
         output.status.success()
             && said.contains("the index was made from the journal")
             && !said.contains("can be repaired"),
         "{said}"
     );
-    let (output, said) = run(&dir, &["fsck"]);
+    let (output, said) = run(&dir, &["verify"]);
     assert!(output.status.success(), "{said}");
     rig.mount.remount();
 }

@@ -162,7 +162,7 @@ fn a_file_opened_after_its_name_went_goes_on(v: Variant) {
         .unwrap();
     drop((past, young));
     wait_until("the files are closed", || {
-        same(rig.mount.json(&["stats"])["open_files"].clone(), 1)
+        same(rig.mount.stats()["open_files"].clone(), 1)
     });
     held.write_all_at(b"O", 0).unwrap();
     assert_eq!(fs::read(&other).unwrap(), b"Other");

@@ -20,9 +20,7 @@ $ mkdir p q empty man; echo one > p/a.txt; mkdir p/src; echo 'fn main() {}' > p/
 + remote-reader
 + remote-reader home 1 < /dev/null
 + serve volumes --socket p/a.txt
-+ volumes serve --socket p/a.txt
 + serve csi --node-id node --endpoint nosuch
-+ csi --node-id node --endpoint nosuch
 + mcp < /dev/null
 + mcp --nosuch
 + doctor nosuch

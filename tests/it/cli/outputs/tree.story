@@ -32,7 +32,7 @@ cd p
 + tag
 + pin
 + ops
-= audit
+= ops --all
 + undo
 + redo
 + rewind
@@ -42,7 +42,6 @@ cd p
 $ true
 + du
 + gc
-+ dedup
 = verify
 = restore a.txt
 $ true
@@ -68,8 +67,6 @@ $ echo three > b.txt; rm src/main.rs; mv a.txt c.txt; ln -s c.txt link
 + status --by process
 + status -v
 = status --metrics
-+ stats
-+ stats nosuch
 + diff
 + diff --stat
 = diff -p
@@ -82,12 +79,11 @@ $ ckptfs checkpoint -t v2 -m 'third'
 =json log c.txt
 = log --graph
 = log -p -n 1
-= log --tag 'nosuch*'
 = log --before 99
 = log --deleted
 = log --since soon
-+ find --tag 'v*'
-+ find --tag nosuch
++ log --tag 'v*'
++ log --tag nosuch
 + show
 = show 1:a.txt
 = show 1:src
@@ -95,16 +91,12 @@ $ ckptfs checkpoint -t v2 -m 'third'
 = show 9
 = show v
 = show v2:link/x
-= ls 1:
-+ ls -l 1:
-+ ls 1:nosuch
-= ls a.txt
-+ cat 1:a.txt
-+ cat 1:nosuch
-= cat 1:src
-+ stat 1:a.txt
-= stat v2:link
-+ stat 1:nosuch
+= show 1:
++ show -l 1:
+= show a.txt
++ show -l 1:a.txt
+= show -l v2:link
+= show -l 1
 
 # Names, pins, deletion.
 + tag
@@ -115,21 +107,21 @@ $ ckptfs checkpoint -t v2 -m 'third'
 = tag -d middle
 = tag 2
 = tag 2 live
-= rename v1 first
-=json rename first v1
-+ rename nosuch other
+= tag -m v1 first
+=json tag -m first v1
++ tag -m nosuch other
 = tag 1 t1 t2
-= untag t1
-=json untag t2
-+ untag t1
+= tag -d t1
+=json tag -d t2
++ tag -d t1
 + pin 1 -r "the base"
 + pin
 + delete 1
 + pin 9
 = pin -d 1
-= unpin 1
-=json unpin 1
-+ unpin 9
+= pin -d 1
+=json pin -d 1
++ pin -d 9
 = delete v
 = delete 2 -n
 =json delete 2
@@ -141,8 +133,7 @@ $ ckptfs checkpoint -t v2 -m 'third'
 = ops --before 1 -n 0
 + ops --nosuch
 = ops --all
-+ audit
-+ audit --nosuch
++ ops --all
 = undo -n
 = undo
 $ true
@@ -298,10 +289,9 @@ $ rm ../.config/ckptfs/config.toml
 = gc
 =json gc
 + gc --keep-last x
-= dedup -n
-+ dedup
-+ dedup --with nosuch
-= gc --dedup
+= gc --dedup -n
++ gc --dedup
++ gc --dedup --with nosuch
 + verify
 = verify --deep
 + verify 99
@@ -313,10 +303,10 @@ cd .
 # A namespace of another test may have it for a moment.
 $ while pgrep -f "ckptfs daemon --backing $PWD/p " > /dev/null; do sleep 0.01; done
 + verify -C p
-+ fsck -C p
-+ fsck -C empty
++ verify -C empty
 $ rm "$(grep -lx again p/.ckptfs/layers/*/objects/* | head -n 1)"
 + verify -C p
-+ fsck -C p
++ verify --repair -n -C p
++ verify --repair -C p
 = log -C p -n 1
 = checkpoint -C p

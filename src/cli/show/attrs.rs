@@ -1,23 +1,11 @@
-//! `ckptfs stat`.
-
-use std::ffi::OsString;
+//! The attributes of a path as they were.
 
 use serde::Serialize;
 
-use super::context::Context;
-use super::error::Outcome;
-use super::past::Tree;
-use super::{past, time};
+use super::super::past::Tree;
+use super::super::time;
 use crate::engine::api::TreePath;
 use crate::sys::{self, Kind, SysResult, Time};
-
-/// Show the attributes of a path as they were
-#[derive(Debug, clap::Args)]
-pub struct Args {
-    /// State and path, such as `latest:src/main.rs`
-    #[arg(value_name = "ID:PATH")]
-    path: OsString,
-}
 
 /// Attributes, as `--json` prints them.
 #[derive(Serialize)]
@@ -36,7 +24,7 @@ pub struct Shown {
     /// RFC 3339, UTC.
     modified: String,
     changed: String,
-    /// Where a link leads.
+    /// The target of a symbolic link.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target: Option<TreePath>,
     /// Names of extended attributes.
@@ -45,7 +33,7 @@ pub struct Shown {
 }
 
 impl Shown {
-    /// As `ls -l` writes kind and permissions.
+    /// Returns kind and permissions in the format of `ls -l`.
     pub fn mode_text(&self) -> String {
         let kind = match self.kind {
             Kind::File => '-',
@@ -72,7 +60,7 @@ impl Shown {
         text
     }
 
-    /// When the content was last changed, for people.
+    /// Returns the modification time in the local time zone.
     pub fn local_time(&self) -> String {
         time::local(&self.modified)
     }
@@ -84,7 +72,7 @@ fn rfc3339(time: Time) -> String {
         .unwrap_or_default()
 }
 
-/// The attributes of a path.
+/// Returns the attributes of a path.
 pub fn shown(tree: &Tree, path: &TreePath) -> SysResult<Shown> {
     let there = tree.open_path(path)?;
     let stat = sys::stat_fd(&there)?;
@@ -111,33 +99,4 @@ pub fn shown(tree: &Tree, path: &TreePath) -> SysResult<Shown> {
         target,
         xattrs: names.into_iter().map(TreePath).collect(),
     })
-}
-
-pub fn run(args: Args, context: &mut Context) -> Outcome {
-    let found = past::find(context.dir(), &args.path)?;
-    let shown = shown(&found.tree, &found.path).map_err(|cause| found.failed(cause))?;
-    let out = &mut context.out;
-    if out.json {
-        return Ok(out.json(&shown)?);
-    }
-    let mut lines = vec![
-        ("mode", format!("{} ({})", shown.mode_text(), shown.mode)),
-        ("size", shown.size.to_string()),
-        ("owner", format!("{}:{}", shown.uid, shown.gid)),
-        ("links", shown.nlink.to_string()),
-        ("modified", shown.local_time()),
-        ("changed", time::local(&shown.changed)),
-    ];
-    let lossy = |path: &TreePath| String::from_utf8_lossy(&path.0).into_owned();
-    lines.extend(
-        shown
-            .target
-            .as_ref()
-            .map(|target| ("target", lossy(target))),
-    );
-    lines.extend(shown.xattrs.iter().map(|name| ("xattr", lossy(name))));
-    for (label, value) in lines {
-        out.labelled(label, &value)?;
-    }
-    Ok(())
 }
