@@ -383,7 +383,6 @@ pub fn config_of(args: &Args, root: OwnedFd) -> Config {
         seal: match args.serving.seal.unwrap_or_default() {
             Seal::Off => HashMode::Off,
             Seal::Hash => HashMode::Hash,
-            Seal::Full => HashMode::Full,
         },
         snapdir_mode: args.serving.snapdir_mode,
         auto: args.serving.auto(),

@@ -279,9 +279,6 @@ pub enum Seal {
     /// Captured versions are hashed
     #[default]
     Hash,
-    /// Files changed before a checkpoint are also captured ahead of time, where reflinks work, so
-    /// that changes made while nothing is mounted cannot affect their past
-    Full,
 }
 
 impl Serving {

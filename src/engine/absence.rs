@@ -204,17 +204,11 @@ impl Absences {
             tracing::error!(%errno, "not all that was changed while nothing was mounted could be recorded");
             self.timeline().baseline.distrust_baseline();
         }
-        // A baseline that cannot be read to its end is none for the rest.
-        let told = told.or_else(|errno| {
-            if errno.is_no_room() {
-                Err(errno)
-            } else {
-                Ok(())
-            }
-        });
         // What had no record before is captured from here on, and as it is now.
         watch()?;
-        self.record_unseen(told)?;
+        if told.is_err_and(|errno| errno.is_no_room()) {
+            self.serving.warn(UNSEEN.to_owned());
+        }
         // Before the checkpoint that ends the comparison: a mount that was killed between the two
         // would not compare again.
         if is_told {
@@ -237,20 +231,6 @@ impl Absences {
         }
         if apart && closed.is_ok() {
             self.take_back_left();
-        }
-        Ok(())
-    }
-
-    /// Records what was captured ahead and has changed since, unless that failed with what the
-    /// baseline tells.
-    pub(super) fn record_unseen(&self, told: SysResult<()>) -> SysResult<()> {
-        if !self.timeline().absences.was_absent() {
-            return Ok(());
-        }
-        match told.and_then(|()| self.live.eager.record_unseen()) {
-            // What was captured ahead stays, and what has changed says so.
-            Err(errno) if errno.is_no_room() => self.serving.warn(UNSEEN.to_owned()),
-            done => done?,
         }
         Ok(())
     }

@@ -144,8 +144,7 @@ fn event(record: Record, at_ns: Option<i64>) -> Option<AuditEvent> {
         | Record::RestoreOnly { .. }
         | Record::Dropped { .. }
         | Record::Comparing(_)
-        | Record::Told { .. }
-        | Record::Ahead { .. } => {
+        | Record::Told { .. } => {
             return None;
         }
     })

@@ -30,8 +30,6 @@ pub(super) const SNAPDIR: NodeId = NodeId(CONTROL);
 pub(super) fn store_link() -> NodeId {
     NodeId(CONTROL | u64::from(std::process::id()) << 8 | 1)
 }
-/// `.branches`.
-pub(super) const BRANCHES: NodeId = NodeId(CONTROL | 2);
 /// `.zfs`: what programs that know ZFS look for. It has one name, `snapshot`, a link to
 /// `.snapshots`, which is so the same directory: the kernel has one name for each directory.
 pub(super) const ZFS: NodeId = NodeId(CONTROL | 3);
@@ -41,8 +39,6 @@ pub(super) const ZFS_LINK: NodeId = NodeId(CONTROL | 4);
 pub(super) const ZFS_NAME: &[u8] = b".zfs";
 /// The name in it.
 pub(super) const ZFS_LINK_NAME: &[u8] = b"snapshot";
-/// Name of the directory of branches, where the tree has nothing else of that name.
-pub(super) const BRANCHES_NAME: &[u8] = b".branches";
 /// Name of the store.
 pub(super) const STORE_NAME: &[u8] = b".ckptfs";
 
@@ -162,14 +158,13 @@ impl Snapdir {
         self.live.attrs.get_xattr(Slot::ROOT, name)
     }
 
-    /// Who may enter the root directory was changed: that goes for `.snapshots` and `.branches`
-    /// too, whose attributes the kernel remembers.
+    /// Invalidates the attributes of `.snapshots` and `.zfs` after a change of the root directory's
+    /// mode, owner or access list.
     pub(super) fn root_changed(&self, slot: Slot) {
         if slot == Slot::ROOT
             && let Some(caches) = self.serving.caches.get()
         {
             caches.forget_attributes(SNAPDIR);
-            caches.forget_attributes(BRANCHES);
             caches.forget_attributes(ZFS);
         }
     }

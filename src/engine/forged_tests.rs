@@ -220,7 +220,7 @@ impl Forger<'_> {
 
     fn record(&mut self) -> Record {
         match self.next(24) {
-            0..=8 => Record::Undo {
+            0..=8 | 18 => Record::Undo {
                 epoch: Epoch(self.number(self.open)),
                 undo: self.undos(),
             },
@@ -286,11 +286,6 @@ impl Forger<'_> {
                 place: self.place(),
                 object: self.object(),
                 whiteout: self.next(2) == 0,
-            },
-            18 => Record::Ahead {
-                epoch: Epoch(self.number(self.open)),
-                undo: self.undos(),
-                upto: Epoch(self.number(self.open)),
             },
             19 => {
                 let object = self.object();

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::announce::{Step, What};
 use super::api::{TreePath, VerbResult};
-use super::control::{BRANCHES, SNAPDIR};
+use super::control::SNAPDIR;
 use super::export::parts::Refused;
 use super::request::NodeId;
 use super::restore::Restorer;
@@ -28,10 +28,9 @@ use crate::sys::{self, Errno, Kind, RenameMode, SysResult};
 /// Begins the names of inodes that an import made on the stage.
 pub const STAGED_PREFIX: &str = ".ckptfs-export-";
 
-/// Whether an inode number is that of `.snapshots` or `.branches`, which are not part of the tree,
-/// under any name.
+/// Whether an inode number is that of `.snapshots`, which is not part of the tree, under any name.
 pub fn is_of_no_tree(ino: u64) -> bool {
-    [SNAPDIR, BRANCHES].contains(&NodeId(ino))
+    NodeId(ino) == SNAPDIR
 }
 
 /// What is asked.

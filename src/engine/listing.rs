@@ -10,12 +10,13 @@
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
-use super::control::Snapdir;
+use super::control::{SNAPDIR, Snapdir, ZFS, ZFS_LINK, ZFS_LINK_NAME};
 use super::files::Views;
 use super::past::{Past, PastNode};
 use super::request::{Listed, Names, NodeId};
+use crate::store::ids::Slot;
 use crate::sys::lock::Mutex;
-use crate::sys::{Kind, SysResult};
+use crate::sys::{Errno, Kind, SysResult};
 
 /// Names handed out at once: more than fit into one reply of the kernel's.
 pub(super) const BATCH: usize = 512;
@@ -139,13 +140,41 @@ impl Views {
 }
 
 impl Snapdir {
-    /// Names in `.snapshots`.
-    pub(super) fn list_control(&self, offset: u64) -> Names {
-        self.snapdir_was_read();
-        let names = self.list_snapshots(offset, BATCH);
+    /// Returns the names in `.snapshots` or `.zfs` after `offset`.
+    ///
+    /// # Errors
+    /// ENOTDIR: the node is a link.
+    pub(super) fn list_control(&self, node: NodeId, offset: u64) -> SysResult<Names> {
+        match node {
+            SNAPDIR => {
+                self.snapdir_was_read();
+                let names = self.list_snapshots(offset, BATCH);
+                Ok(Names {
+                    last: names.len() < BATCH,
+                    names,
+                })
+            }
+            ZFS => Ok(self.list_zfs(offset)),
+            _ => Err(Errno::ENOTDIR),
+        }
+    }
+
+    fn list_zfs(&self, offset: u64) -> Names {
+        let listed = |name: &[u8], node: NodeId, kind: Kind, next: u64| Listed {
+            name: name.to_vec(),
+            node,
+            kind,
+            slot: node.0,
+            next,
+        };
+        let all = [
+            listed(b".", ZFS, Kind::Dir, 1),
+            listed(b"..", NodeId(Slot::ROOT.0), Kind::Dir, 2),
+            listed(ZFS_LINK_NAME, ZFS_LINK, Kind::Symlink, 3),
+        ];
         Names {
-            last: names.len() < BATCH,
-            names,
+            names: all.into_iter().filter(|one| one.next > offset).collect(),
+            last: true,
         }
     }
 }

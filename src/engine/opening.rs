@@ -240,7 +240,6 @@ impl Engine {
                 .take_in_absence(&baseline, comparing, held, watch)?,
             None => {
                 watch()?;
-                self.absences.record_unseen(Ok(()))?;
                 self.absences.keep_untold(aftermath, held);
             }
         }

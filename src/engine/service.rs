@@ -13,8 +13,7 @@ use self::nodes::{
 };
 use super::Engine;
 use super::announce::{self, is_dummy};
-use super::branches::dir::BranchDir;
-use super::control::{BRANCHES, CONTROL, SNAPDIR, ZFS};
+use super::control::{CONTROL, SNAPDIR, ZFS};
 use super::counts::RequestCounts;
 use super::files::Open;
 use super::foreign;
@@ -24,7 +23,6 @@ use super::request::{
     Attr, Caller, Entry, Fh, FsInfo, LeftOpen, Listed, Looked, Names, NewNode, NodeId, Opened,
     Plus, RenameMode, Seek, Service, SetAttr, XattrMode,
 };
-use super::snapdir_requests;
 use super::takeover::Takeover;
 use crate::live::{HandleId, Make, NewAttrs, Turn};
 use crate::store::ids::Slot;
@@ -73,7 +71,7 @@ impl Service for Engine {
     fn waits(&self, parent: NodeId) -> bool {
         // A checkpoint waits until the kernel has written dirty pages back, which it does with
         // requests.
-        parent == SNAPDIR || parent == BRANCHES
+        parent == SNAPDIR
     }
 
     fn lookup(&self, caller: Caller, parent: NodeId, name: &[u8]) -> SysResult<Looked> {
@@ -102,7 +100,7 @@ impl Service for Engine {
                 ttl: FOR_EVER,
             }),
             Node::Control(id) => Ok(Attr {
-                stat: BranchDir::of(self).stat(id)?,
+                stat: self.snapdir.control_stat(id)?,
                 ttl: Duration::ZERO,
             }),
             Node::Foreign(id) => foreign::attr(self, id),
@@ -160,7 +158,7 @@ impl Service for Engine {
     fn readlink(&self, node: NodeId) -> SysResult<Vec<u8>> {
         match self.node(node)? {
             Node::Live(slot) => self.live.inodes.read_link(slot),
-            Node::Control(id) => BranchDir::of(self).link(id),
+            Node::Control(id) => self.snapdir.control_link(id),
             Node::Foreign(_) => Err(Errno::EINVAL),
             Node::Past(past) => {
                 self.views.check_kept(&past)?;
@@ -175,7 +173,7 @@ impl Service for Engine {
             return answer;
         }
         if new.kind == Kind::Dir && self.waits(parent) {
-            return snapdir_requests::mkdir(self, caller, parent, name);
+            return self.mkdir_snapshot(caller, name);
         }
         let change = &self.live.writers.change_by(caller.pid, caller.uid);
         let (slot, name) = self.writable_name(parent, name)?;
@@ -247,7 +245,7 @@ impl Service for Engine {
             return answer;
         }
         if self.waits(parent) {
-            let done = snapdir_requests::rmdir(self, caller, parent, name);
+            let done = self.rmdir_snapshot(caller, name);
             return removed(done, caller.again).map(drop);
         }
         let change = &self.live.writers.change_by(caller.pid, caller.uid);
@@ -447,7 +445,7 @@ impl Service for Engine {
         match self.node(node)? {
             Node::Live(slot) => self.list_live(node, slot, offset),
             Node::Past(dir) => self.views.list_past(&dir, offset),
-            Node::Control(id) => BranchDir::of(self).list(id, offset),
+            Node::Control(id) => self.snapdir.list_control(id, offset),
             Node::Foreign(_) => Err(Errno::EXDEV),
         }
     }
@@ -508,7 +506,7 @@ impl Service for Engine {
         }
         match self.node(node)? {
             Node::Live(slot) => self.live.attrs.get_xattr(slot, name),
-            Node::Control(SNAPDIR | BRANCHES | ZFS) => self.snapdir.snapdir_xattr(name),
+            Node::Control(SNAPDIR | ZFS) => self.snapdir.snapdir_xattr(name),
             Node::Control(_) | Node::Foreign(_) => Err(Errno::NO_XATTR),
             Node::Past(past) => {
                 let mut xattrs = past_xattrs(self, &past)?.into_iter();

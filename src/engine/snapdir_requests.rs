@@ -1,37 +1,18 @@
-//! What the kernel asks to be changed in `.snapshots`: mkdir(2), rmdir(2) and unlink(2) there; and
-//! in `.branches` (`branches::dir`).
+//! mkdir(2), rmdir(2) and unlink(2) in `.snapshots`.
 
 use super::Engine;
 use super::api::CheckpointOptions;
-use super::branches::dir::BranchDir;
 use super::checkpoint::check_tag;
-use super::control::SNAPDIR;
 use super::past::Door;
-use super::request::{Caller, Entry, Looked, NodeId};
+use super::request::{Caller, Entry, Looked};
 use crate::store::record::Reason;
 use crate::sys::{Errno, SysResult};
-
-/// mkdir(2) in `.snapshots` or `.branches`.
-pub(super) fn mkdir(engine: &Engine, caller: Caller, dir: NodeId, name: &[u8]) -> SysResult<Entry> {
-    match dir {
-        SNAPDIR => engine.mkdir_snapshot(caller, name),
-        _ => BranchDir::of(engine).mkdir(caller, name),
-    }
-}
-
-/// rmdir(2) there.
-pub(super) fn rmdir(engine: &Engine, caller: Caller, dir: NodeId, name: &[u8]) -> SysResult<()> {
-    match dir {
-        SNAPDIR => engine.rmdir_snapshot(caller, name),
-        _ => BranchDir::of(engine).rmdir(caller, name),
-    }
-}
 
 impl Engine {
     /// mkdir(2) in `.snapshots`: a checkpoint with that tag, for any program in any container. A
     /// worker that died may have made it, if the caller asks again. How many there may be says
     /// `Collector::check_quota`.
-    fn mkdir_snapshot(&self, caller: Caller, name: &[u8]) -> SysResult<Entry> {
+    pub(super) fn mkdir_snapshot(&self, caller: Caller, name: &[u8]) -> SysResult<Entry> {
         let name = std::str::from_utf8(name).map_err(|_| Errno::EINVAL)?;
         check_tag(name).map_err(|error| error.code.errno())?;
         if self.snapdir.second(name).is_some() {
@@ -71,7 +52,7 @@ impl Engine {
     }
 
     /// rmdir(2) in `.snapshots`: the checkpoint is deleted.
-    fn rmdir_snapshot(&self, caller: Caller, name: &[u8]) -> SysResult<()> {
+    pub(super) fn rmdir_snapshot(&self, caller: Caller, name: &[u8]) -> SysResult<()> {
         let name = std::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
         let tagged = self
             .timeline()

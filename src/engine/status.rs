@@ -198,7 +198,6 @@ fn sealer_info(engine: &Engine) -> SealerInfo {
     let mode = match engine.serving.config.seal {
         HashMode::Off => "off",
         HashMode::Hash => "hash",
-        HashMode::Full => "full",
     };
     SealerInfo {
         mode: mode.to_owned(),

@@ -15,7 +15,7 @@ pub use self::answers::{
 use super::Engine;
 use super::api::{RestoreOptions, Restored, StateName, Times, TreePath, VerbError, VerbResult};
 use super::bases::Bases;
-use super::branches::{self, dir::BranchDir};
+use super::branches;
 use super::error;
 use super::requester::Requester;
 use super::restore::Restorer;
@@ -184,7 +184,6 @@ impl<'a> Undoer<'a> {
             undone.tree = self.tree_of(requester, number, options.dry_run)?;
         }
         self.engine.snapdir.snapdir_changed();
-        BranchDir::of(self.engine).changed();
         Ok(undone)
     }
 

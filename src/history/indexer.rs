@@ -13,7 +13,6 @@ use super::catalogue::Catalogue;
 use super::checkpoints::Known;
 use super::content::Contents;
 use super::dropped::DroppedVersions;
-use super::eager::Ahead;
 use super::epochs::Epochs;
 use super::operations::Operations;
 use super::since::Baseline;
@@ -58,7 +57,6 @@ pub(super) struct Parts {
     pub(super) dropped: Arc<DroppedVersions>,
     pub(super) contents: Arc<Contents>,
     pub(super) epochs: Arc<Epochs>,
-    pub(super) ahead: Arc<Ahead>,
     pub(super) baseline: Arc<Baseline>,
 }
 
@@ -278,7 +276,6 @@ impl Indexer {
         if stop() {
             return Ok(());
         }
-        self.parts.ahead.forget_superseded()?;
         let needs = Needs {
             kept: &kept,
             is_gone: &is_gone,

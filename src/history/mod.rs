@@ -12,7 +12,6 @@ mod collect;
 pub mod content;
 pub mod diff;
 pub mod dropped;
-pub mod eager;
 pub mod epochs;
 pub mod indexer;
 pub mod lookup;

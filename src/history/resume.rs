@@ -9,7 +9,6 @@ use super::append::fault;
 use super::checkpoints::Checkpoints;
 use super::content::Hashed;
 use super::dropped::Places;
-use super::eager::Noted;
 use super::epochs::Tables;
 use super::operations::Order;
 use super::timeline::{Aftermath, Memory, Moved, Timeline};
@@ -147,7 +146,6 @@ fn indexed(store: &Store) -> StoreResult<Memory> {
         },
         hashed: Hashed::default(),
         dropped,
-        ahead: Noted::default(),
     })
 }
 
@@ -250,7 +248,7 @@ impl Replay {
         };
         match record {
             Record::Moved { places } => places.iter().for_each(|(slot, place)| note(*slot, place)),
-            Record::Undo { undo, .. } | Record::Ahead { undo, .. } => {
+            Record::Undo { undo, .. } => {
                 for item in undo {
                     if let Undo::Home { slot, before } = item {
                         note(*slot, before);
@@ -317,14 +315,6 @@ impl Replay {
             | Record::RestoreOnly { .. } => self.take_step(record, beyond),
             Record::Mounted { at_ns, stopped_ns } => self.mounted(at_ns, stopped_ns),
             Record::Unmounted { at_ns } => self.unmounted(at_ns, beyond),
-            Record::Ahead { undo, upto, .. } => {
-                for item in undo {
-                    if let Undo::Home { slot, before } = item {
-                        self.memory.tables.open_mut().put_place(slot, before);
-                    }
-                }
-                self.memory.ahead.note(address, upto);
-            }
             Record::Dropped { epoch, objects, .. } => {
                 self.note_dropped(&objects);
                 self.memory.dropped.note(epoch, address, &objects);

@@ -7,7 +7,7 @@
 //! losses, dropped, contents     what was lost, was dropped, is hashed
 //! catalogue   the checkpoints; operations: what was done to them; absences: what nobody recorded
 //! epochs      the open epoch and the closed ones in memory; processes: who changes what
-//! lookup      what a key held at a checkpoint; ahead: what was captured ahead of need
+//! lookup      what a key held at a checkpoint
 //! baseline    what changed since the tree was written down
 //! indexer     moves closed epochs into the index
 //! ```
@@ -27,7 +27,6 @@ use super::checkpoints::Checkpoints;
 use super::collect::Candidate;
 use super::content::{Contents, Hashed};
 use super::dropped::{DroppedVersions, Places};
-use super::eager::{Ahead, Noted};
 use super::epochs::{Epochs, Tables};
 use super::indexer::{Indexer, Parts};
 use super::lookup::Lookup;
@@ -87,7 +86,6 @@ pub(super) struct Memory {
     pub(super) absences: absence::Known,
     pub(super) hashed: Hashed,
     pub(super) dropped: Places,
-    pub(super) ahead: Noted,
 }
 
 /// The history of one tree. See the module.
@@ -112,8 +110,6 @@ pub struct Timeline {
     pub processes: Processes,
     /// What a key held at a checkpoint.
     pub lookup: Arc<Lookup>,
-    /// What was captured ahead of need.
-    pub ahead: Arc<Ahead>,
     /// What changed since the tree was written down.
     pub baseline: Arc<Baseline>,
     /// The tree as it was written down last.
@@ -155,12 +151,6 @@ impl Timeline {
             Arc::clone(&epochs),
             Arc::clone(&wake),
         ));
-        let ahead = Arc::new(Ahead::new(
-            Arc::clone(&journal),
-            Arc::clone(&catalogue),
-            Arc::clone(&lookup),
-            memory.ahead,
-        ));
         let baseline = Arc::new(Baseline::new(Arc::clone(&catalogue), Arc::clone(&epochs)));
         let parts = Parts {
             catalogue: Arc::clone(&catalogue),
@@ -169,7 +159,6 @@ impl Timeline {
             dropped: Arc::clone(&dropped),
             contents: Arc::clone(&contents),
             epochs: Arc::clone(&epochs),
-            ahead: Arc::clone(&ahead),
             baseline: Arc::clone(&baseline),
         };
         let indexer = Arc::new(Indexer::new(Arc::clone(&store), wake, parts));
@@ -185,7 +174,6 @@ impl Timeline {
             absences,
             epochs,
             lookup,
-            ahead,
             baseline,
             written: Written::new(store),
             indexer,

@@ -27,7 +27,6 @@ use super::nodes::{generation_of, is_same};
 use super::past::{Inodes, Past};
 use super::tables::{NodeTable, Tables};
 use crate::history::attribution::Author;
-use crate::history::eager::AheadNode;
 use crate::history::present::Trail;
 use crate::history::timeline::Timeline;
 use crate::history::unserved::has_same_content;
@@ -242,11 +241,9 @@ impl Baselines {
         begin: &mut dyn FnMut() -> SysResult<()>,
     ) -> SysResult<()> {
         let root = baseline.root()?;
-        let ahead = self.timeline.ahead.standing()?;
         let mut compared = Compared {
             baselines: self,
             baseline,
-            ahead,
             begin,
             open: Vec::new(),
             away: HashMap::new(),
@@ -277,7 +274,6 @@ struct Directory {
 struct Compared<'a> {
     baselines: &'a Baselines,
     baseline: &'a Baseline,
-    ahead: HashMap<Slot, AheadNode>,
     /// To be called before something is recorded.
     begin: &'a mut dyn FnMut() -> SysResult<()>,
     /// Still to be compared.
@@ -570,8 +566,7 @@ impl Compared<'_> {
         Ok(())
     }
 
-    /// What is known of a file's content: nothing, unless it was kept, or captured ahead, or is
-    /// empty.
+    /// Returns the state of a file's content: with an object if a clone was kept, without otherwise.
     fn content(&self, node: &Node) -> DataState {
         let data = |object| DataState {
             object,
@@ -583,15 +578,6 @@ impl Compared<'_> {
             .kept
             .take_kept(node)
             .inspect_err(|errno| tracing::warn!(%errno, "content that was kept cannot be had"));
-        if let Ok(object @ Some(_)) = kept {
-            return data(object);
-        }
-        let kept = self.ahead.get(&node.child.slot).filter(|ahead| {
-            ahead
-                .attr
-                .as_ref()
-                .is_some_and(|attr| is_same(&attr.stat, &node.attr.stat))
-        });
-        kept.and_then(|ahead| ahead.data).unwrap_or(data(None))
+        data(kept.unwrap_or(None))
     }
 }

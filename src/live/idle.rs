@@ -11,8 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::baseline::{Baselines, Walk};
-use super::eager::SPACE_KEPT_BYTES;
-use super::kept::Kept;
+use super::kept::{Kept, SPACE_KEPT_BYTES};
 use super::tables::Tables;
 use crate::history::timeline::Timeline;
 use crate::history::wake::Wake;

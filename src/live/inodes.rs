@@ -150,21 +150,16 @@ impl Refused {
 /// Where inodes were found that the kernel may not know. Its mutexes are leaves.
 #[derive(Default)]
 pub struct PlacesFound {
-    /// Those that are to be captured ahead.
-    ahead: Mutex<HashMap<Slot, Place>>,
+    /// Inodes that a recovery looks for.
+    recovered: Mutex<HashMap<Slot, Place>>,
     /// Directories that a plan goes through.
     on_the_way: Mutex<HashMap<Slot, Place>>,
 }
 
 impl PlacesFound {
-    /// Notes where an inode is that is to be captured ahead.
+    /// Notes the place of an inode that a recovery needs.
     pub(super) fn remember(&self, dir: Slot, name: &Name, slot: Slot) {
-        self.ahead.lock().insert(slot, place(dir, name));
-    }
-
-    /// Those that were found to be captured ahead are captured.
-    pub(super) fn forget(&self) {
-        self.ahead.lock().clear();
+        self.recovered.lock().insert(slot, place(dir, name));
     }
 
     /// Notes where directories are whose entries are to be changed, in the place of those that were
@@ -179,7 +174,7 @@ impl PlacesFound {
     }
 
     fn places(&self, slot: Slot) -> impl Iterator<Item = Place> {
-        let all = [&self.ahead, &self.on_the_way];
+        let all = [&self.recovered, &self.on_the_way];
         all.into_iter()
             .filter_map(move |found| found.lock().get(&slot).cloned())
     }

@@ -27,7 +27,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::eager::SPACE_KEPT_BYTES;
 use super::nodes::{generation_of, is_same};
 use super::past::{Captures, Inodes, Past};
 use super::tables::Tables;
@@ -50,6 +49,8 @@ const COPY_MAX: u64 = 1 << 20;
 const COPIES_MAX: u64 = 64 << 20;
 /// Files between two looks at the free space.
 const LOOK_EVERY: usize = 256;
+/// With less free space, nothing is kept for an absence.
+pub(super) const SPACE_KEPT_BYTES: u64 = 256 << 20;
 
 /// How much content an unmount keeps, for it may be changed while nothing is mounted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]

@@ -29,7 +29,7 @@
 //! - the checkpoint's: [`Settling`], [`Mapped`], [`Cuts`];
 //! - an absence: what is kept for it ([`Kept`]), what it changed ([`Baselines`]), and what is done
 //!   ahead ([`Idle`]);
-//! - what is done when the machine has nothing else to do ([`Eager`], [`Sharing`], [`Sealer`]);
+//! - what is done when the machine has nothing else to do ([`Sharing`], [`Sealer`]);
 //! - after a crash: [`Recovery`], and [`Adoption`] by the next worker.
 
 mod attribution;
@@ -46,7 +46,6 @@ mod data;
 mod dedup;
 mod dirs;
 mod durable;
-mod eager;
 mod first_change;
 mod handles;
 mod hot;
@@ -90,7 +89,6 @@ pub use cut::Cuts;
 pub use data::Files;
 pub use dedup::Sharing;
 pub use durable::Durability;
-pub use eager::Eager;
 pub use handles::{Handle, HandleId, Handles, OpenFlags};
 pub use hot::HotFiles;
 pub use idle::Idle;
@@ -177,8 +175,6 @@ pub struct Live {
     pub baselines: Arc<Baselines>,
     /// What is done in idle time about an absence to come.
     pub idle: Arc<Idle>,
-    /// What is captured ahead.
-    pub eager: Arc<Eager>,
     /// The same content once.
     pub sharing: Arc<Sharing>,
     /// Hashes what was captured.
@@ -227,13 +223,12 @@ impl Live {
         let baselines = Baselines::new(&tables, &past, &kept, &attrs);
         past.inodes.base().begin_branch()?;
         let idle = Idle::new(&tables, &baselines, &kept);
-        let eager = Eager::new(&tables, &past);
         let sharing = Sharing::new(&tables);
         Ok(Live {
             cuts: Cuts::new(&tables, &past),
             staged,
             swaps: Swaps::new(&tables, &past, &copies, &removal, &names),
-            sealer: Sealer::new(&tables, &past, &eager, &idle, &sharing),
+            sealer: Sealer::new(&tables, &past, &idle, &sharing),
             recovery: Recovery::new(&tables, &past, &removal),
             adoption: Adoption::new(&tables, &past),
             timeline: tables.timeline,
@@ -261,7 +256,6 @@ impl Live {
             kept,
             baselines,
             idle,
-            eager,
             sharing,
         })
     }

@@ -374,17 +374,13 @@ impl Recovery {
     /// record yet: captured, but the record never came.
     fn sweep_objects(&self) {
         let epoch = self.timeline.epochs.epoch();
-        let mut named: HashSet<ObjectId> = self
+        let named: HashSet<ObjectId> = self
             .timeline
             .epochs
             .data_records()
             .into_iter()
             .filter_map(|(_, data)| data.object)
             .collect();
-        match self.timeline.ahead.in_memory() {
-            Ok(ahead) => named.extend(ahead),
-            Err(_) => return,
-        }
         let layers = &self.timeline.store().layers;
         for object in [epoch, epoch.next()]
             .into_iter()

@@ -13,10 +13,7 @@
 //!
 //! Then it sees to what an unmount would have to do (module `idle`).
 //!
-//! With `--seal=full` it also captures ahead (module `ahead`), before it hashes.
-//!
-//! Locking: to hash, none but the timeline's, for a moment; to capture ahead, those of a change,
-//! for one inode at a time.
+//! Locking: none but the timeline's, for a moment.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -24,7 +21,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::dedup::Sharing;
-use super::eager::Eager;
 use super::idle::Idle;
 use super::past::{Inodes, Past};
 use super::tables::{Calls, Tables};
@@ -46,14 +42,8 @@ const RECORD_BYTES_MAX: u64 = 1 << 30;
 /// captures.
 const SPACE_KEPT_BYTES: u64 = 64 << 20;
 
-/// Before what could not be taken is tried again.
-const AGAIN_PAUSE: Duration = Duration::from_millis(200);
-/// How often, after one checkpoint.
-const AGAIN_MAX: u32 = 10;
 /// How long an unmount hashes what is left.
 const FINISH_TIME: Duration = Duration::from_millis(300);
-/// Between two inodes that are captured ahead: others want the locks too.
-const AHEAD_PAUSE: Duration = Duration::from_micros(200);
 
 /// What the sealer does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,8 +53,6 @@ pub enum HashMode {
     /// It hashes what was captured.
     #[default]
     Hash,
-    /// And captures ahead what changed in closed epochs, where that shares extents.
-    Full,
 }
 
 /// What the sealer has done since the mount.
@@ -102,13 +90,10 @@ pub struct Sealer {
     calls: Arc<Calls>,
     wake: Arc<Wake>,
     inodes: Arc<Inodes>,
-    eager: Arc<Eager>,
     idle: Arc<Idle>,
     sharing: Arc<Sharing>,
     /// What its thread keeps until there is another.
     known: Mutex<KnownBlocks>,
-    /// It captures ahead too.
-    full: AtomicBool,
     /// Every closed epoch below this one is hashed, as far as it can be.
     done_below: Mutex<Option<Epoch>>,
     objects: AtomicU64,
@@ -120,7 +105,6 @@ impl Sealer {
     pub(super) fn new(
         tables: &Tables,
         past: &Past,
-        eager: &Arc<Eager>,
         idle: &Arc<Idle>,
         sharing: &Arc<Sharing>,
     ) -> Arc<Sealer> {
@@ -130,11 +114,9 @@ impl Sealer {
             calls: Arc::clone(&tables.calls),
             wake: Arc::clone(&tables.wake),
             inodes: Arc::clone(&past.inodes),
-            eager: Arc::clone(eager),
             idle: Arc::clone(idle),
             sharing: Arc::clone(sharing),
             known: Mutex::default(),
-            full: AtomicBool::new(false),
             done_below: Mutex::default(),
             objects: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
@@ -150,8 +132,6 @@ impl Sealer {
         if mode == HashMode::Off {
             return Ok(());
         }
-        self.full
-            .store(mode == HashMode::Full && self.reflink, Ordering::Relaxed);
         Wake::start(
             "sealer",
             self,
@@ -222,18 +202,10 @@ impl Sealer {
     }
 
     fn hash_until_stopped(&self) -> bool {
-        let (mut again, mut known) = (0, std::mem::take(&mut *self.known.lock()));
+        let mut known = std::mem::take(&mut *self.known.lock());
         while self.wake.wait() {
             match self.hash_closed(&mut known) {
-                Ok(false) if again < AGAIN_MAX => {
-                    again += 1;
-                    self.wake.pause(AGAIN_PAUSE);
-                    self.wake.epoch_closed();
-                }
-                Ok(_) => {
-                    again = 0;
-                    self.idle.prepare_absence(&self.wake);
-                }
+                Ok(()) => self.idle.prepare_absence(&self.wake),
                 Err(errno) => {
                     tracing::warn!(%errno, "the sealer cannot go on; it tries again after the next checkpoint")
                 }
@@ -243,12 +215,9 @@ impl Sealer {
         true
     }
 
-    /// Hashes all that closed epochs have and that is not hashed yet.
-    ///
-    /// `false`: it is to be done again.
-    fn hash_closed(&self, known: &mut KnownBlocks) -> SysResult<bool> {
+    /// Hashes the objects of closed epochs that have no hash yet.
+    fn hash_closed(&self, known: &mut KnownBlocks) -> SysResult<()> {
         let open = self.timeline.epochs.epoch();
-        let captured = !self.full.load(Ordering::Relaxed) || self.capture_ahead_awake()?;
         let from = *self.done_below.lock();
         let epochs = match from {
             Some(from) => (from.0..open.0).map(Epoch).collect(),
@@ -259,33 +228,11 @@ impl Sealer {
                 self.hash_epoch(epoch, known)?;
             }
             if self.wake.stopping() {
-                return Ok(true);
+                return Ok(());
             }
         }
-        if captured {
-            *self.done_below.lock() = Some(open);
-        }
-        Ok(captured)
-    }
-
-    /// Captures ahead, as a thread that is not idle: it takes locks that everybody waits for. A
-    /// user without privileges cannot go back from idle, and has nothing captured ahead.
-    fn capture_ahead_awake(&self) -> SysResult<bool> {
-        if let Err(errno) = sys::set_thread_normal(sys::own_thread()) {
-            tracing::warn!(%errno, "nothing is captured ahead: the sealer's priority cannot be raised");
-            self.full.store(false, Ordering::Relaxed);
-            return Ok(true);
-        }
-        let captured = self.eager.capture_ahead(|| {
-            self.wake.pause(AHEAD_PAUSE);
-            !self.wake.stopping()
-        });
-        self.inodes.found.forget();
-        // Whoever waits for its end has made it normal, and it stays so.
-        if !self.wake.stopping() && sys::set_thread_idle().is_ok() && self.wake.stopping() {
-            let _ = sys::set_thread_normal(sys::own_thread());
-        }
-        captured
+        *self.done_below.lock() = Some(open);
+        Ok(())
     }
 
     fn hash_epoch(&self, epoch: Epoch, blocks: &mut KnownBlocks) -> SysResult<()> {

@@ -195,10 +195,6 @@ impl Reading {
             Record::Deleted { id } => {
                 self.checkpoints.remove(&id);
             }
-            Record::Ahead { undo, .. } => self.recorded.extend(undo.iter().filter_map(|item| match item {
-                Undo::Data { before, .. } => before.object,
-                _ => None,
-            })),
             Record::Hashes { objects, .. } => self.sealed.extend(objects.into_iter().map(|sealed| (sealed.object, sealed))),
             Record::Dropped { objects, .. } => self.dropped.extend(objects.into_iter().map(|dropped| dropped.object)),
             Record::Unmounted { .. } => self.unfinished.clear(),

@@ -142,7 +142,6 @@ impl Catalogue {
             | Record::Moved { .. }
             | Record::Replacing { .. } => {}
             Record::Touched { .. }
-            | Record::Ahead { .. }
             | Record::Hashes { .. }
             | Record::Comparing(_) => {}
         }

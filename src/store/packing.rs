@@ -102,10 +102,6 @@ struct Judge<'a> {
     upto: Address,
     /// The open epoch.
     epoch: Epoch,
-    /// Frames of which something that was captured ahead stands, ...
-    ahead: HashSet<Address>,
-    /// ... and up to which epoch was looked for that.
-    ahead_upto: Epoch,
     told: Told,
     forgotten: Forgotten,
     /// The objects that are left of the epoch that was asked for last.
@@ -141,7 +137,7 @@ impl Told {
                         .map(|(number, (slot, _))| (*slot, (at, number))),
                 );
             }
-            Record::Undo { undo, .. } | Record::Ahead { undo, .. } if is_before => {
+            Record::Undo { undo, .. } if is_before => {
                 for (number, item) in undo.iter().enumerate() {
                     if let Undo::Home { slot, .. } = item {
                         self.places.insert(*slot, (at, number));
@@ -182,13 +178,6 @@ impl<'a> Judge<'a> {
         } else {
             catalogue.forgotten(needs.upto, applied)
         };
-        let ahead = index
-            .catalogue()
-            .ahead()?
-            .into_iter()
-            .map(|(at, _)| at)
-            .collect();
-        let ahead_upto = index.catalogue().ahead_upto()?;
         let left = (Epoch(0), Vec::new());
         let (layers, epoch) = (&store.layers, Epoch(1));
         let mut judge = Judge {
@@ -197,8 +186,6 @@ impl<'a> Judge<'a> {
             needs,
             upto,
             epoch,
-            ahead,
-            ahead_upto,
             told,
             forgotten,
             left,
@@ -237,15 +224,6 @@ impl<'a> Judge<'a> {
                 objects,
                 whole,
             } => self.sealed(at, epoch, objects, whole)?,
-            Record::Ahead { undo, upto, .. } => {
-                let mut stays = self.ahead.contains(&at) || upto == self.ahead_upto;
-                for (number, item) in undo.iter().enumerate() {
-                    if let Undo::Home { slot, .. } = item {
-                        stays = stays || self.needs_place((at, number), *slot)?;
-                    }
-                }
-                keep_if(stays)
-            }
             // Who changed what is asked between two checkpoints that are kept.
             Record::Touched { .. } => keep_if(
                 self.needs
@@ -312,7 +290,6 @@ impl<'a> Judge<'a> {
                         .find(|needs| !matches!(needs, Ok(false)))
                         .unwrap_or(Ok(false))?
                 }
-                Record::Ahead { .. } => true,
                 _ => false,
             };
             if stays {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use super::super::ids::ObjectOrigin;
-use super::super::tests::made::{closed, data, deleted, undo};
+use super::super::tests::made::{closed, data, deleted, place, undo};
 use super::*;
 use crate::store::index::Difference;
 
@@ -152,13 +152,11 @@ fn copy_dir(from: &std::path::Path, to: &std::path::Path) {
 fn an_epoch_that_is_half_applied_is_right() {
     let dir = tempfile::tempdir().unwrap();
     let store = store(&dir);
-    let ahead = |epoch: u64| Record::Ahead {
-        epoch: Epoch(epoch),
-        undo: (10..20).map(|slot| data(slot, epoch)).collect(),
-        upto: Epoch(epoch),
+    let moved = |epoch: u64| Record::Moved {
+        places: (10..20).map(|slot| (Slot(slot), place(epoch, b"f"))).collect(),
     };
     put(&store, &[closed(1)]);
-    let records = [ahead(2), closed(2), ahead(3), closed(3)];
+    let records = [moved(2), closed(2), moved(3), closed(3)];
     let places = store.journal.append(&records).unwrap();
     let mut batch = Batch::after(Some(CheckpointId(1)));
     for (record, at) in records.iter().zip(places).take(2) {

@@ -547,17 +547,6 @@ pub enum Record {
         /// Who it was.
         actor: Actor,
     },
-    /// What these keys hold, of which no checkpoint has a record: taken while `epoch` was open and
-    /// none had one in it. It stands until the next undo record of its key, for as long as some
-    /// checkpoint before `epoch` is kept.
-    Ahead {
-        /// The epoch that was open.
-        epoch: Epoch,
-        /// What they hold; the attributes of a directory only together with all its entries.
-        undo: Vec<Undo>,
-        /// Everything that changed in epochs up to this one was looked at.
-        upto: Epoch,
-    },
     /// A checkpoint is pinned, so that it is not deleted, or no longer.
     Pinned {
         /// Which one.

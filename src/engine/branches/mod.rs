@@ -11,7 +11,6 @@
 //! request is refused at once, and waits for nothing.
 
 mod create;
-pub(in crate::engine) mod dir;
 mod fresh;
 mod list;
 mod open;

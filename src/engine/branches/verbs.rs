@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::dir::BranchDir;
 use super::{Brancher, create, list, open, trash};
 use crate::engine::Engine;
 use crate::engine::api::{Change, StateName, TreePath, VerbResult, host_path};
@@ -114,7 +113,6 @@ impl Verb for CreateBranch {
     fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<BranchInfo> {
         let created = create::create(engine, requester, &self, Reason::Asked);
         engine.snapdir.snapdir_changed();
-        BranchDir::of(engine).changed();
         created
     }
 }
@@ -224,9 +222,7 @@ impl Verb for DropBranch {
     }
 
     fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<DroppedBranch> {
-        let dropped = trash::drop_branch(engine, requester.by(), &self);
-        BranchDir::of(engine).changed();
-        dropped
+        trash::drop_branch(engine, requester.by(), &self)
     }
 }
 
@@ -257,8 +253,6 @@ impl Verb for ReviveBranch {
     type Answer = BranchInfo;
 
     fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<BranchInfo> {
-        let revived = trash::revive(engine, requester.by(), &self.name);
-        BranchDir::of(engine).changed();
-        revived
+        trash::revive(engine, requester.by(), &self.name)
     }
 }

@@ -2,8 +2,7 @@
 
 use super::super::Engine;
 use super::super::announce::is_dummy;
-use super::super::branches::dir::BranchDir;
-use super::super::control::{BRANCHES, BRANCHES_NAME, CONTROL, SNAPDIR};
+use super::super::control::{CONTROL, SNAPDIR};
 use super::super::foreign::{self, is_foreign};
 use super::super::listing::BATCH;
 use super::super::past::{PAST, PAST_HANDLE, PastNode};
@@ -18,14 +17,12 @@ use crate::sys::{self, Asker, Errno, Kind, Stat, SysResult, Xattrs};
 
 /// The offset after `.snapshots`, where it is listed: one that no filesystem has.
 const AFTER_SNAPDIR: u64 = 1 << 62 | 0x736e_6170;
-/// The offset after `.branches`, likewise.
-const AFTER_BRANCHES: u64 = AFTER_SNAPDIR + 1;
 
 /// What a node id names.
 pub(super) enum Node {
     Live(Slot),
     Past(PastNode),
-    /// `.snapshots`, `.branches`, what is in that, or one of our links.
+    /// `.snapshots`, `.zfs`, or a link in one of them, or `.ckptfs`.
     Control(NodeId),
     /// A name that leads to another filesystem.
     Foreign(NodeId),
@@ -123,7 +120,6 @@ impl Engine {
     pub(super) fn writable_name(&self, parent: NodeId, name: &[u8]) -> SysResult<(Slot, Name)> {
         let slot = self.writable(parent)?;
         if self.serving.is_reserved(parent, name)
-            || BranchDir::of(self).is_its_name(parent, name)
             || self.snapdir.is_zfs(parent, name)
         {
             return Err(Errno::EPERM);
@@ -156,12 +152,11 @@ impl Engine {
         }
     }
 
-    /// Names of a live directory; after those of the root `.snapshots` and `.branches`, if they are
-    /// to be seen.
+    /// Returns names of a live directory, with `.snapshots` after those of the root if it is visible.
     pub(super) fn list_live(&self, node: NodeId, slot: Slot, offset: u64) -> SysResult<Names> {
-        if offset == AFTER_SNAPDIR || offset == AFTER_BRANCHES {
+        if offset == AFTER_SNAPDIR {
             return Ok(Names {
-                names: self.ours_after(offset),
+                names: Vec::new(),
                 last: true,
             });
         }
@@ -187,27 +182,15 @@ impl Engine {
             });
         }
         if last && slot == Slot::ROOT && self.serving.config.snapdir_visible {
-            names.extend(self.ours_after(0));
+            names.push(Listed {
+                name: self.serving.snapdir_name().to_vec(),
+                node: SNAPDIR,
+                kind: Kind::Dir,
+                slot: SNAPDIR.0,
+                next: AFTER_SNAPDIR,
+            });
         }
         Ok(Names { names, last })
-    }
-
-    /// Our own names in the root that come after an offset.
-    fn ours_after(&self, offset: u64) -> Vec<Listed> {
-        let listed = |name: &[u8], node: NodeId, next: u64| Listed {
-            name: name.to_vec(),
-            node,
-            kind: Kind::Dir,
-            slot: node.0,
-            next,
-        };
-        let root = NodeId(Slot::ROOT.0);
-        let branches = BranchDir::of(self).is_its_name(root, BRANCHES_NAME);
-        let snapdir = listed(self.serving.snapdir_name(), SNAPDIR, AFTER_SNAPDIR);
-        let branches = branches.then(|| listed(BRANCHES_NAME, BRANCHES, AFTER_BRANCHES));
-        let ours = [Some(snapdir), branches].into_iter().flatten();
-        ours.filter(|one| offset == 0 || one.next > offset)
-            .collect()
     }
 
     /// Tells the kernel how a handle is served.
@@ -240,14 +223,11 @@ impl Engine {
         if self.serving.is_reserved(parent, name) {
             return self.snapdir.lookup_reserved(pid, name);
         }
-        if BranchDir::of(self).is_its_name(parent, name) {
-            return BranchDir::of(self).top();
-        }
         if self.snapdir.is_zfs(parent, name) {
             return self.snapdir.zfs();
         }
         match self.node(parent)? {
-            Node::Control(dir) => BranchDir::of(self).lookup(dir, name),
+            Node::Control(dir) => self.snapdir.lookup_control(dir, name),
             Node::Past(dir) => self.views.past_lookup(&dir, &name_of(name)?),
             Node::Foreign(_) => Err(Errno::EXDEV),
             Node::Live(slot) => {

@@ -148,7 +148,7 @@ pub const KEYS: &[Key] = keys! {
     "mount.snapdir", Kind::Word(&["hidden", "visible"]), Both: "mount --snapdir";
     "mount.snapdir-names", Kind::Word(&["plain", "gmt"]), Both: "mount --snapdir-names";
     "mount.snapdir-mode", Kind::Mode, Both: "mount --snapdir-mode";
-    "mount.seal", Kind::Word(&["off", "hash", "full"]), Both: "mount --seal";
+    "mount.seal", Kind::Word(&["off", "hash"]), Both: "mount --seal";
     "mount.readers", Kind::Count, Both: "mount --readers";
     "mount.cache", Kind::Bytes, Both: "mount --cache";
     "mount.fetch", Kind::Word(&["on", "off"]), Both:

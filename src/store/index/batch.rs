@@ -107,11 +107,6 @@ impl Batch {
         )
     }
 
-    /// Takes out what was captured ahead of these keys.
-    pub fn forget_ahead(of: &[Key]) -> Batch {
-        Batch::removing(of.iter().map(keys::ahead_key))
-    }
-
     /// Takes these keys out. Says nothing of how far the journal is applied.
     pub(super) fn removing(keys: impl Iterator<Item = Vec<u8>>) -> Batch {
         let changes: BTreeMap<_, _> = keys.map(|key| (key, Change::Remove)).collect();
@@ -208,7 +203,6 @@ impl Batch {
                 self.put_operation(at, operation.number, operation.undoes);
             }
             Record::By { actor, .. } => self.by = Some(actor.clone()),
-            Record::Ahead { undo, upto, .. } => self.add_ahead(at, undo, *upto)?,
             Record::Hashes {
                 epoch,
                 whole,
@@ -321,20 +315,6 @@ impl Batch {
             let key = keys::content_key(hash, *object)?;
             self.undo.insert((key, object.epoch), Change::Put(value));
         }
-        Ok(())
-    }
-
-    /// What was taken ahead of a key last counts, and where an inode was then is where it was seen
-    /// last.
-    fn add_ahead(&mut self, at: Address, undo: &[Undo], upto: Epoch) -> StoreResult<()> {
-        for (item, undo) in undo.iter().enumerate() {
-            let item = u16::try_from(item).map_err(|_| CodecError::Limit)?;
-            match undo {
-                Undo::Home { slot, before } => self.add_place(*slot, before)?,
-                other => self.put(keys::ahead_key(&other.key()), keys::item_value(at, item)),
-            }
-        }
-        self.put(keys::META_AHEAD.to_vec(), keys::value(&[upto.0]));
         Ok(())
     }
 

@@ -68,20 +68,6 @@ impl Catalogue<'_> {
         self.list(&[keys::DROPPED], keys::parse_dropped)
     }
 
-    /// Where everything is that was captured ahead: frame, and number in its list. It may be
-    /// superseded.
-    pub fn ahead(&self) -> StoreResult<Vec<(Address, u16)>> {
-        self.list(&[keys::AHEAD], |_, value| keys::parse_item(value))
-    }
-
-    /// Up to which epoch what changed was looked at to be captured ahead.
-    pub fn ahead_upto(&self) -> StoreResult<Epoch> {
-        let value = self.0.with("look up", |db| get(db, keys::META_AHEAD))?;
-        let upto = value.map_or(Some([0]), |value| keys::parse_all(&value));
-        upto.map(|[epoch]| Epoch(epoch))
-            .ok_or(StoreError::IndexDamaged)
-    }
-
     /// The highest number that a checkpoint ever had, deleted ones included.
     pub fn last_checkpoint(&self) -> StoreResult<Option<CheckpointId>> {
         self.0.with("look up", last_checkpoint)

@@ -27,15 +27,7 @@ impl Index {
     pub fn compact(&self, needs: &Needs<'_>, stop: &dyn Fn() -> bool) -> StoreResult<bool> {
         let end = self.applied()?;
         let made = self.with_parts("compact", |parts| {
-            let owner = |entry: sled::Result<(sled::IVec, _)>| {
-                entry
-                    .map(|(key, _)| key.get(1..).and_then(keys::owner))
-                    .transpose()
-            };
-            let ahead = parts.db.scan_prefix([keys::AHEAD]).filter_map(owner);
-            parts
-                .runs
-                .compact(needs, end, &ahead.collect::<Result<Vec<_>, _>>()?, stop)
+            parts.runs.compact(needs, end, stop)
         });
         let Some(merge) = self.if_there_is_room(made)? else {
             return Ok(false);

@@ -16,12 +16,9 @@ pub(super) const VERSION: u32 = 9;
 
 pub(super) const META_STORE: &[u8] = b"ms";
 pub(super) const META_APPLIED: &[u8] = b"ma";
-/// Up to which epoch everything that changed was looked at to be captured ahead.
-pub(super) const META_AHEAD: &[u8] = b"mh";
 
 /// What the keys of the database begin with, each of its kind.
 pub(super) const ABSENCE: u8 = b'B';
-pub(super) const AHEAD: u8 = b'F';
 pub(super) const CHECKPOINT: u8 = b'C';
 pub(super) const DROPPED: u8 = b'T';
 pub(super) const LINEAGE: u8 = b'L';
@@ -133,22 +130,6 @@ pub(super) fn with_epoch(mut prefix: Vec<u8>, epoch: Epoch) -> Vec<u8> {
     prefix
 }
 
-/// The key of what was captured ahead of an undo record.
-pub(super) fn ahead_key(of: &Key) -> Vec<u8> {
-    [&[AHEAD][..], &undo_prefix(of)].concat()
-}
-
-/// The value of what was captured ahead: its frame and its number there.
-pub(super) fn item_value(at: Address, item: u16) -> Vec<u8> {
-    [&value(&[in_value(at)])[..], &item.to_le_bytes()].concat()
-}
-
-/// Where what was captured ahead is: its frame and its number there.
-pub(super) fn parse_item(value: &[u8]) -> Option<(Address, u16)> {
-    let ([at], item) = parse(value)?;
-    Some((from_value(at), u16::from_le_bytes(item.try_into().ok()?)))
-}
-
 /// All keys of entries of a directory begin with this.
 pub(super) fn entries_prefix(dir: Slot) -> Vec<u8> {
     key(ENTRY, [dir.0])
@@ -252,10 +233,9 @@ pub(super) fn may_be_stale(key: &[u8]) -> bool {
     is(key, &[CONTENT, SEAL])
 }
 
-/// What a hash leads to is a hint, and so are hashes themselves, and what was captured ahead:
-/// nothing is missing where it is not.
+/// The key is that of a hash, or of a version by its hash: an index without it is complete.
 pub(super) fn is_hint(key: &[u8]) -> bool {
-    is(key, &[CONTENT, AHEAD, SEAL])
+    is(key, &[CONTENT, SEAL])
 }
 
 /// The key is that of a place that no undo record tells.

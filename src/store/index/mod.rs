@@ -33,7 +33,6 @@
 //! 'L' id                                         u64 id                 the checkpoint that it comes from, if that is not the one before
 //! 'O' number                                     address, u64            an operation: its record, and which other it undoes (0: none)
 //! 'B' end                                        i64 begin, u8 told      when nobody served the tree, ns since 1970; all of it is on record
-//! 'F' key of an undo record                      address, u16 item        what was captured ahead of it
 //! "mh"                                           u64 epoch               up to which what changed was looked at for that
 //! 'S' epoch, u32 segment, u32 offset             u8 whole                a record of hashes of that epoch's objects, by where it is
 //!

@@ -174,7 +174,6 @@ variants! {
         11 Unmounted { at_ns },
         12 By { at_ns, actor },
         13 Hashes { epoch, objects: List<OBJECTS_MAX>, whole },
-        14 Ahead { epoch, undo: List<UNDO_ITEMS_MAX>, upto },
         15 Pinned { id, reason: Maybe<Note> },
         16 Hidden { id, hidden },
         17 Operation(operation: Own),

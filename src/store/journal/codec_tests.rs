@@ -371,11 +371,6 @@ fn others() -> Vec<Record> {
         Record::RestoreOnly {
             paths: vec![b"a/b".to_vec(), vec![]],
         },
-        Record::Ahead {
-            epoch: Epoch(7),
-            undo: undos(),
-            upto: Epoch(6),
-        },
         Record::Hashes {
             epoch: Epoch(7),
             objects: [ObjectOrigin::Cloned, ObjectOrigin::Moved]

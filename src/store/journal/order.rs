@@ -56,10 +56,6 @@ impl Order {
             Record::Void { epoch, .. }
             | Record::Hashes { epoch, .. }
             | Record::Dropped { epoch, .. } => self.has_begun(*epoch),
-            Record::Ahead { epoch, undo, upto } => {
-                self.has_begun(*epoch.max(upto))
-                    && objects(undo).all(|object| object.epoch <= *epoch)
-            }
             Record::Replacing { object, .. } => self.has_begun(object.epoch),
             Record::Tags { id, .. }
             | Record::Deleted { id }

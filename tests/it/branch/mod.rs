@@ -3,7 +3,7 @@
 
 mod cut_short;
 mod devices;
-mod dir;
+mod in_use;
 mod ended;
 mod fresh;
 mod life;

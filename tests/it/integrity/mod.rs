@@ -2,7 +2,6 @@
 //! and named, and the index follows from the journal.
 
 mod absence;
-mod ahead;
 mod apart;
 mod audit;
 mod baseline;

@@ -368,7 +368,7 @@ fn snapshots_is_hidden_and_has_latest_and_tags(v: Variant) {
         &rig.image.path().join("project"),
         &MountOpts::new(v.io).arg("--snapdir=visible"),
     );
-    assert_eq!(names(visible.path()), [".branches", ".snapshots", "f"]);
+    assert_eq!(names(visible.path()), [".snapshots", "f"]);
     visible.umount();
 }
 

@@ -361,15 +361,14 @@ impl Runs {
     }
 
     /// Puts the runs together without what is not needed, if that is enough, and lists nothing;
-    /// `None`: it is not, or `stop` says so. `end` is where the records of the last one end,
-    /// `ahead` are the inodes of which something was captured ahead. Durable on return.
+    /// `None`: it is not, or `stop` says so. `end` is where the records of the last one end.
+    /// Durable on return.
     ///
     /// Errors: `Io`, `IndexDamaged`.
     pub fn compact(
         &self,
         needs: &Needs<'_>,
         end: Address,
-        ahead: &[Slot],
         stop: &dyn Fn() -> bool,
     ) -> StoreResult<Option<Merge>> {
         let list = self.list();
@@ -377,7 +376,7 @@ impl Runs {
             return Ok(None);
         };
         let parts = list.runs.split_at_checked(count).unwrap_or_default();
-        let Some(reader) = needs.reader(parts, &list.struck, ahead, stop)? else {
+        let Some(reader) = needs.reader(parts, &list.struck, stop)? else {
             return Ok(None);
         };
         self.join(&list, 0..count, 0, Some(reader), stop)

@@ -58,15 +58,13 @@ impl Needs<'_> {
     }
 
     /// A reader of all records of the runs `of`, which come to it in the order of keys and epochs;
-    /// `None`: `stop` says so. `later` are the runs behind these, `ahead` the inodes of which
-    /// something was captured ahead.
+    /// `None`: `stop` says so. `later` are the runs behind these.
     ///
     /// Errors: `Io`, `IndexDamaged`.
     pub fn reader(
         &self,
         (of, later): (&[Listed], &[Listed]),
         struck: &Struck,
-        ahead: &[Slot],
         stop: &dyn Fn() -> bool,
     ) -> StoreResult<Option<Reader<'_>>> {
         let mut reader = Reader {
@@ -105,7 +103,6 @@ impl Needs<'_> {
                 return Ok(None);
             }
         }
-        places.needed.extend(ahead);
         places.close();
         with.sort_unstable();
         with.dedup();

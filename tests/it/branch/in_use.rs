@@ -1,0 +1,68 @@
+//! A branch that a process uses is not dropped.
+
+use std::process::{Child, Stdio};
+
+use super::support::{create, is_mounted, place, refused};
+use crate::common::wait::wait_until;
+use crate::common::{Rig, Variant, for_each_variant};
+
+for_each_variant! { xfs =>
+    a_branch_that_is_shown_elsewhere_is_in_use, a_branch_goes_though_a_namespace_has_a_copy_of_its_mount,
+}
+
+/// `ckptfs branch run NAME -- sh`, which waits until its stdin ends.
+fn run_in(rig: &Rig, name: &str) -> Child {
+    let script = "echo > by-run; cat";
+    let child = rig
+        .mount
+        .command(&["branch", "run", name, "--", "sh", "-c", script])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("it starts");
+    let at = place(rig, name).join("by-run");
+    wait_until("the command runs", || at.exists());
+    child
+}
+
+/// unmount(2) of its own mount says nothing of the other: the drop waited for half a minute, and
+/// left a branch that was mounted nowhere but over the project's path of that command.
+fn a_branch_that_is_shown_elsewhere_is_in_use(v: Variant) {
+    let rig = v.start();
+    let mut child = run_in(&rig, "try");
+    // Nobody but the command may hold it.
+    let message = refused(&rig, &["branch", "drop", "try"], "branch-in-use");
+    assert!(message.contains("is in use"), "{message}");
+    assert!(is_mounted(&place(&rig, "try")));
+    drop(child.stdin.take());
+    assert!(child.wait().expect("it ends").success());
+    wait_until("its namespace is gone", || {
+        let dropped = rig.mount.run(&["branch", "drop", "try"]);
+        dropped.status.success()
+    });
+    assert!(!place(&rig, "try").exists());
+    // Unless that is wanted.
+    let mut child = run_in(&rig, "force");
+    rig.mount.ok(&["branch", "drop", "--force", "force"]);
+    assert!(!place(&rig, "force").exists());
+    drop(child.stdin.take());
+    child.wait().expect("it ends");
+}
+
+/// A command that runs in one branch has a copy of the mounts of all others: none of them could be
+/// dropped meanwhile.
+fn a_branch_goes_though_a_namespace_has_a_copy_of_its_mount(v: Variant) {
+    let rig = v.start();
+    let other = create(&rig, "other");
+    let mut child = run_in(&rig, "try");
+    let started = std::time::Instant::now();
+    rig.mount.ok(&["branch", "drop", "other"]);
+    assert!(!other.exists());
+    assert!(
+        started.elapsed().as_secs() < 25,
+        "it is not waited for until nobody has a copy"
+    );
+    drop(child.stdin.take());
+    assert!(child.wait().expect("it ends").success());
+}
