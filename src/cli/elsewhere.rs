@@ -62,7 +62,11 @@ const VERBS: &[(&str, &str, &str)] = &[
     ("dedup", "gc", "gc --dedup"),
     ("stats", "status", "status -v"),
     ("audit", "ops", "ops --all"),
-    ("find", "log", "log --tag, --note, --author, --since or --changed"),
+    (
+        "find",
+        "log",
+        "log --tag, --note, --author, --since or --changed",
+    ),
     ("cat", "show", "show ID:FILE"),
     ("ls", "show", "show ID:DIR"),
     ("stat", "show", "show -l ID:PATH"),

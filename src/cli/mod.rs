@@ -322,7 +322,11 @@ pub fn main() -> ExitCode {
     let Cli { global, verb } = parsed();
     let daemon = matches!(verb, Verb::Daemon(_));
     if !daemon {
-        log_to_stderr(if matches!(verb, Verb::Serve(_)) { Some("info") } else { None });
+        log_to_stderr(if matches!(verb, Verb::Serve(_)) {
+            Some("info")
+        } else {
+            None
+        });
     }
     let mut context = Context {
         dir: global.change_dir,

@@ -83,7 +83,12 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     if found.findings.is_empty() {
         return Ok(());
     }
-    if unmounted && found.findings.iter().any(|finding| finding.repair.is_some()) {
+    if unmounted
+        && found
+            .findings
+            .iter()
+            .any(|finding| finding.repair.is_some())
+    {
         context.out.talk("to repair what can be repaired: ckptfs verify --repair; to list the repairs: ckptfs verify --repair --dry-run");
     }
     Err(Failure::Damage)

@@ -242,32 +242,6 @@ impl Lookup {
         )
     }
 
-    /// Whether a key has a record of this epoch or a later one, among those that are left: what was
-    /// captured ahead and is superseded is forgotten before its records are left out.
-    ///
-    /// # Errors
-    /// EIO if the record cannot be read.
-    pub(super) fn is_recorded_since(&self, key: &Key, epoch: Epoch) -> SysResult<bool> {
-        let before = CheckpointId(epoch.0.saturating_sub(1));
-        let there = |there: bool| there.then_some(());
-        let (memory, earlier) = self.in_memory(before, |table| match key {
-            Key::Entry(dir, name) => table.entry(*dir, name).map(drop),
-            Key::Attr(slot) => table
-                .node(*slot)
-                .and_then(|node| there(node.attr.is_some())),
-            Key::Xattrs(slot) => table
-                .node(*slot)
-                .and_then(|node| there(node.xattrs.is_some())),
-            Key::Data(slot) => table
-                .node(*slot)
-                .and_then(|node| there(node.data.is_some())),
-            Key::Home(slot) => table
-                .node(*slot)
-                .and_then(|node| there(node.home.is_some())),
-        });
-        Ok(memory.is_some() || earlier && self.left_in_index(key, before)?.is_some())
-    }
-
     /// Extended attributes at a checkpoint.
     ///
     /// # Errors

@@ -228,7 +228,7 @@ impl Live {
             cuts: Cuts::new(&tables, &past),
             staged,
             swaps: Swaps::new(&tables, &past, &copies, &removal, &names),
-            sealer: Sealer::new(&tables, &past, &idle, &sharing),
+            sealer: Sealer::new(&tables, &idle, &sharing),
             recovery: Recovery::new(&tables, &past, &removal),
             adoption: Adoption::new(&tables, &past),
             timeline: tables.timeline,

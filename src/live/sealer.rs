@@ -17,12 +17,11 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::dedup::Sharing;
 use super::idle::Idle;
-use super::past::{Inodes, Past};
 use super::tables::{Calls, Tables};
 use crate::history::timeline::Timeline;
 use crate::history::wake::Wake;
@@ -30,7 +29,7 @@ use crate::store::blocks::{Hashed, KnownBlocks};
 use crate::store::ids::{Epoch, ObjectId};
 use crate::store::record::ObjectHash;
 use crate::sys::lock::Mutex;
-use crate::sys::{self, Errno, Kind, SysResult};
+use crate::sys::{Errno, Kind, SysResult};
 
 /// Bytes that are read in a second at most.
 const HASH_BYTES_PER_S: u64 = 128 << 20;
@@ -86,10 +85,8 @@ impl Pace {
 /// The sealer of a tree.
 pub struct Sealer {
     timeline: Arc<Timeline>,
-    reflink: bool,
     calls: Arc<Calls>,
     wake: Arc<Wake>,
-    inodes: Arc<Inodes>,
     idle: Arc<Idle>,
     sharing: Arc<Sharing>,
     /// What its thread keeps until there is another.
@@ -102,18 +99,11 @@ pub struct Sealer {
 }
 
 impl Sealer {
-    pub(super) fn new(
-        tables: &Tables,
-        past: &Past,
-        idle: &Arc<Idle>,
-        sharing: &Arc<Sharing>,
-    ) -> Arc<Sealer> {
+    pub(super) fn new(tables: &Tables, idle: &Arc<Idle>, sharing: &Arc<Sharing>) -> Arc<Sealer> {
         Arc::new(Sealer {
             timeline: Arc::clone(&tables.timeline),
-            reflink: tables.reflink,
             calls: Arc::clone(&tables.calls),
             wake: Arc::clone(&tables.wake),
-            inodes: Arc::clone(&past.inodes),
             idle: Arc::clone(idle),
             sharing: Arc::clone(sharing),
             known: Mutex::default(),

@@ -141,9 +141,7 @@ impl Catalogue {
             | Record::Void { .. }
             | Record::Moved { .. }
             | Record::Replacing { .. } => {}
-            Record::Touched { .. }
-            | Record::Hashes { .. }
-            | Record::Comparing(_) => {}
+            Record::Touched { .. } | Record::Hashes { .. } | Record::Comparing(_) => {}
         }
     }
 

@@ -153,7 +153,9 @@ fn an_epoch_that_is_half_applied_is_right() {
     let dir = tempfile::tempdir().unwrap();
     let store = store(&dir);
     let moved = |epoch: u64| Record::Moved {
-        places: (10..20).map(|slot| (Slot(slot), place(epoch, b"f"))).collect(),
+        places: (10..20)
+            .map(|slot| (Slot(slot), place(epoch, b"f")))
+            .collect(),
     };
     put(&store, &[closed(1)]);
     let records = [moved(2), closed(2), moved(3), closed(3)];

@@ -119,9 +119,7 @@ impl Engine {
     /// The live directory in which a name is to be changed; our own names are not for anybody.
     pub(super) fn writable_name(&self, parent: NodeId, name: &[u8]) -> SysResult<(Slot, Name)> {
         let slot = self.writable(parent)?;
-        if self.serving.is_reserved(parent, name)
-            || self.snapdir.is_zfs(parent, name)
-        {
+        if self.serving.is_reserved(parent, name) || self.snapdir.is_zfs(parent, name) {
             return Err(Errno::EPERM);
         }
         Ok((slot, name_of(name)?))

@@ -39,11 +39,11 @@ fn mistakes_name_the_line_and_what_was_meant() {
     );
     assert_eq!(
         wrong("[mount]\nseal = true\n", Origin::Store).1,
-        "mount.seal: true is a boolean, not one of \XX
+        "mount.seal: true is a boolean, not one of \"off\", \"hash\""
     );
     assert_eq!(
         wrong("[mount]\nseal = \"fast\"\n", Origin::Store).1,
-        "mount.seal: \"fast\" is not one of \XX
+        "mount.seal: \"fast\" is not one of \"off\", \"hash\""
     );
     assert_eq!(
         wrong("[retention]\nkeep-last = -1\n", Origin::Store).1,

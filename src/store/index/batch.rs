@@ -4,7 +4,7 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::keys;
-use crate::store::error::{CodecError, StoreResult};
+use crate::store::error::StoreResult;
 use crate::store::ids::{CheckpointId, Epoch, Slot};
 use crate::store::journal::{Address, codec};
 use crate::store::lineage::Lineage;

@@ -1,8 +1,8 @@
 //! What the index tells of checkpoints, operations and what belongs to them, in the order in which
 //! it was made.
 
-use super::{Index, KnownCheckpoint, get, keys, last_checkpoint, list};
-use crate::store::error::{StoreError, StoreResult};
+use super::{Index, KnownCheckpoint, keys, last_checkpoint, list};
+use crate::store::error::StoreResult;
 use crate::store::ids::{CheckpointId, Epoch};
 use crate::store::journal::Address;
 use crate::store::lineage::Lineage;

@@ -26,9 +26,7 @@ impl Index {
     /// Errors: as [`Index::merge`].
     pub fn compact(&self, needs: &Needs<'_>, stop: &dyn Fn() -> bool) -> StoreResult<bool> {
         let end = self.applied()?;
-        let made = self.with_parts("compact", |parts| {
-            parts.runs.compact(needs, end, stop)
-        });
+        let made = self.with_parts("compact", |parts| parts.runs.compact(needs, end, stop));
         let Some(merge) = self.if_there_is_room(made)? else {
             return Ok(false);
         };

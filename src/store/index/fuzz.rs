@@ -57,7 +57,6 @@ proptest! {
         let _ = keys::parse_absence(&key, &value);
         let _ = keys::parse_dropped(&key, &value);
         let _ = keys::parse_operation(&key, &value);
-        let _ = keys::parse_item(&value);
         let _ = keys::unseal(&key, &value);
         let _ = KnownCheckpoint::parse(&value);
         let _ = codec::decode_place(&value);

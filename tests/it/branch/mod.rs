@@ -3,9 +3,9 @@
 
 mod cut_short;
 mod devices;
-mod in_use;
 mod ended;
 mod fresh;
+mod in_use;
 mod life;
 mod power_cut;
 mod radar;

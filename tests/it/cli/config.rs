@@ -171,7 +171,10 @@ fn the_options_of_a_mount_come_from_the_files_unless_they_are_given() {
             .to_owned()
     };
     let seal = |sandbox: &Sandbox| {
-        sandbox.ckptfs_in("p", &["status", "-v", "--json"]).ok().json()["stats"]["sealer"]["mode"]
+        sandbox
+            .ckptfs_in("p", &["status", "-v", "--json"])
+            .ok()
+            .json()["stats"]["sealer"]["mode"]
             .as_str()
             .expect("text")
             .to_owned()

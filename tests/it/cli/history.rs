@@ -139,11 +139,13 @@ fn tags_come_go_and_move() {
         sandbox.path.join("p/.snapshots/middle/a.txt").exists()
             && !sandbox.path.join("p/.snapshots/mid").exists()
     );
-    sandbox.ckptfs_in("p", &["tag", "-d", "second", "middle"]).is(
-        0,
-        "checkpoint 2 has no tag\ncheckpoint 1 is tagged first, v1\n",
-        "",
-    );
+    sandbox
+        .ckptfs_in("p", &["tag", "-d", "second", "middle"])
+        .is(
+            0,
+            "checkpoint 2 has no tag\ncheckpoint 1 is tagged first, v1\n",
+            "",
+        );
     let unknown = sandbox.ckptfs_in("p", &["tag", "-d", "middle"]);
     assert!(
         unknown.code == 1 && unknown.err().contains("no checkpoint \"middle\""),

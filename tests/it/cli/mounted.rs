@@ -194,7 +194,13 @@ fn stats_count_each_kind_of_request() {
     sandbox.file("m/.keep", "");
     sandbox.ckptfs(&["mount", "p", "m"]).ok();
     // The backing directory is not below the mount: asking there is no request.
-    let stats = || sandbox.ckptfs_in("p", &["status", "-v", "--json"]).ok().json()["stats"].clone();
+    let stats = || {
+        sandbox
+            .ckptfs_in("p", &["status", "-v", "--json"])
+            .ok()
+            .json()["stats"]
+            .clone()
+    };
     let before = stats();
     assert_eq!(
         stats()["requests"],

@@ -36,10 +36,7 @@ fn every_verb_has_help_and_is_in_the_overview() {
     let sandbox = Sandbox::new();
     let told = sandbox.verbs();
     for verb in VERBS {
-        assert!(
-            told.iter().any(|told| told == verb),
-            "{verb} in {told:?}"
-        );
+        assert!(told.iter().any(|told| told == verb), "{verb} in {told:?}");
         for help in ["--help", "-h"] {
             let ran = sandbox.ckptfs(&[verb, help]).ok();
             assert!(

@@ -98,7 +98,10 @@ const COMPLETED: [(&str, &str); 4] = [
     // A verb and a tag.
     ("ckptfs sho\tbef\t", "all is well"),
     // A directory of the past, and a name with a space in it.
-    ("ckptfs show before-it-broke:s\tgre\t", "hello from the past"),
+    (
+        "ckptfs show before-it-broke:s\tgre\t",
+        "hello from the past",
+    ),
     // A path that is not there any more.
     ("ckptfs restore before-it-broke -n s\tm\t", "A src/main.rs"),
     // A branch.

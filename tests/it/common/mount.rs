@@ -9,8 +9,8 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ckptfs::internals::control::Client;
-use ckptfs::internals::engine::api::GetStats;
+use ckptfs::Client;
+use ckptfs::api::GetStats;
 use serde_json::Value;
 
 use super::command::{run_limited, stdout_of, succeeds, tool, try_run_limited};

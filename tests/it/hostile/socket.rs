@@ -95,9 +95,7 @@ fn with_mount(test: impl FnOnce(&Rig, &Socket)) {
             writes.load(Ordering::Relaxed) > before + 2
         });
     });
-    let rss = rig.mount.stats()["rss_bytes"]
-        .as_u64()
-        .expect("rss_bytes");
+    let rss = rig.mount.stats()["rss_bytes"].as_u64().expect("rss_bytes");
     eprintln!("the daemon has {} MiB", rss >> 20);
     assert!(rss < RSS_BYTES_MAX, "{rss}");
     let log = fs::read_to_string(rig.path().join(".ckptfs/daemon.log")).expect("the log");

@@ -36,9 +36,7 @@ fn start(v: Variant) -> Rig {
 
 /// Requests of this kind so far.
 fn requests(rig: &Rig, kind: &str) -> u64 {
-    rig.mount.stats()["requests"][kind]
-        .as_u64()
-        .unwrap_or(0)
+    rig.mount.stats()["requests"][kind].as_u64().unwrap_or(0)
 }
 
 fn opened(path: &Path, write: bool) -> File {

@@ -16,9 +16,7 @@ fn size(short: usize, long: usize) -> usize {
 
 /// Resident memory of the daemon in bytes; printed.
 fn rss(mount: &crate::common::Mount, when: &str) -> u64 {
-    let rss = mount.stats()["rss_bytes"]
-        .as_u64()
-        .expect("rss_bytes");
+    let rss = mount.stats()["rss_bytes"].as_u64().expect("rss_bytes");
     eprintln!("{when}: the daemon has {} MiB", rss >> 20);
     rss
 }
