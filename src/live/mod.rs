@@ -1,36 +1,37 @@
-//! The live tree: POSIX operations on the backing directory, which keep the past before they change
-//! the present.
+//! The live tree: POSIX operations on the backing directory. Each operation records the old state
+//! in the history before it changes the tree.
 //!
-//! Every node is named by its slot and found by one of its names, relative to a descriptor of its
-//! directory; what is found is verified by its inode number. No path is ever followed, so no link
-//! leads out of the tree.
+//! A node is identified by its slot and located by one of its names, relative to a descriptor of
+//! the parent directory; the inode number of the result is verified. No path is followed, so no
+//! symbolic link leads out of the tree.
 //!
-//! **Locking**, in this order, which [`crate::sys::lock`] enforces in debug builds:
-//! 1. the freeze lock: held for reading by every mutation, for writing by whoever closes the epoch
-//!    or restores (the freeze);
-//! 2. `tree`: held for writing by whatever changes names, for reading by whatever relies on them;
-//! 3. a stripe by slot: held while an inode is captured and changed; under these three nothing is
-//!    called that may wait for somebody else's process (module `busy`);
-//! 4. held for a moment, never across a system call that can wait: the table of nodes, then that of
-//!    hot files; and the leaves, which say so.
+//! **Lock order**, enforced in debug builds by [`crate::sys::lock`]:
+//! 1. the freeze lock: held for reading by every mutation, for writing (the freeze) while an epoch
+//!    is closed or a restore is applied;
+//! 2. `tree`: held for writing by changes of names, for reading by operations that rely on names;
+//! 3. a stripe by slot: held while an inode is captured and changed. Under these three no call is
+//!    made that may wait for another user's process (module `busy`);
+//! 4. the node table, then the table of hot files, each held only briefly and never across a system
+//!    call that can wait; then leaf locks, which are documented as leaves.
 //!
-//! **Who asks.** A [`Change`] is made where a request or a verb begins, and is passed down to what
-//! changes something and to what records it: for whom that is, and what must be waited for.
+//! **Authorship.** A [`Change`] is created where a request or verb begins and is passed down to the
+//! code that modifies and records. It carries the author, and the blocking work that must finish
+//! before a retry.
 //!
-//! **Parts.** [`Live`] makes them and hands them out, and does nothing by itself. Each has its
-//! state to itself, and knows only those before it:
-//! - the locks (`locks`) and the tables (`tables`): the nodes that the kernel knows, files that are
-//!   open or hot, calls under way, what a worker leaves to the next;
-//! - what each change needs to keep the past (`past`): an inode is found ([`Inodes`]) and captured
-//!   (`Captures`), nobody is waited for with a lock held ([`Busy`]), what must be on the disk first
-//!   is ([`Durability`]), and it is known who asks ([`Writers`]);
-//! - the changes: of attributes ([`Attrs`]), of names ([`Removal`], [`Names`]), of content
-//!   ([`Files`]), and a restore's ([`Staging`], [`Swaps`]);
-//! - the checkpoint's: [`Settling`], [`Mapped`], [`Cuts`];
-//! - an absence: what is kept for it ([`Kept`]), what it changed ([`Baselines`]), and what is done
-//!   ahead ([`Idle`]);
-//! - what is done when the machine has nothing else to do ([`Eager`], [`Sharing`], [`Sealer`]);
-//! - after a crash: [`Recovery`], and [`Adoption`] by the next worker.
+//! **Parts.** [`Live`] constructs the parts and has no logic. Each part has private state and
+//! depends only on the parts listed before it:
+//! - the locks (`locks`) and tables (`tables`): nodes known to the kernel, open and hot files,
+//!   calls in flight, state for the next worker;
+//! - the prerequisites of every change (`past`): finding an inode ([`Inodes`]), capturing it
+//!   (`Captures`), waiting for other processes without a lock ([`Busy`]), ordering of disk writes
+//!   ([`Durability`]), and attribution to processes ([`Writers`]);
+//! - changes of attributes ([`Attrs`]), names ([`Removal`], [`Names`]) and content ([`Files`]), and
+//!   those of a restore ([`Staging`], [`Swaps`]);
+//! - checkpoints: [`Settling`], [`Mapped`], [`Cuts`];
+//! - absences: captured content ([`Kept`]), detection of changes made in one ([`Baselines`]), and
+//!   work done ahead ([`Idle`]);
+//! - idle-time work: [`Eager`], [`Sharing`], [`Sealer`];
+//! - recovery after a crash ([`Recovery`]), and takeover by the next worker ([`Adoption`]).
 
 mod attribution;
 mod attrs;
@@ -122,80 +123,80 @@ use crate::history::base::Base;
 use crate::history::timeline::Timeline;
 use crate::sys::{self, Errno, SysResult};
 
-/// The live tree, in its parts. See the module.
+/// The live tree, as its parts. See the module.
 pub struct Live {
     timeline: Arc<Timeline>,
     root: Arc<OwnedFd>,
     staging: Arc<OwnedFd>,
     reflink: bool,
-    /// The locks, and the counts that go with them.
+    /// The locks, and the counters of changes.
     pub locks: Arc<Locks>,
-    /// What is left to the worker that takes over.
+    /// State for the worker that takes over.
     pub handover: Arc<Handover>,
-    /// The nodes that the kernel knows.
+    /// Nodes known to the kernel.
     pub nodes: Arc<NodeTable>,
-    /// Inodes that lost one of several names a moment ago: what is said of them unasked may
-    /// overtake the answer that told the kernel.
+    /// Inodes that recently lost one of several names. Attributes sent with a directory listing may
+    /// overtake the reply that reported the removal.
     pub recent_unlinks: Arc<RecentUnlinks>,
-    /// For whom the kernel does the I/O.
+    /// Decides which files use passthrough I/O.
     pub passthrough: Arc<Passthrough>,
     /// Open handles.
     pub handles: Arc<Handles>,
-    /// Files that the kernel may be writing to.
+    /// Files that the kernel may write to without a request.
     pub hot: Arc<HotFiles>,
-    /// Calls under way that may wait for somebody else's process.
+    /// Calls in flight that may wait for another user's process.
     pub calls: Arc<Calls>,
-    /// Finds inodes by their slots, and looks at them.
+    /// Finds inodes by slot, and reads their attributes.
     pub inodes: Arc<Inodes>,
-    /// What must be on the disk before something else may be.
+    /// Order of writes to the disk.
     pub durability: Arc<Durability>,
-    /// For whom requests are served, and who has what open for writing.
+    /// Authors of requests, and the processes that have files open for writing.
     pub writers: Arc<Writers>,
-    /// Freezes, and waits for somebody else's process without a lock.
+    /// Freezes the tree, and waits for other processes without a lock.
     pub busy: Arc<Busy>,
-    /// Files that the daemon serves and that may be mapped to be written.
+    /// Files with daemon I/O that may be mapped for writing.
     pub mapped: Arc<Mapped>,
-    /// Makes the cut.
+    /// Captures hot files at one instant for a checkpoint.
     pub cuts: Arc<Cuts>,
-    /// Finds out which hot files nobody can write to any more.
+    /// Detects hot files that no process can write to any more.
     pub settling: Arc<Settling>,
     /// Changes attributes.
     pub attrs: Arc<Attrs>,
-    /// Removes names.
+    /// Unlinks names.
     pub removal: Arc<Removal>,
-    /// Makes, links and renames.
+    /// Creates, links and renames.
     pub names: Arc<Names>,
-    /// Makes inodes aside, in the staging directory.
+    /// Creates inodes in the staging directory.
     pub staged: Arc<Staging>,
-    /// Puts them in place.
+    /// Moves staged inodes into place.
     pub swaps: Swaps,
     /// Opens, reads, writes and closes files.
     pub files: Files,
-    /// Content that is kept over an absence.
+    /// Content captured ahead of an absence.
     pub kept: Arc<Kept>,
-    /// The tree as it was when it was last served.
+    /// The baseline: the tree at the end of the last mount.
     pub baselines: Arc<Baselines>,
-    /// What is done in idle time about an absence to come.
+    /// Idle-time preparation for an absence.
     pub idle: Arc<Idle>,
-    /// What is captured ahead.
+    /// Captures files ahead of their first change.
     pub eager: Arc<Eager>,
-    /// The same content once.
+    /// Shares the extents of identical content.
     pub sharing: Arc<Sharing>,
-    /// Hashes what was captured.
+    /// Hashes captured objects.
     pub sealer: Arc<Sealer>,
-    /// After a daemon that did not end in an orderly way.
+    /// Recovery after an unclean end of a daemon.
     pub recovery: Recovery,
-    /// After a worker that died.
+    /// Takeover from a worker that died.
     pub adoption: Adoption,
 }
 
 impl Live {
-    /// The tree below `root`, with its history in `timeline`. `staging` is a directory on the same
-    /// filesystem, outside the tree. `base`: what it looks through to where it has nothing of its
-    /// own.
+    /// Creates the live tree below `root`, with its history in `timeline`. `staging` is a directory
+    /// on the same filesystem, outside the tree. `base` is the lower tree of a branch: it provides
+    /// all inodes that the branch has not changed.
     ///
     /// # Errors
-    /// Those of fstat(2) on the two; EXDEV if they are on different filesystems.
+    /// Those of fstat(2) on the two directories; EXDEV if they are on different filesystems.
     pub fn new(
         root: Arc<OwnedFd>,
         staging: OwnedFd,
@@ -266,22 +267,22 @@ impl Live {
         })
     }
 
-    /// Captures share extents with the live file.
+    /// Returns whether captures share extents with the live file.
     pub fn reflink(&self) -> bool {
         self.reflink
     }
 
-    /// The history of this tree.
+    /// Returns the history of this tree.
     pub fn timeline(&self) -> &Arc<Timeline> {
         &self.timeline
     }
 
-    /// Descriptor of the root directory.
+    /// Returns the descriptor of the root directory.
     pub fn root(&self) -> &Arc<OwnedFd> {
         &self.root
     }
 
-    /// Descriptor of the staging directory.
+    /// Returns the descriptor of the staging directory.
     pub fn staging(&self) -> &Arc<OwnedFd> {
         &self.staging
     }
