@@ -1,11 +1,10 @@
-//! What was captured ahead of need: what files and directories hold that changed in a closed epoch,
-//! so that the past does not depend on the live tree.
+//! Captures ahead of need: the state of files and directories that changed in a closed epoch, so
+//! that their past does not depend on the live tree.
 //!
-//! An undo record says what a key held before it changed. What is captured ahead says what it
-//! holds, and becomes an undo record when a change is found that nobody recorded: made while
-//! nothing was mounted. It stands as long as no undo record of its key was made after it, and is
-//! believed only while some checkpoint is kept that is older than it: without any, changes are not
-//! recorded, and it would not be known to be stale.
+//! An undo record has the state of a key before a change; a capture ahead has its current state. It
+//! becomes an undo record when an unrecorded change is found, which was made while the tree was not
+//! mounted. It is valid until an undo record of its key follows, and only while an older checkpoint
+//! is stored: without checkpoints changes are not recorded, so staleness could not be detected.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -20,50 +19,50 @@ use crate::store::{Address, Batch, StoreResult};
 use crate::sys::lock::RwLock;
 use crate::sys::{SysResult, Xattrs};
 
-/// What was captured ahead of one inode, as far as it stands.
+/// Valid captures ahead of one inode.
 #[derive(Clone, Debug, Default)]
 pub struct AheadNode {
-    /// Its attributes; of a directory only if its entries are all here.
+    /// Attributes; of a directory only if all its entries are included.
     pub attr: Option<AttrState>,
-    /// Its extended attributes.
+    /// Extended attributes.
     pub xattrs: Option<Xattrs>,
-    /// Its content.
+    /// Content.
     pub data: Option<DataState>,
-    /// Its entries.
+    /// Entries.
     pub entries: BTreeMap<Name, Child>,
 }
 
-/// What changed in a stretch of the journal.
+/// Changes in a range of the journal.
 #[derive(Debug, Default)]
 pub struct Changed {
-    /// Inodes of which anything was recorded, with the first epoch in which their attributes were.
+    /// Inodes with a record, each with the first epoch that recorded its attributes.
     pub nodes: HashMap<Slot, Option<Epoch>>,
-    /// Names that were recorded, each in which epoch last.
+    /// Names with a record, each with the last epoch that recorded it.
     pub names: HashMap<(Slot, Name), Epoch>,
 }
 
-/// Records of what was captured ahead that the index may not have yet.
+/// Records of captures ahead that the index may not contain yet.
 #[derive(Debug, Default)]
 pub(super) struct Noted {
     at: Vec<Address>,
-    /// Up to which epoch what changed was looked at.
+    /// Last epoch whose changes were examined.
     upto: Epoch,
 }
 
 impl Noted {
-    /// A record is at this place.
+    /// Adds the record at `at`.
     pub(super) fn note(&mut self, at: Address, upto: Epoch) {
         self.at.push(at);
         self.upto = self.upto.max(upto);
     }
 }
 
-/// What was captured ahead of need. See the module.
+/// Captures ahead of need. See the module.
 pub struct Ahead {
     journal: Arc<Appender>,
     catalogue: Arc<Catalogue>,
     lookup: Arc<Lookup>,
-    /// A leaf.
+    /// A leaf lock.
     noted: RwLock<Noted>,
 }
 
@@ -82,7 +81,7 @@ impl Ahead {
         }
     }
 
-    /// Records what was captured ahead. When it returns that survives `kill -9`.
+    /// Records captures ahead. On return this survives `kill -9`.
     ///
     /// # Errors
     /// As [`Appender::append`].
@@ -93,7 +92,7 @@ impl Ahead {
         Ok(())
     }
 
-    /// Up to which epoch what changed was looked at.
+    /// Returns the last epoch whose changes were examined.
     ///
     /// # Errors
     /// EIO if the index cannot be read.
@@ -109,7 +108,7 @@ impl Ahead {
         ))
     }
 
-    /// Objects that were captured ahead of which the index may not know.
+    /// Returns the objects captured ahead that the index may not contain.
     ///
     /// # Errors
     /// EIO if a record cannot be read.
@@ -129,7 +128,7 @@ impl Ahead {
         Ok(objects)
     }
 
-    /// What was captured ahead of each key last, and in which epoch; it may be superseded.
+    /// Returns the last capture ahead of each key, with its epoch. It may be superseded.
     fn latest(&self) -> SysResult<HashMap<Key, (Epoch, Undo)>> {
         let mut frames: BTreeMap<Address, Option<HashSet<u16>>> = BTreeMap::new();
         for (at, item) in self
@@ -146,7 +145,8 @@ impl Ahead {
                 .get_or_insert_default()
                 .insert(item);
         }
-        // Those of the tail are read whole: which of their items count is seen from their order.
+        // Records of the tail are read completely; the order of their items determines which ones
+        // count.
         for at in self.noted.read().at.iter() {
             frames.insert(*at, None);
         }
@@ -166,7 +166,7 @@ impl Ahead {
         Ok(latest)
     }
 
-    /// Every object that was captured ahead last of a file; it may have become a record's, or be
+    /// Returns the last object captured ahead of each file. It may belong to a record by now, or be
     /// gone.
     ///
     /// # Errors
@@ -179,7 +179,7 @@ impl Ahead {
         Ok(self.latest()?.into_values().filter_map(data).collect())
     }
 
-    /// All that was captured ahead and stands.
+    /// Returns all valid captures ahead.
     ///
     /// # Errors
     /// EIO if a record cannot be read.
@@ -196,8 +196,8 @@ impl Ahead {
         Ok(nodes)
     }
 
-    /// Lets go of what was captured ahead and is superseded, as far as the index has it: the
-    /// records that say so may be left out then.
+    /// Removes superseded captures ahead from the index. The records that supersede them may be
+    /// omitted afterwards.
     ///
     /// # Errors
     /// Those of the journal and the index.
@@ -229,8 +229,8 @@ impl Ahead {
         index.apply(&mut Batch::forget_ahead(&superseded))
     }
 
-    /// What changed in the closed epochs after `after`, as far as the journal is read: from the
-    /// newest checkpoint kept before, to the newest of all.
+    /// Returns the changes of the closed epochs after `after`, up to the newest stored checkpoint.
+    /// Reading begins at the newest checkpoint not after `after`.
     ///
     /// # Errors
     /// EIO if a record cannot be read.
