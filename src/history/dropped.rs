@@ -1,6 +1,6 @@
 //! Versions whose content was dropped by a tier. Checkpoints still show them with their attributes.
 //!
-//! The record precedes the removal. So a missing version without a record is damage, and a recorded
+//! The record precedes the removal: a missing version without a record is damage, and a recorded
 //! version counts as dropped even if its content still exists. Records list objects, not paths; the
 //! paths follow from the recorded places.
 
