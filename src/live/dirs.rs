@@ -8,7 +8,7 @@ use crate::store::ids::Slot;
 use crate::sys::lock::Mutex;
 
 /// Maximum number of cached descriptors. The limit of a process is often 20,000, and open files
-/// need descriptors as well.
+/// also need descriptors.
 const DESCRIPTORS_MAX: usize = 4096;
 /// Divisor of the process's descriptor limit for the size of the cache.
 const SHARE: u64 = 4;

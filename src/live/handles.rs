@@ -47,7 +47,7 @@ impl OpenFlags {
     }
 
     /// Returns the flags for the backing file. Writes through the daemon have an explicit offset,
-    /// which `O_APPEND` would override, so it is set only for an append-only file. For passthrough
+    /// which `O_APPEND` would override; only an append-only file is opened with it. For passthrough
     /// writes the kernel reopens the backing file with the caller's flags.
     pub(super) fn backing(self) -> Open {
         Open {

@@ -3,8 +3,8 @@
 //! The kernel decrements its link count when UNLINK or RENAME is answered (`fuse_entry_unlinked` in
 //! fs/fuse/dir.c). Attributes read in between already have the new count. If they reach the kernel
 //! first, it decrements the count twice: it treats an inode with a name as unlinked, and refuses to
-//! link it (ENOENT). Attributes in a directory listing are optional, so they are omitted for such a
-//! file for a short time, except its number and type.
+//! link it (ENOENT). Attributes in a directory listing are optional. For such a file they are
+//! omitted for a short time, except number and type.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
