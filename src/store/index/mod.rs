@@ -1,51 +1,52 @@
-//! The index: the undo records by key, and where in the journal everything else is.
+//! The index: undo records by key, and the journal addresses of all other records.
 //!
-//! It is a cache and nothing more. All of it follows from the journal, and [`Index::rebuild`] makes
-//! it so. It may be behind the journal ([`Index::applied`] says how far it is); it may never be
-//! ahead of it, and what it says is never believed unchecked.
+//! It is a cache derived from the journal, and [`Index::rebuild`] recreates it. It may lag behind
+//! the journal (up to [`Index::applied`]) but is never ahead of it, and its contents are never
+//! trusted unchecked.
 //!
 //! Invariants:
-//! - a batch goes in whole or not at all, and with it the place up to which the journal is applied;
-//! - each value ends in a checksum over its key and itself: sled serves flipped bits as they are.
-//!   One that does not match fails with `IndexDamaged`, and the caller rebuilds;
-//! - sled is called under `catch_unwind` only, with `flush_every_ms(None)`; nothing is durable but
-//!   by [`Index::flush_durable`], and nothing depends on it;
-//! - a bad index is renamed, never repaired; what was set aside is deleted once an index was opened
+//! - a batch is applied completely or not at all, together with the applied address;
+//! - each value ends in a checksum over key and value, because sled returns flipped bits without an
+//!   error. A mismatch fails with `IndexDamaged`, and the caller rebuilds;
+//! - sled is called only under `catch_unwind`, with `flush_every_ms(None)`; only
+//!   [`Index::flush_durable`] makes it durable, and nothing depends on that;
+//! - a bad index is renamed, never repaired; indexes set aside are deleted once an index opened
 //!   without doubt;
-//! - where the filesystem has no room for it, it is in memory for as long as the store is open.
-//!   What is on disk is no worse for that: it stays as it is.
+//! - without space on the filesystem the index is in memory while the store is open, and the one on
+//!   disk stays unchanged.
 //!
-//! Locking: `db` is read-locked for each call and write-locked while the database is replaced.
-//! Batches are applied by one thread at a time (`applying`, taken before `db`): two that both see a
-//! key missing would both set it.
+//! Locking: `db` is read-locked for each call and write-locked while the database is replaced. One
+//! thread at a time applies batches (`applying`, taken before `db`): two that both find a key
+//! missing would both set it.
 //!
 //! ```text
 //! index/           sled 0.34, default tree; numbers in keys are big-endian u64, in values little-endian
 //! index/runs/N     undo records, sorted (module `runs`)
 //! index.bad-N/     set aside
 //!
-//! key                                            value, each followed by 4 B: BLAKE3(u32 key length, key, value), cut
+//! key                                            value, each followed by 4 B: BLAKE3(u32 key length, key, value), truncated
 //! "ms"                                           u32 version = 9, 16 B store id
 //! "ma"                                           address of the last record applied, address of its end
-//! 'R' begin: u32 segment, u32 offset             u64 N, u8 level          a run: its file, how often it was merged
-//! 'V' epoch, slot                                address                  a data record that was taken back, in runs that begin before
-//! 'C' id                                         u8 deleted, address, checkpoint and what is known of it (`codec`)
-//! 'L' id                                         u64 id                 the checkpoint that it comes from, if that is not the one before
-//! 'O' number                                     address, u64            an operation: its record, and which other it undoes (0: none)
-//! 'B' end                                        i64 begin, u8 told      when nobody served the tree, ns since 1970; all of it is on record
-//! 'F' key of an undo record                      address, u16 item        what was captured ahead of it
-//! "mh"                                           u64 epoch               up to which what changed was looked at for that
-//! 'S' epoch, u32 segment, u32 offset             u8 whole                a record of hashes of that epoch's objects, by where it is
+//! 'R' start: u32 segment, u32 offset             u64 N, u8 level          a run: its file, number of merges behind it
+//! 'V' epoch, slot                                address                  a data record that is void in runs that start before the address
+//! 'C' id                                         u8 deleted, address, checkpoint and its state (`codec`)
+//! 'L' id                                         u64 id                   its parent, if that is not the preceding checkpoint
+//! 'O' number                                     address, u64             an operation: its record, and the operation it undoes (0: none)
+//! 'B' end                                        i64 start, u8 recorded   an absence of the daemon, ns since 1970; whether all changes are recorded
+//! 'F' key of an undo record                      address, u16 item        its capture ahead
+//! "mh"                                           u64 epoch                up to which changes were examined for captures ahead
+//! 'S' epoch, u32 segment, u32 offset             u8 whole                 a hash record of that epoch's objects, by its address
+//! 'T' epoch, u32 segment, u32 offset             u64 id, u64 id           a record of dropped versions of that epoch: first and last checkpoint that show any
 //!
 //! address   u32 segment, u32 offset
 //! escaped   00 becomes 00 ff; ends with 00 00
 //!
 //! key of an undo record, in runs and behind 'F': 'E' dir, name escaped; 'A' 'X' 'D' 'H' slot: attributes, extended attributes, data, home
-//! other keys in runs: 'P' slot: the place (`codec`) at which an inode with a past is since that epoch; 'K' 8 B of hash, uint slot, uint serial, uint origin (0
-//! cloned, 1 moved): the size of an object of that epoch, by what it holds; it may be gone
+//! other keys in runs: 'P' slot: the place (`codec`) of an inode with history since that epoch; 'K' 8 B of hash, uint slot, uint serial, uint origin (0
+//! cloned, 1 moved): the size of an object of that epoch, by content; the object may have been removed
 //! ```
-//! Another tree, "seen", holds hashes of live files (module `seen`): no record tells of them, and
-//! nothing is lost with them.
+//! A second tree, "seen", contains hashes of live files (module `contents`). The journal has no
+//! record of them, and their loss is harmless.
 
 mod batch;
 mod catalogue;
@@ -92,25 +93,26 @@ pub struct Index {
     home: Home,
     id: StoreId,
     reserve: Arc<Reserve>,
-    /// It is in memory because it is small.
+    /// The index is in memory because it is small.
     waits: AtomicBool,
     applying: Mutex<()>,
     db: RwLock<Option<Parts>>,
 }
 
 impl Index {
-    /// What it tells of checkpoints and operations.
+    /// Returns the queries on checkpoints and operations.
     pub fn catalogue(&self) -> Catalogue<'_> {
         Catalogue(self)
     }
 
-    /// It is in memory until there is so much in it that it is worth its files:
+    /// Returns whether the index is in memory because it is too small to be worth its files; see
     /// [`onto_disk`].
     pub fn is_waiting(&self) -> bool {
         self.waits.load(Ordering::SeqCst)
     }
 
-    /// It is not on disk: the filesystem had no room for it, or it waits.
+    /// Returns whether the index is in memory, because of its size or because the filesystem has no
+    /// space.
     pub fn is_in_memory(&self) -> bool {
         self.db
             .read()
@@ -118,8 +120,8 @@ impl Index {
             .is_some_and(|parts| parts.db.disk().is_none())
     }
 
-    /// Applies a batch, whole or not at all, and empties it. Not durable on return. If it fails the
-    /// batch is as before.
+    /// Applies a batch completely or not at all, and empties it. On failure the batch is unchanged.
+    /// Not durable on return.
     pub fn apply(&self, batch: &mut Batch) -> StoreResult<()> {
         if batch.is_empty() {
             return Ok(());
@@ -130,13 +132,12 @@ impl Index {
         Ok(())
     }
 
-    /// Merges runs, so that a look-up asks few, until none is due or `stop` says so. It takes its
-    /// time: for a helper thread.
+    /// Merges runs, so that a look-up reads few, until none is due or `stop` returns true. Slow:
+    /// for a helper thread.
     ///
-    /// Errors: `Io`, `Index`, `IndexDamaged`; then what is listed is what was before.
+    /// Errors: `Io`, `Index`, `IndexDamaged`; the list of runs is then unchanged.
     pub fn merge(&self, stop: &dyn Fn() -> bool) -> StoreResult<()> {
-        // Whoever applies something does not wait for a merge, which has the time of an idle
-        // thread.
+        // `applying` is not held during a merge, which runs at idle priority.
         while let Some(merge) =
             self.if_there_is_room(self.with_parts("merge", |parts| parts.runs.merge(stop)))?
         {
@@ -148,8 +149,7 @@ impl Index {
         Ok(())
     }
 
-    /// What was made to make the index smaller or faster; nothing, if there was no room for it: it
-    /// is as good as before.
+    /// Ignores a lack of space for work that would only make the index smaller or faster.
     fn if_there_is_room<T>(&self, made: StoreResult<Option<T>>) -> StoreResult<Option<T>> {
         made.or_else(|error| {
             if !self.is_for_want_of_room(&error) {
@@ -164,9 +164,8 @@ impl Index {
         })
     }
 
-    /// Every data record and every attribute record, each kind in the order of inodes and epochs.
-    /// Returns the address up to which the journal was applied: a scan from there gives all records
-    /// that are missing.
+    /// Calls `call` for every data record and every attribute record, each kind in order of inodes
+    /// and epochs. Returns the applied address: a scan from there yields all other records.
     ///
     /// Errors: `Io`, `IndexDamaged`.
     pub fn each_capture(&self, mut call: impl FnMut(Epoch, Undo)) -> StoreResult<Address> {
@@ -190,8 +189,8 @@ impl Index {
         Ok(applied.map_or(Address::START, |(_, end)| end))
     }
 
-    /// The first undo record of a key after a checkpoint: with the smallest epoch above it. `None`:
-    /// nothing changed since.
+    /// Returns the first undo record of a key after a checkpoint, the one with the smallest epoch
+    /// above it; `None` if nothing changed since.
     pub fn first_after(
         &self,
         key: &Key,
@@ -203,15 +202,15 @@ impl Index {
         self.with_parts("look up", |parts| parts.runs.first_from(key, Epoch(first)))
     }
 
-    /// Whether a key has an undo record of this epoch.
+    /// Returns whether a key has an undo record of this epoch.
     pub fn has_record(&self, key: &Key, epoch: Epoch) -> StoreResult<bool> {
         Ok(self
             .with_parts("look up", |parts| parts.runs.first_from(key, epoch))?
             .is_some_and(|(found, _)| found == epoch))
     }
 
-    /// For each name in a directory that has an undo record after a checkpoint, the first of them;
-    /// in order of the names.
+    /// Returns, for each name in a directory, its first undo record after a checkpoint, in name
+    /// order.
     pub fn entries_after(
         &self,
         dir: Slot,
@@ -223,19 +222,19 @@ impl Index {
         self.with_parts("list", |parts| parts.runs.entries_from(dir, first))
     }
 
-    /// Where an inode with a past was seen last. `None` if the journal never told: it had no past,
-    /// or it is the root.
+    /// Returns the last recorded place of an inode; `None` without a record: the inode has no
+    /// history, or is the root.
     pub fn place(&self, slot: Slot) -> StoreResult<Option<Place>> {
         self.with_parts("look up", |parts| parts.runs.last_place(slot))
     }
 
-    /// Whether a place of this inode from this epoch is there, which no undo record tells.
+    /// Returns whether the inode has a place of this epoch outside undo records.
     pub(super) fn has_place(&self, slot: Slot, epoch: Epoch) -> StoreResult<bool> {
         self.with_parts("look up", |parts| parts.runs.has_place(slot, epoch))
     }
 
-    /// Calls with objects that may hold what has this hash, and their sizes, until it says `false`:
-    /// their hash begins as this one does, and they may be gone.
+    /// Calls `call` with objects that may have this hash, and their sizes, until it returns
+    /// `false`. Only a prefix of the hash is compared, and the objects may have been removed.
     pub fn each_content(
         &self,
         hash: &Hash,
@@ -244,19 +243,19 @@ impl Index {
         self.with_parts("list", |parts| parts.runs.each_content(hash, call))
     }
 
-    /// Up to where the journal is applied: the end of the last record that is, so a scan from here
-    /// gives those that are not.
+    /// Returns the address up to which the journal is applied, the end of the last applied record.
+    /// A scan from here yields the remaining records.
     pub fn applied(&self) -> StoreResult<Address> {
         Ok(self.last_applied()?.map_or(Address::START, |(_, end)| end))
     }
 
-    /// Where the last applied record begins and ends; `None` if none is.
+    /// Returns start and end of the last applied record.
     pub(super) fn last_applied(&self) -> StoreResult<Option<(Address, Address)>> {
         self.with("look up", applied_in)
     }
 
-    /// Makes the index durable, so that the next opening need not read the journal again. It takes
-    /// its time: for a helper thread.
+    /// Makes the index durable, so that the next opening need not read the journal again. Slow: for
+    /// a helper thread.
     pub fn flush_durable(&self) -> StoreResult<()> {
         if self.is_in_memory() {
             return Ok(());
@@ -268,8 +267,8 @@ impl Index {
         self.with_parts("tidy", |parts| parts.runs.remove_replaced())
     }
 
-    /// Removes what is on disk, if the index is in memory: the last room that there is. True if
-    /// there was something.
+    /// Removes the index on disk if the index is in memory, to free the last space available.
+    /// Returns whether one existed.
     pub fn give_up(&self) -> bool {
         self.is_in_memory()
             && self.home.exists().unwrap_or(false)
@@ -282,7 +281,7 @@ impl Index {
             }
     }
 
-    /// Sets the index aside, so that the next opening makes it anew. What is open stays so.
+    /// Sets the index aside, so that the next opening rebuilds it. The open index stays usable.
     pub fn distrust(&self) {
         if self.is_in_memory() {
             return;
@@ -295,7 +294,7 @@ impl Index {
         }
     }
 
-    /// All that is in the index, in order of the keys: two indexes with the same dump are equal.
+    /// Returns the whole contents in key order. Indexes with equal dumps are equal.
     pub fn dump(&self) -> StoreResult<Vec<(Vec<u8>, Vec<u8>)>> {
         self.with_parts("list", |parts| {
             let pairs = parts
@@ -348,7 +347,7 @@ impl fmt::Debug for Index {
     }
 }
 
-/// What the index keeps of a checkpoint.
+/// The entry of a checkpoint.
 struct KnownCheckpoint {
     deleted: bool,
     at: Address,
@@ -374,7 +373,7 @@ impl KnownCheckpoint {
     }
 }
 
-/// A value that was checked, without its checksum.
+/// Returns a verified value without its checksum.
 fn get(db: &Db, key: &[u8]) -> StoreResult<Option<Vec<u8>>> {
     let Some(value) = db.get(key)? else {
         return Ok(None);
@@ -383,8 +382,7 @@ fn get(db: &Db, key: &[u8]) -> StoreResult<Option<Vec<u8>>> {
     Ok(Some(value.to_vec()))
 }
 
-/// What `parse` makes of each key with a prefix and of its value, which is checked and without its
-/// checksum.
+/// Parses all entries with a prefix, after verifying and removing the checksums.
 fn list<T>(
     db: &Db,
     prefix: &[u8],
@@ -419,7 +417,7 @@ fn last_checkpoint(db: &Db) -> StoreResult<Option<CheckpointId>> {
         .transpose()
 }
 
-/// Bytes of all keys and values.
+/// Returns the total length of all keys and values.
 fn held(disk: &sled::Db) -> StoreResult<u64> {
     let mut bytes = 0;
     for name in disk.tree_names() {
@@ -431,7 +429,7 @@ fn held(disk: &sled::Db) -> StoreResult<u64> {
     Ok(bytes)
 }
 
-/// The value of a checkpoint after a change; `stored`: the value before. Both without their
+/// Returns the value of a checkpoint after a change; `stored` is the value before. Both are without
 /// checksum.
 fn checkpoint_after(
     stored: Option<Vec<u8>>,
@@ -445,7 +443,7 @@ fn checkpoint_after(
         },
         (None, Some(stored)) => KnownCheckpoint::parse(&stored).ok_or(StoreError::IndexDamaged)?,
         (None, None) => {
-            // It is gone from the journal, and this is to follow.
+            // The checkpoint's record has been dropped from the journal, and this one will be.
             tracing::debug!("the journal speaks of a checkpoint that it has not got");
             return Ok(None);
         }
