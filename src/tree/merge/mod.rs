@@ -69,7 +69,7 @@ pub enum Clash {
     Xattr(Vec<u8>),
 }
 
-/// A conflict; `ours` stays unchanged in this property.
+/// A conflict. Unless the policy or an answer resolves it, `ours` stays unchanged in this property.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Conflict {
     /// The path in `ours`, else in `theirs`, else in `base`.

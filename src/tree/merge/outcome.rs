@@ -105,7 +105,7 @@ impl<'a, T: Tree> Outcome<'a, T> {
             }
         }
         let known = outcome.merged.places.keys().copied();
-        // An inode in neither side is not in the outcome, and its number may have been reused.
+        // The outcome lacks inodes that are only in the base; their numbers may have been reused.
         let is_here = |number: &Slot| outcome.ours.has(*number) || outcome.theirs.has(*number);
         outcome.numbers = known
             .filter(is_here)

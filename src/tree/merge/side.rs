@@ -124,8 +124,8 @@ impl<'a, T: Tree> Side<'a, T> {
         Ok(side)
     }
 
-    /// Reports whether an inode of another state is the one with this common number here. Its birth
-    /// time must match as well, because numbers are reused.
+    /// Reports whether an inode of another state is the one with this common number here. Because
+    /// numbers are reused, the birth times must also match.
     fn holds(&self, number: Slot, tree: &T, (child, way): (Child, &Arc<Trail>)) -> SysResult<bool> {
         let Some((known, there)) = self.met.get(&number) else {
             return Ok(false);
