@@ -87,7 +87,7 @@ impl Selector {
 pub(in crate::engine) struct Selection {
     /// Paths in either of the two states.
     pub(in crate::engine) names: Vec<Vec<u8>>,
-    /// Exactly these paths, as they are in the restored state.
+    /// Exactly these paths, named as in the restored state.
     pub(in crate::engine) paths: Vec<Vec<u8>>,
     pub(in crate::engine) changes: Vec<Change>,
     pub(in crate::engine) shared: Vec<SharedPath>,
@@ -188,7 +188,7 @@ fn leave_out_orphans(by_path: &HashMap<&[u8], &Differs>, chosen: &mut HashSet<&[
     }
 }
 
-/// Drops directories that would be removed although an entry of theirs stays.
+/// Drops directories that would be removed although an entry below them stays.
 fn leave_out_full(
     found: &[(Differs, Set)],
     by_path: &HashMap<&[u8], &Differs>,
