@@ -3,10 +3,10 @@
 //!
 //! They are detected by their ctime, which no process can set. A change made while the tree was not
 //! served has a ctime between the end of one daemon and the start of the next. While a daemon
-//! serves, every change through it is recorded with the prior attributes. So an inode without an
-//! attribute record after a checkpoint was last changed before that checkpoint. If its ctime is
-//! later, it was changed without a record. Its state at an older checkpoint is lost; the view
-//! returns EIO, never the new state.
+//! serves, every change through it is recorded with the prior attributes. An inode without an
+//! attribute record after a checkpoint was therefore last changed before that checkpoint. If its
+//! ctime is later, it was changed without a record. Its state at an older checkpoint is lost; the
+//! view returns EIO, never the new state.
 //!
 //! The second rule requires a clock that is not set back: a file changed before the clock was set
 //! back appears to be later than a checkpoint made after. Such checkpoints are detected, by

@@ -126,7 +126,8 @@ impl Indexer {
         self.hurry_if_many(waiting);
     }
 
-    /// Raises the priority of the thread if many closed epochs are in memory.
+    /// Has the thread start at once, with a share of the processor, if many closed epochs are in
+    /// memory.
     pub(super) fn hurry_if_many(&self, waiting: usize) {
         if waiting >= HURRY_EPOCHS {
             self.wake.hurry();

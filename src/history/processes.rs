@@ -168,8 +168,8 @@ impl Processes {
     }
 
     /// Stages a rename of an inode created in the open epoch. Its creator must be recorded if it is
-    /// another process, or if it is a directory, whose new names are attributed to its creator. So
-    /// far the record of its name implied the creator.
+    /// another process, or if it is a directory, whose new names are attributed to its creator.
+    /// Before the rename, the record of its name implies the creator.
     pub fn touch_moved(&self, author: &Author, slot: Slot, is_dir: bool) {
         let Some(by) = author.number() else {
             return;
