@@ -247,7 +247,7 @@ impl Brancher<'_> {
         }
     }
 
-    /// Ends the mounts of all branches. If one does not end, the others are mounted again.
+    /// Ends the mounts of all branches. If one fails to end, those already ended are mounted again.
     ///
     /// # Errors
     /// As [`super::Host::end`].
