@@ -168,7 +168,7 @@ impl PlacesFound {
     }
 
     /// Replaces the recorded places of directories whose entries are about to change. The caller
-    /// holds the freeze lock and the tree for writing for as long as they are used.
+    /// holds the freeze lock and the tree for writing until those changes are made.
     pub fn remember_ways<'a>(&self, ways: impl Iterator<Item = &'a Arc<Trail>>) {
         let found = ways.filter_map(|way| {
             let up = way.up.as_ref()?;
