@@ -24,7 +24,7 @@ const NEAREST_BYTES_MAX: usize = 200;
 pub struct VerbError {
     /// Kind of failure, for programs.
     pub code: Code,
-    /// What failed on which object.
+    /// The failure and its object.
     pub message: String,
     /// Suggested remedy.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -502,7 +502,7 @@ pub(super) fn tag_taken(tag: &str, id: CheckpointId) -> VerbError {
     )
 }
 
-/// The path exists in neither state.
+/// The path exists in no state compared.
 pub(super) fn unknown_path(path: &[u8], id: CheckpointId) -> VerbError {
     hinted(
         Code::UnknownPath,
