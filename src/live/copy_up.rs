@@ -88,9 +88,9 @@ impl CopyUp {
     /// no lock.
     ///
     /// # Errors
-    /// ENOSPC and other errors of its creation; ENAMETOOLONG: the path of a directory is too long
-    /// for a mark; EPERM: a daemon that is not root cannot mark inodes other than files and
-    /// directories; those of reading the base.
+    /// ENOSPC and other errors of its creation. ENAMETOOLONG: the path of a directory is too long
+    /// for a mark. EPERM: a daemon that is not root cannot mark inodes other than files and
+    /// directories. Those of reading the base.
     pub(super) fn own<'a>(&self, at: impl Into<At<'a>>) -> SysResult<()> {
         self.own_all(at.into(), Holds::Nothing)
     }
@@ -182,7 +182,7 @@ impl CopyUp {
         if !through.is_inherited(at.slot) {
             return Ok(());
         }
-        // During a rename of a directory above, the inode would be at neither path.
+        // During a rename of a directory above, the inode is not at either path.
         let found = match holds {
             Holds::All => self.inodes.base().inherited(at)?,
             Holds::Nothing => {

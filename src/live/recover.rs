@@ -83,9 +83,9 @@ impl Recovery {
 
     /// Returns all inodes that may have changed in the open epoch without a new record. These are
     /// inodes with a record, entries with a record, and the contents of directories without
-    /// records, because those were created in the epoch. `all` includes records of earlier epochs.
-    /// Without any checkpoint no records exist: `all` then yields the whole tree, otherwise nothing
-    /// is returned.
+    /// records, because those were created in the epoch. `all` includes the records of closed
+    /// epochs in memory. Without any checkpoint no records exist: `all` then yields the whole tree,
+    /// otherwise nothing is returned.
     fn recent(&self, all: bool) -> impl Iterator<Item = Arc<Trail>> {
         let (slots, names) = self.timeline.epochs.touched_now(all);
         let mut found: Vec<Arc<Trail>> = slots.iter().map(|slot| at_place(*slot)).collect();
@@ -296,9 +296,9 @@ impl Recovery {
     /// freeze lock, the tree and the stripe, or the tree is not served yet.
     ///
     /// # Errors
-    /// Those of open(2); EACCES if the lease on another user's file is not permitted; ESTALE,
-    /// EINVAL if it is not a regular file; EFBIG if it is large and would be copied at each
-    /// checkpoint; ENOSPC or EIO if the capture failed.
+    /// Those of open(2). EACCES if the lease on another user's file is not permitted. ESTALE,
+    /// EINVAL if it is not a regular file. EFBIG if it is large and would be copied at each
+    /// checkpoint. ENOSPC or EIO if the capture failed.
     fn watch_if_held(&self, trail: &Arc<Trail>) -> SysResult<bool> {
         if self.inodes.base().is_inherited(trail.slot) {
             // An inherited inode has no file here; the daemon reads a private copy.

@@ -49,7 +49,8 @@ struct Sight {
     found: Option<Found>,
 }
 
-/// The inode at the place, and data needed before it is replaced, as far as it was read.
+/// The inode at the place, and data needed before it is replaced; fields that could not be read
+/// ahead are empty.
 struct Found {
     stat: Stat,
     slot: Slot,

@@ -59,7 +59,7 @@ impl Adoption {
         if through.is_born(slot) || self.nodes.lock().get(slot).is_some() {
             return;
         }
-        // During a concurrent rename the name would be at neither place.
+        // During a concurrent rename the name is not at either place.
         let _tree = self.locks.tree.read();
         if self.adopt_by_place(slot) != Ok(true) && self.asks_base.load(Ordering::Acquire) {
             let found = self.adopt_all();
