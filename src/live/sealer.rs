@@ -1,22 +1,20 @@
-//! The sealer: a thread that hashes what closed epochs have captured, when the machine has nothing
-//! else to do.
+//! The sealer: a thread that hashes the captures of closed epochs while the machine is idle.
 //!
-//! It has the scheduling class that runs only when nothing else wants to (`SCHED_IDLE`, which makes
-//! its I/O idle too where the I/O scheduler knows classes), reads at most [`HASH_BYTES_PER_S`],
-//! some hundred kilobytes at once, and leaves nothing in the page cache. Of a large file it reads
-//! what is not where the version before has it ([`KnownBlocks`]). What it found is in the journal
-//! (`Sealed`), a few hundred objects at a time, so that a killed daemon goes on where it was; an
-//! object that was half read is read again.
+//! It runs in the scheduling class `SCHED_IDLE`, which also makes its I/O idle under I/O schedulers
+//! that support classes. It reads up to [`HASH_BYTES_PER_S`], in chunks of some hundred kilobytes,
+//! and leaves nothing in the page cache. In a large file it reads only the blocks that differ from
+//! the previous version ([`KnownBlocks`]). The hashes are recorded in the journal (`Sealed`), a few
+//! hundred objects at a time, so that a killed daemon continues there; a partially read object is
+//! read again.
 //!
-//! Only objects of closed epochs are hashed: those of the open one can still be taken back. One
-//! whose content another has shares it then (module `share`).
+//! Only objects of closed epochs are hashed, because those of the open one may still be voided. An
+//! object whose content exists already then shares its extents (module `dedup`).
 //!
-//! Then it sees to what an unmount would have to do (module `idle`).
+//! Afterwards it prepares for an unmount (module `idle`). With `--seal=full` it also captures ahead
+//! before it hashes (module `eager`).
 //!
-//! With `--seal=full` it also captures ahead (module `ahead`), before it hashes.
-//!
-//! Locking: to hash, none but the timeline's, for a moment; to capture ahead, those of a change,
-//! for one inode at a time.
+//! Locking: hashing uses only the timeline's locks, briefly; capturing ahead uses those of a
+//! change, for one inode at a time.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -36,58 +34,57 @@ use crate::store::record::ObjectHash;
 use crate::sys::lock::Mutex;
 use crate::sys::{self, Errno, Kind, SysResult};
 
-/// Bytes that are read in a second at most.
+/// Maximum read rate, in bytes per second.
 const HASH_BYTES_PER_S: u64 = 128 << 20;
-/// Objects in one record of hashes.
+/// Maximum number of objects in one record of hashes.
 const RECORD_OBJECTS_MAX: usize = 512;
-/// Bytes that are hashed before they are recorded: what a kill loses.
+/// Maximum number of bytes hashed before they are recorded; a kill loses that work.
 const RECORD_BYTES_MAX: u64 = 1 << 30;
-/// With less space left the sealer writes nothing, not even its few records: what is left is for
-/// captures.
+/// With less free space the sealer writes no records; the space is reserved for captures.
 const SPACE_KEPT_BYTES: u64 = 64 << 20;
 
-/// Before what could not be taken is tried again.
+/// Pause before a retry of captures ahead that failed.
 const AGAIN_PAUSE: Duration = Duration::from_millis(200);
-/// How often, after one checkpoint.
+/// Maximum number of retries after one checkpoint.
 const AGAIN_MAX: u32 = 10;
-/// How long an unmount hashes what is left.
+/// Time limit for hashing at an unmount.
 const FINISH_TIME: Duration = Duration::from_millis(300);
-/// Between two inodes that are captured ahead: others want the locks too.
+/// Pause between two inodes captured ahead, because other threads need the locks.
 const AHEAD_PAUSE: Duration = Duration::from_micros(200);
 
-/// What the sealer does.
+/// Work of the sealer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HashMode {
-    /// Nothing.
+    /// No sealer.
     Off,
-    /// It hashes what was captured.
+    /// Hash captures.
     #[default]
     Hash,
-    /// And captures ahead what changed in closed epochs, where that shares extents.
+    /// Hash captures, and with reflink capture changed files ahead.
     Full,
 }
 
-/// What the sealer has done since the mount.
+/// Work of the sealer since the mount.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HashStats {
-    /// Nothing is left to do.
+    /// No work is left.
     pub caught_up: bool,
     /// Objects hashed.
     pub objects: u64,
-    /// Their bytes.
+    /// Size of these objects.
     pub bytes: u64,
-    /// Bytes that were read for that.
+    /// Bytes read for the hashes.
     pub read: u64,
 }
 
-/// Keeps reading slow.
+/// Limits the read rate.
 struct Pace {
     started: Instant,
     bytes: u64,
 }
 
 impl Pace {
-    /// How long to wait before so many more bytes.
+    /// Returns the time to wait before reading `bytes` more.
     fn ahead(&mut self, bytes: u64) -> Duration {
         self.bytes += bytes;
         let due = Duration::from_micros(self.bytes.saturating_mul(1_000_000) / HASH_BYTES_PER_S);
@@ -105,11 +102,11 @@ pub struct Sealer {
     eager: Arc<Eager>,
     idle: Arc<Idle>,
     sharing: Arc<Sharing>,
-    /// What its thread keeps until there is another.
+    /// State of its thread while it is not running.
     known: Mutex<KnownBlocks>,
-    /// It captures ahead too.
+    /// It also captures ahead.
     full: AtomicBool,
-    /// Every closed epoch below this one is hashed, as far as it can be.
+    /// All closed epochs below this one are hashed, as far as possible.
     done_below: Mutex<Option<Epoch>>,
     objects: AtomicU64,
     bytes: AtomicU64,
@@ -160,13 +157,14 @@ impl Sealer {
         )
     }
 
-    /// Ends the sealer, and waits until it has ended.
+    /// Stops the sealer and waits for its end.
     pub fn stop(&self) {
         self.wake.stop();
     }
 
-    /// Hashes what is left, of the open epoch too, for a moment: the mount ends, so that nothing is
-    /// taken back any more. Returns how many versions have no hash then.
+    /// Hashes the remaining objects within a short time limit, including those of the open epoch:
+    /// at the end of the mount, captures are no longer voided. Returns the number of versions
+    /// without a hash.
     ///
     /// # Errors
     /// Those of reading the layers and writing the journal.
@@ -183,7 +181,8 @@ impl Sealer {
                 match store.layers.stat(object) {
                     Ok(Some(stat)) if stat.kind == Kind::File => match hash() {
                         Ok(Some((size, hash))) => hashed.push(ObjectHash { object, size, hash }),
-                        // Moved with a mode that keeps us out: it never gets one.
+                        // The object was moved with a mode that denies access: it never gets a
+                        // hash.
                         Err(error) if error.errno() == Errno::EACCES => {}
                         _ => left += 1,
                     },
@@ -197,7 +196,7 @@ impl Sealer {
         Ok(left)
     }
 
-    /// The objects of an epoch that have no hash on record.
+    /// Returns the objects of an epoch without a recorded hash.
     fn unhashed(&self, epoch: Epoch) -> SysResult<Vec<ObjectId>> {
         let mut objects = self.timeline.store().layers.list(epoch)?;
         if !objects.is_empty() {
@@ -208,7 +207,7 @@ impl Sealer {
         Ok(objects)
     }
 
-    /// What the sealer has done.
+    /// Returns the work done.
     pub fn stats(&self) -> HashStats {
         let open = self.timeline.epochs.epoch();
         let caught_up = self.done_below.lock().is_some_and(|done| done >= open);
@@ -243,9 +242,7 @@ impl Sealer {
         true
     }
 
-    /// Hashes all that closed epochs have and that is not hashed yet.
-    ///
-    /// `false`: it is to be done again.
+    /// Hashes all unhashed objects of closed epochs. Returns `false` if it must be called again.
     fn hash_closed(&self, known: &mut KnownBlocks) -> SysResult<bool> {
         let open = self.timeline.epochs.epoch();
         let captured = !self.full.load(Ordering::Relaxed) || self.capture_ahead_awake()?;
@@ -268,8 +265,8 @@ impl Sealer {
         Ok(captured)
     }
 
-    /// Captures ahead, as a thread that is not idle: it takes locks that everybody waits for. A
-    /// user without privileges cannot go back from idle, and has nothing captured ahead.
+    /// Captures ahead with normal priority, because it acquires locks that all changes need. An
+    /// unprivileged user cannot leave the idle class, and gets no captures ahead.
     fn capture_ahead_awake(&self) -> SysResult<bool> {
         if let Err(errno) = sys::set_thread_normal(sys::own_thread()) {
             tracing::warn!(%errno, "nothing is captured ahead: the sealer's priority cannot be raised");
@@ -281,7 +278,7 @@ impl Sealer {
             !self.wake.stopping()
         });
         self.inodes.found.forget();
-        // Whoever waits for its end has made it normal, and it stays so.
+        // A thread that waits for the end has raised the priority, which must stay raised.
         if !self.wake.stopping() && sys::set_thread_idle().is_ok() && self.wake.stopping() {
             let _ = sys::set_thread_normal(sys::own_thread());
         }
@@ -298,7 +295,7 @@ impl Sealer {
             bytes: 0,
         };
         let (mut hashed, mut bytes) = (Vec::new(), 0);
-        // Of a file that is claimed there may be one that is being made.
+        // A claimed file may have an object that is incomplete.
         for object in objects
             .into_iter()
             .filter(|object| !self.calls.is_claimed(object.slot))
@@ -345,7 +342,7 @@ impl Sealer {
         Ok(())
     }
 
-    /// Waits until so many bytes more may be read; `false`: the sealer shall end.
+    /// Waits until `bytes` more may be read. Returns `false` if the sealer is to end.
     fn may_read(&self, bytes: u64, pace: &mut Pace) -> bool {
         let ahead = pace.ahead(bytes);
         if !ahead.is_zero() {
@@ -354,8 +351,8 @@ impl Sealer {
         !self.wake.stopping()
     }
 
-    /// `None`: it has no bytes (a directory, a link), is gone with its checkpoint, cannot be read,
-    /// or the sealer shall end.
+    /// Hashes an object. Returns `None` if it has no content (a directory or link), was removed
+    /// with its checkpoint, or cannot be read, or if the sealer is to end.
     fn hash_object(
         &self,
         object: ObjectId,
