@@ -26,7 +26,7 @@ const KEYS_MAX: usize = 200_000;
 #[derive(Clone, Debug)]
 pub struct Since {
     from: Epoch,
-    /// [`Checkpoints::emptied`](super::checkpoints::Checkpoints::emptied) at that time.
+    /// Value of `Checkpoints::emptied` at that time.
     unrecorded: u64,
     /// Names, by directory.
     pub names: BTreeSet<(Slot, Name)>,
