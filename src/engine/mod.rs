@@ -191,7 +191,7 @@ impl Engine {
         self.absences.absence()
     }
 
-    /// Returns whether the filesystem is so full that any operation may fail with ENOSPC.
+    /// Returns whether free space is so low that any operation may fail with ENOSPC.
     pub fn is_full(&self) -> bool {
         self.timeline().store().reserve.is_full()
     }

@@ -1,5 +1,5 @@
-//! What the kernel asks to be changed in `.snapshots`: mkdir(2), rmdir(2) and unlink(2) there; and
-//! in `.branches` (`branches::dir`).
+//! Modifying requests in `.snapshots`: mkdir(2), rmdir(2) and unlink(2); and in `.branches`
+//! (`branches::dir`).
 
 use super::Engine;
 use super::api::CheckpointOptions;
@@ -19,7 +19,7 @@ pub(super) fn mkdir(engine: &Engine, caller: Caller, dir: NodeId, name: &[u8]) -
     }
 }
 
-/// rmdir(2) there.
+/// rmdir(2) in `.snapshots` or `.branches`.
 pub(super) fn rmdir(engine: &Engine, caller: Caller, dir: NodeId, name: &[u8]) -> SysResult<()> {
     match dir {
         SNAPDIR => engine.rmdir_snapshot(caller, name),
@@ -28,14 +28,14 @@ pub(super) fn rmdir(engine: &Engine, caller: Caller, dir: NodeId, name: &[u8]) -
 }
 
 impl Engine {
-    /// mkdir(2) in `.snapshots`: a checkpoint with that tag, for any program in any container. A
-    /// worker that died may have made it, if the caller asks again. How many there may be says
-    /// `Collector::check_quota`.
+    /// mkdir(2) in `.snapshots` makes a checkpoint with that tag; any program in any container can
+    /// use it. For a resent request, the dead worker may have made it. `Collector::check_quota`
+    /// limits the number.
     fn mkdir_snapshot(&self, caller: Caller, name: &[u8]) -> SysResult<Entry> {
         let name = std::str::from_utf8(name).map_err(|_| Errno::EINVAL)?;
         check_tag(name).map_err(|error| error.code.errno())?;
         if self.snapdir.second(name).is_some() {
-            // It would be another time's.
+            // The name is reserved for the checkpoint of that time.
             return Err(Errno::EINVAL);
         }
         if caller.again
@@ -70,7 +70,7 @@ impl Engine {
         }
     }
 
-    /// rmdir(2) in `.snapshots`: the checkpoint is deleted.
+    /// rmdir(2) in `.snapshots` deletes the checkpoint.
     fn rmdir_snapshot(&self, caller: Caller, name: &[u8]) -> SysResult<()> {
         let name = std::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
         let tagged = self
@@ -80,7 +80,7 @@ impl Engine {
             .filter(|id| self.timeline().catalogue.is_directory(*id, name));
         let id = self.snapdir.number(name).or(tagged);
         let id = id.ok_or(match self.snapdir.second(name) {
-            // Several checkpoints may have it in turn: which one is to go is told by its number.
+            // The time can denote several checkpoints in turn: only the number is unambiguous.
             Some(_) => Errno::EPERM,
             None => Errno::ENOENT,
         })?;
@@ -90,7 +90,7 @@ impl Engine {
             .map_err(|error| error.code.errno())
     }
 
-    /// unlink(2) in `.snapshots`: a tag is taken from its checkpoint.
+    /// unlink(2) in `.snapshots` removes a tag.
     pub(super) fn unlink_snapshot(&self, caller: Caller, name: &[u8]) -> SysResult<()> {
         let name = std::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
         let _one_at_a_time = self.checkpoints.checkpointing.lock();
