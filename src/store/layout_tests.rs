@@ -1,4 +1,4 @@
-//! Creation and opening of a store, and rejection of anything else.
+//! Creating and opening a store, and rejecting anything else.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -117,7 +117,7 @@ fn a_newer_format_is_named_and_an_unknown_feature_too() {
     ));
 }
 
-/// Returns the format file of a version 1 store with these features.
+/// A store of version 1 with these features.
 fn older(text: &str, features: &str) -> String {
     text.replace(
         "version 2\nfeatures -\n",
@@ -149,7 +149,7 @@ fn an_older_store_opens_and_is_migrated_once_it_is_written_to() {
     );
 }
 
-/// Wherever a migration is interrupted, the store has the old or the new version.
+/// A migration interrupted after any call leaves a store of one version or the other.
 #[test]
 #[cfg(debug_assertions)]
 fn a_migration_that_is_cut_short_goes_on() {
@@ -275,9 +275,9 @@ fn tmp_is_emptied_and_the_mode_is_mended() {
     assert!(dir.path().exists(), "a link was removed and not followed");
 }
 
-/// Regression: the syncer and `checkpoint --sync` run concurrently, and the first to begin may end
-/// last. Its note replaced the later one, so that after a power cut a synced checkpoint was
-/// reported as incomplete.
+/// The syncer and `checkpoint --sync` run concurrently, and the first to begin may end last. Its
+/// note replaced the later one, and after a power cut a synced checkpoint was reported as
+/// incomplete.
 #[test]
 fn a_sync_that_ends_late_takes_no_later_note_back() {
     let dir = made();
