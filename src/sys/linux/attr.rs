@@ -132,8 +132,7 @@ pub fn link_fd(fd: impl AsFd, dir: impl AsFd, name: &[u8]) -> SysResult<()> {
     }
 }
 
-/// Sets the permission bits, including set-id and sticky bits; EOPNOTSUPP for a symbolic link,
-/// which has none.
+/// Sets the permission bits, including set-id and sticky bits; EOPNOTSUPP for a symbolic link.
 pub fn chmod_fd(fd: impl AsFd, mode: u32) -> SysResult<()> {
     // Before 6.6 some filesystems change the mode of a link, with or without reporting an error.
     if stat_fd(&fd)?.kind == Kind::Symlink {

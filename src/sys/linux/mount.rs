@@ -94,8 +94,7 @@ pub fn mounts_of_others(
     mounts_of(own.into_iter().collect(), is_on_it, wanted)
 }
 
-/// The identity of a mount table: a namespace and the root directory of the process. A process that
-/// has ended has none.
+/// The identity of a mount table: a namespace and the root directory of the process.
 type Table = (PathBuf, PathBuf);
 
 fn table_of(process: &Path) -> Option<Table> {

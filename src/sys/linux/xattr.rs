@@ -83,7 +83,7 @@ pub fn all_xattrs_at(dir: impl AsFd, name: &[u8]) -> SysResult<Xattrs> {
 
 /// Returns all attributes with their values, sorted by name. The list is empty on a filesystem
 /// without extended attributes. An attribute removed during the call is skipped. An unreadable one
-/// is an error, except one of ours.
+/// is an error, except our own.
 pub fn all_xattrs(fd: impl AsFd) -> SysResult<Xattrs> {
     collect(|| listxattr(&fd), |name| getxattr(&fd, name))
 }
