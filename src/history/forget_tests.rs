@@ -1,5 +1,5 @@
-//! Removal of records after deletions: random histories, with the tables compared before, after,
-//! after a mount and with a rebuilt index.
+//! Removal of records after deletions: random histories, comparing the tables before and after it,
+//! after a mount, and with a rebuilt index.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};

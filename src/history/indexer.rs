@@ -126,8 +126,7 @@ impl Indexer {
         self.hurry_if_many(waiting);
     }
 
-    /// Has the thread start at once, with a share of the processor, if many closed epochs are in
-    /// memory.
+    /// Starts indexing at once, with normal priority, if many closed epochs are in memory.
     pub(super) fn hurry_if_many(&self, waiting: usize) {
         if waiting >= HURRY_EPOCHS {
             self.wake.hurry();

@@ -1,4 +1,4 @@
-//! Numbers the processes that change the tree, and stages their touches: the source of
+//! Numbers processes that change the tree, and stages their touches: the source of
 //! [`attribution`](super::attribution) records.
 
 use std::collections::HashMap;

@@ -10,8 +10,8 @@
 //! source's lock.
 //!
 //! **Creation and removal** can be interrupted at any point. The record precedes the branch and is
-//! marked as being removed. An interrupted operation is repeated in either direction: the volume is
-//! completed, or its remains are removed.
+//! marked as being removed. The next attempt therefore either completes the volume or removes its
+//! remains; both can be repeated.
 
 use std::fs;
 use std::io::ErrorKind;

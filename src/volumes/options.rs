@@ -99,7 +99,7 @@ pub struct Options {
     pub readonly: bool,
     /// A new copy for each use.
     pub ephemeral: bool,
-    /// Checkpoints that nobody asks for.
+    /// Automatic checkpoints.
     pub auto: Auto,
     /// Configuration keys and their values.
     pub keep: Vec<(&'static str, String)>,

@@ -177,7 +177,7 @@ impl Registry {
         if !sys::flock_exclusive(&file).on(path.display())? {
             return Ok(None);
         }
-        // A removed volume's lock file is removed as well; a lock on it is void.
+        // The removal of a volume also removes its lock file; a lock on that file is void.
         let same = fs::metadata(&path)
             .is_ok_and(|there| file.metadata().is_ok_and(|ours| ours.ino() == there.ino()));
         Ok(same.then_some(Locked { file, path }))

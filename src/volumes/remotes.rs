@@ -269,8 +269,8 @@ impl Pool {
     /// returns the tag of a snapshot name. A missing snapshot is not an error.
     ///
     /// # Errors
-    /// `busy`: it is being sent. `pinned`: it is not a snapshot of ours. Those of the remote; then
-    /// nothing is deleted.
+    /// `busy`: it is being sent. `pinned`: it is not tagged as a snapshot. Those of the remote;
+    /// then nothing is deleted.
     pub fn drop_sent(
         &self,
         volume: &str,

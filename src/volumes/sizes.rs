@@ -1,6 +1,6 @@
 //! Disk usage of a volume's history. Computing it examines every version, and engines query a
-//! volume's status often. So it is computed in the background when the checkpoints have changed,
-//! and the last result is reported.
+//! volume's status often. It is therefore computed in the background when the checkpoints have
+//! changed, and the last result is reported.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -16,9 +16,9 @@ const GRACE_SECONDS: u64 = 60;
 const FETCHED_SECONDS: i64 = 24 * 60 * 60;
 
 impl Pool {
-    /// Sweeps the pool. A use older than `since` (seconds since 1970) without a mount in the
-    /// kernel's tables has ended: its engine was killed, or the machine was rebooted. Young uses
-    /// are kept. Returns the volumes that were skipped because they are locked.
+    /// Sweeps the pool. A use that began before `since` (seconds since 1970) has ended if the
+    /// volume has no mount elsewhere: its engine was killed, or the machine was rebooted. Young
+    /// uses are kept. Returns the volumes that were skipped because they are locked.
     pub fn sweep(&self, since: i64) -> Vec<String> {
         let names = self.registry().dirs().names().unwrap_or_else(|error| {
             tracing::warn!(error = error.message, "the pool cannot be read");
