@@ -1,4 +1,4 @@
-//! `ckptfs cat`.
+//! `ckptfs cat`, and `ckptfs show ID:PATH` of a file.
 
 use std::ffi::OsString;
 use std::io::{self, Read};
@@ -8,7 +8,7 @@ use super::error::{Outcome, io_error};
 use super::output::Out;
 use super::past;
 
-/// How much is read at once.
+/// Bytes per read.
 const CHUNK_BYTES: usize = 256 * 1024;
 
 /// Print files as they were
@@ -20,7 +20,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// One file.
+    /// Returns the arguments that print one file.
     pub fn of(file: OsString) -> Args {
         Args { files: vec![file] }
     }
@@ -47,7 +47,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     Ok(())
 }
 
-/// Prints a chunk of a file: byte for byte, but harmless on a terminal.
+/// Prints a chunk of a file: unchanged, but escaped on a terminal.
 fn print(out: &mut Out, chunk: &[u8]) -> io::Result<()> {
     if !out.terminal {
         return out.bytes(chunk);

@@ -1,4 +1,4 @@
-//! `ckptfs ls`.
+//! `ckptfs ls`, and `ckptfs show ID:PATH` of a directory.
 
 use std::ffi::OsString;
 use std::io;
@@ -28,7 +28,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// A directory, its names alone.
+    /// Returns the arguments that list the names in a directory.
     pub fn of(path: OsString) -> Args {
         Args {
             path,
@@ -38,7 +38,7 @@ impl Args {
     }
 }
 
-/// One name, as `--json` prints it.
+/// An entry in the output of `--json`.
 #[derive(Serialize)]
 struct Listed {
     name: TreePath,
@@ -99,10 +99,10 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     out.answer(&listed, |out| print(&listed, out))
 }
 
-/// What is in a directory, sorted.
+/// Returns the names in a directory, sorted.
 pub fn names(found: &past::Found) -> SysResult<Vec<Vec<u8>>> {
     let dir = found.tree.open_dir(&found.path)?;
-    // The store and the snapshots are no part of the tree.
+    // The store and the snapshot directory are not part of the tree.
     let shown = |name: &[u8]| sys::stat_at(&dir, name).is_ok_and(|stat| is_of_no_tree(stat.ino));
     let ours = |name: &[u8]| found.path.0.is_empty() && (name == b".ckptfs" || shown(name));
     let mut names: Vec<Vec<u8>> = sys::list_dir(&dir)?
@@ -114,7 +114,7 @@ pub fn names(found: &past::Found) -> SysResult<Vec<Vec<u8>>> {
     Ok(names)
 }
 
-/// A name in a directory.
+/// Returns the path of a name in a directory.
 pub fn below(dir: &TreePath, name: &[u8]) -> TreePath {
     let mut path = dir.0.clone();
     if !path.is_empty() {
