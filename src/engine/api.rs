@@ -58,7 +58,7 @@ pub struct CheckpointOptions {
     pub tags: Vec<String>,
     /// Sync the tree and the store before the reply, so that the checkpoint survives a power cut.
     pub sync: bool,
-    /// Make no checkpoint if nothing differs from the newest one; the reply is then that one.
+    /// Make no checkpoint if nothing differs from the base; the reply is then the base.
     #[serde(default)]
     pub if_changed: bool,
     /// Time to wait for an instant without changes, in milliseconds.
@@ -195,7 +195,7 @@ pub struct CheckpointInfo {
     /// in the reply to `checkpoint`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub open_files: Option<u64>,
-    /// Nothing had changed, so no checkpoint was made: this is the newest one; only in the reply to
+    /// Nothing had changed, so no checkpoint was made: this is the base; only in the reply to
     /// `checkpoint --if-changed`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unchanged: bool,

@@ -191,7 +191,7 @@ impl Engine {
         self.absences.absence()
     }
 
-    /// Returns whether free space is so low that any operation may fail with ENOSPC.
+    /// Returns whether free space is low enough for any operation to fail with ENOSPC.
     pub fn is_full(&self) -> bool {
         self.timeline().store().reserve.is_full()
     }

@@ -132,8 +132,7 @@ fn pins_and_tags_stay_and_what_a_person_asked_for_stands_for_its_day() {
         ),
         [5, 10, 60]
     );
-    // The newest is of the day that begins with 38: 40 represents it, and 30, the last manual one,
-    // the day before.
+    // The newest day begins with 38: 40 represents it, and 30, the last manual one, the day before.
     assert_eq!(
         kept(
             &known,

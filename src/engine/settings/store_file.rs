@@ -52,8 +52,8 @@ impl StoreFile {
 /// Reads the file in `store`; a missing file is empty.
 ///
 /// # Errors
-/// As [`parse`]; the file is unreadable, not regular, too long, owned by another user, or writable
-/// by others.
+/// As [`parse`]; the file is unreadable, not regular, larger than [`FILE_BYTES_MAX`], owned by
+/// another user, or writable by others.
 pub fn read_store(store: impl AsFd) -> Result<Settings, ConfigError> {
     match text_in(store, STORE_FILE) {
         Ok(text) => parse(&text, Origin::Store),
