@@ -87,7 +87,7 @@ impl Writers {
     }
 
     /// Returns the process that an [`opener_word`] identifies, with its name if it is running.
-    /// Returns `None` if the word is 0.
+    /// Returns `None` if the word contains no process ID.
     pub fn opener(&self, word: u64) -> Option<Arc<Numbered>> {
         let pid = u32::try_from(word & ((1 << PID_BITS) - 1))
             .ok()

@@ -39,7 +39,7 @@ pub struct NewAttrs {
 
 impl NewAttrs {
     /// Returns whether the request changes no attribute. The kernel sends such a request before a
-    /// write to a file with set-id bits by a user who may not keep them, and the daemon must clear
+    /// write to a file with set-id bits by a user who may not keep them. The daemon must then clear
     /// them (`__remove_privs` in fs/inode.c, `fuse_setattr` in fs/fuse/dir.c). A chown(2) without
     /// IDs also leads to it, with the same effect.
     fn is_of_nothing(&self) -> bool {

@@ -14,8 +14,8 @@
 //!   that at the last commit.
 //! - A rename, link or unlink of an inode that was synced since the last commit (or was logged with
 //!   one) updates the log at once (`btrfs_log_new_name`, `btrfs_del_inode_ref_in_log`,
-//!   fs/btrfs/tree-log.c), and is on the disk with the next fsync of any process. While such an
-//!   inode may exist, the record of a change of names is synced before the change.
+//!   fs/btrfs/tree-log.c). The next fsync of any process writes it. While such an inode may exist,
+//!   the record of a change of names is synced before the change.
 //! - A sync of a directory deletes removed names from the disk, but does not add the names that the
 //!   same inodes got elsewhere. An inode that was linked and then unlinked without a commit in
 //!   between would be lost. Such an inode is synced before one of its names is removed.
@@ -162,7 +162,7 @@ impl Durability {
     }
 
     /// Syncs the captures of a live file, before a sync of the file. On btrfs all captures are
-    /// synced: a sync of a file that got, changed or lost a name since the last commit also removes
+    /// synced. A sync of a file that got, changed or lost a name since the last commit also removes
     /// names from the directories of these names (`btrfs_log_all_parents`, fs/btrfs/tree-log.c).
     /// See the module.
     ///

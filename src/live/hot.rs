@@ -1,4 +1,4 @@
-//! Hot files: files that the kernel may write to without a request.
+//! Hot files: those that the kernel may write to without a request.
 //!
 //! With passthrough no request announces a write. A file is **hot** from its open for writing until
 //! it is proven that no process can write to it: it has no writable handle and no writable mapping.
@@ -82,8 +82,8 @@ pub(super) struct Hot {
     /// The ctime at the start of the last commit of the whole filesystem, if any later change
     /// updates it: see [`HotFiles::before_commit`].
     committed: Option<Time>,
-    /// A process may have the file open through the backing directory. The kernel does not
-    /// attribute its writes to the mount.
+    /// A process may have the file open through the backing directory. Its writes do not invalidate
+    /// the attributes that the kernel caches for the mount.
     past_mount: bool,
     /// Attribute timeout, for a mappable file.
     told: Told,
@@ -128,7 +128,7 @@ impl HotFiles {
         self.hot.lock()
     }
 
-    /// Returns whether every write to a file is announced by a request.
+    /// Returns whether no file is hot: every write is then announced by a request.
     pub fn is_empty(&self) -> bool {
         self.hot.lock().is_empty()
     }

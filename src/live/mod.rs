@@ -6,13 +6,13 @@
 //! symbolic link leads out of the tree.
 //!
 //! **Lock order**, enforced in debug builds by [`crate::sys::lock`]:
-//! 1. the freeze lock: held for reading by every mutation, for writing (the freeze) while an epoch
-//!    is closed or a restore is applied;
-//! 2. `tree`: held for writing by changes of names, for reading by operations that rely on names;
-//! 3. a stripe by slot: held while an inode is captured and changed. Under these three no call is
-//!    made that may wait for another user's process (module `busy`);
-//! 4. the node table, then the table of hot files, each held only briefly and never across a system
-//!    call that can wait; then leaf locks, which are documented as leaves.
+//! 1. The freeze lock: held for reading by every mutation, for writing (the freeze) while an epoch
+//!    is closed or a restore is applied.
+//! 2. `tree`: held for writing by changes of names, for reading by operations that rely on names.
+//! 3. A stripe by slot: held while an inode is captured and changed. Under these three no call is
+//!    made that may wait for another user's process (module `busy`).
+//! 4. The node table, then the table of hot files, each held only briefly and never across a system
+//!    call that can wait. Then the leaf locks, which are documented as leaves.
 //!
 //! **Authorship.** A [`Change`] is created where a request or verb begins and is passed down to the
 //! code that modifies and records. It carries the author, and the blocking work that must finish
@@ -20,18 +20,18 @@
 //!
 //! **Parts.** [`Live`] constructs the parts and has no logic. Each part has private state and
 //! depends only on the parts listed before it:
-//! - the locks (`locks`) and tables (`tables`): nodes known to the kernel, open and hot files,
-//!   calls in flight, state for the next worker;
-//! - the prerequisites of every change (`past`): finding an inode ([`Inodes`]), capturing it
+//! - The locks (`locks`) and tables (`tables`): nodes known to the kernel, open and hot files,
+//!   calls in flight, state for the next worker.
+//! - The prerequisites of every change (`past`): finding an inode ([`Inodes`]), capturing it
 //!   (`Captures`), waiting for other processes without a lock ([`Busy`]), ordering of disk writes
-//!   ([`Durability`]), and attribution to processes ([`Writers`]);
-//! - changes of attributes ([`Attrs`]), names ([`Removal`], [`Names`]) and content ([`Files`]), and
-//!   those of a restore ([`Staging`], [`Swaps`]);
-//! - checkpoints: [`Settling`], [`Mapped`], [`Cuts`];
-//! - absences: captured content ([`Kept`]), detection of changes made in one ([`Baselines`]), and
-//!   work done ahead ([`Idle`]);
-//! - idle-time work: [`Eager`], [`Sharing`], [`Sealer`];
-//! - recovery after a crash ([`Recovery`]), and takeover by the next worker ([`Adoption`]).
+//!   ([`Durability`]), and attribution to processes ([`Writers`]).
+//! - Changes of attributes ([`Attrs`]), names ([`Removal`], [`Names`]) and content ([`Files`]), and
+//!   those of a restore ([`Staging`], [`Swaps`]).
+//! - Checkpoints: [`Settling`], [`Mapped`], [`Cuts`].
+//! - Absences: saved content ([`Kept`]), detection of changes ([`Baselines`]), and idle-time
+//!   preparation ([`Idle`]).
+//! - Other idle-time work: [`Eager`], [`Sharing`], [`Sealer`].
+//! - Recovery after a crash ([`Recovery`]), and takeover by the next worker ([`Adoption`]).
 
 mod attribution;
 mod attrs;
@@ -172,7 +172,7 @@ pub struct Live {
     pub swaps: Swaps,
     /// Opens, reads, writes and closes files.
     pub files: Files,
-    /// Content captured ahead of an absence.
+    /// Content saved for an absence.
     pub kept: Arc<Kept>,
     /// The baseline: the tree at the end of the last mount.
     pub baselines: Arc<Baselines>,
