@@ -26,8 +26,8 @@ use super::layout::Layout;
 use super::record::{Checkpoint, DataState, ObjectHash, Place, Record, Undo, in_a_circle};
 use crate::sys::{Errno, Kind};
 
-/// Limit on the total size of reported paths and of the names looked up for them, because every
-/// version in a deep tree has a long one.
+/// Limit on the total size of reported paths and of the names read for them, because every version
+/// in a deep tree has a long path.
 const PATHS_BYTES_MAX: usize = 64 << 20;
 
 /// A captured version that a kept checkpoint needs.

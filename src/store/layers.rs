@@ -1,7 +1,7 @@
 //! The layers: captured versions as plain files, in a directory for each epoch.
 //!
-//! The file name has the slot and origin, the directory the epoch of the capture, and the inode the
-//! rest: a moved inode (`.m`) *is* the old inode, with its mode, owner, times and extended
+//! The file name encodes the slot and origin, the directory the epoch of the capture. The inode has
+//! the rest: a moved inode (`.m`) *is* the old inode, with its mode, owner, times and extended
 //! attributes; a clone (`.c`) has the data.
 //!
 //! Invariants:

@@ -17,8 +17,9 @@ impl Store {
     /// are. Both must be of closed epochs.
     ///
     /// # Errors
-    /// EOPNOTSUPP if one of them is not a clone, or belongs to another user; ENOENT if one does not
-    /// exist; EMLINK if the source has the maximum number of links; those of link(2).
+    /// EOPNOTSUPP if one of them is not a clone, or their modes, owners or devices differ; ENOENT
+    /// if one does not exist; EMLINK if the source has the maximum number of links; those of
+    /// link(2).
     pub fn link_same(&self, source: ObjectId, target: ObjectId) -> SysResult<bool> {
         if source.origin != ObjectOrigin::Cloned || target.origin != ObjectOrigin::Cloned {
             return Err(Errno::EOPNOTSUPP);

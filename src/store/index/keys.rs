@@ -11,7 +11,7 @@ use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, Slot};
 use crate::store::journal::{Address, codec};
 use crate::store::record::{Key, Undo};
 
-/// Version of the contents. A change makes every older index subject to a rebuild.
+/// Version of the contents. A change forces a rebuild of older indexes.
 pub(super) const VERSION: u32 = 9;
 
 pub(super) const META_STORE: &[u8] = b"ms";
@@ -85,7 +85,7 @@ pub(super) fn parse<const N: usize>(value: &[u8]) -> Option<([u64; N], &[u8])> {
     Some((numbers, rest))
 }
 
-/// As [`parse`], for a value without a rest.
+/// As [`parse`], for a value without trailing bytes.
 pub(super) fn parse_all<const N: usize>(value: &[u8]) -> Option<[u64; N]> {
     parse(value)
         .filter(|(_, rest)| rest.is_empty())
