@@ -229,8 +229,8 @@ impl Layout {
         opened
     }
 
-    /// Removes a store that this call of `open` created, if what it was created for could not
-    /// begin. The caller holds it, and it must be empty.
+    /// Removes a store that this call of `open` created, if its purpose failed before it began. The
+    /// caller holds it, and it must be empty.
     pub fn unmake(&self, root: impl AsFd) {
         if self.created {
             unmake(root.as_fd());

@@ -14,20 +14,22 @@
 //!   They survive a power cut after [`Journal::sync`];
 //! - after a failed write or sync the journal is latched and accepts no further append. The kernel
 //!   may have dropped dirty pages and reports that only once, so a later success proves nothing.
-//!   Two failures leave nothing behind and do not latch: no space for the next segment, and no
-//!   space for a write that could be truncated again;
+//!   Exceptions that leave nothing behind: no space for the next segment, and for a write that
+//!   could be truncated again;
 //! - the last part of the preallocated space is reserved for records that mount, unmount and free
 //!   ([`Record::has_last_room`]).
 //!
 //! **Torn or damaged.** Frames are written without waiting for the disk, so a power cut can lose
 //! the last ones. Because the kernel writes pages in any order, lost frames may precede saved ones.
 //! Such a torn end is not damage: these frames were never durable. The loss of a durable frame must
-//! be reported. Three facts prove damage: a later frame's `durable` number covers the missing
-//! frame; a later frame is its direct successor in number but does not continue the chain; or
-//! frames follow the broken one, but no sector between them reads as zeros, as space lost in a
-//! power cut does. Everything else is a torn end. Opening for writing saves the bytes after it to
+//! be reported. Any of these proves damage:
+//! - the `durable` number of a later frame covers the missing one;
+//! - the next frame by number exists but does not continue the chain;
+//! - frames follow the broken one, and no sector between them reads as zeros, as lost space does.
+//!
+//! Everything else is a torn end. Opening for writing saves the bytes after it to
 //! `torn-<segment>-<offset>`, overwrites them with zeros so that they cannot reappear, and reports
-//! it. A broken frame without a successor counts as torn: bit rot at the very end is
+//! it. A broken frame without a successor counts as torn. Bit rot at the very end is
 //! indistinguishable from a frame that was never written, except by comparison with the index
 //! ([`crate::store::Store::open`]).
 //!

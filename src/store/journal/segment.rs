@@ -135,7 +135,7 @@ pub(super) fn make(
 }
 
 /// Allocates space that reads as zeros, on a nearly full filesystem as much as is available.
-/// Without support for this, the segment grows as it is written.
+/// Without support for this, the segment grows with each write.
 fn preallocate(file: &File, bytes: u32) -> io::Result<()> {
     let mut bytes = bytes;
     loop {

@@ -204,7 +204,7 @@ pub(super) fn remove(dir: impl AsFd, names: Vec<String>) -> Vec<String> {
 ///
 /// On XFS their attributes are removed first. Kernels without commit b854e1c4eff3 ("xfs: close
 /// crash window in attr dabtree inactivation", 2026) free the attribute blocks of an unlinked file
-/// in steps: a power cut between two of them leaves an inode that only `xfs_repair` can remove.
+/// in steps. A power cut between two of them leaves an inode that only `xfs_repair` can remove.
 pub(super) fn remove_old(dir: impl AsFd, names: Vec<String>) -> Vec<String> {
     let dir = dir.as_fd();
     if sys::statfs_fd(dir).is_ok_and(|info| sys::fs_name(info.fs_type) == "xfs") {

@@ -14,9 +14,9 @@
 //! inode     u64 slot, i64 seconds, u32 nanoseconds of its birth (ffffffff: unknown), u32 0
 //! ```
 //!
-//! A merge is written as `begun` before its operation ends and as `done` after that, each ordered
-//! after the operation's own writes. A merge in state `begun` is valid if its operation exists. A
-//! kill or a power cut thus leaves both or neither.
+//! A merge is written as `begun` before its operation ends, and as `done` after that: `done` is
+//! never on disk without the operation. A merge in state `begun` is valid if its operation exists.
+//! A kill or a power cut thus leaves both or none of them.
 //!
 //! Locking: none; the writer has claimed the branch.
 
