@@ -2,8 +2,8 @@
 //! [`Service`](crate::engine::request::Service), and sends its replies.
 //!
 //! It makes no decisions and keeps no state except the backing IDs of open files (`backing`). Only
-//! this module names `fuser`. Precondition: descriptors 0 to 2 are open (`fuser` requires that
-//! `/dev/fuse` is none of them).
+//! this module names `fuser`. Precondition: descriptors 0 to 2 are open (`fuser` rejects
+//! `/dev/fuse` as one of them).
 
 mod adapter;
 mod answer;

@@ -30,9 +30,9 @@ fn set_policy(thread: i32, policy: i32) -> SysResult<()> {
     check(unsafe { libc::sched_setscheduler(thread, policy, &param) }).map(|_| ())
 }
 
-/// Runs a call that holds a lock which others wait for with normal priority: on a busy machine an
-/// idle thread may be preempted for long. Without the privilege to leave the idle policy, the call
-/// runs as idle.
+/// Runs a call with normal priority, for calls that hold a lock on which other threads wait: on a
+/// busy machine an idle thread may be preempted for long. Without the privilege to leave the idle
+/// policy, the call runs as idle.
 pub fn awake<T>(call: impl FnOnce() -> T) -> T {
     // SAFETY: it takes and returns an integer; 0 names the calling thread.
     let is_idle = WAS_IDLE.get() && unsafe { libc::sched_getscheduler(0) } == libc::SCHED_IDLE;

@@ -36,7 +36,7 @@ pub(super) struct FsXattr {
 /// Returns the extended inode attributes of an open file.
 ///
 /// # Errors
-/// ENOTTY or EOPNOTSUPP if the filesystem has none.
+/// ENOTTY or EOPNOTSUPP on filesystems without them.
 pub(super) fn fsxattr(file: impl AsFd) -> SysResult<FsXattr> {
     // SAFETY: every field is an integer or an array of integers, for which zero is valid.
     let mut attr: FsXattr = unsafe { MaybeUninit::zeroed().assume_init() };

@@ -145,7 +145,7 @@ const INO_LOOKUP_USER: u32 = 0xd000_943e;
 /// subvolumes. Empty on other filesystems.
 ///
 /// # Errors
-/// Those of the ioctls, except if the filesystem has no such ioctl.
+/// Those of the ioctls; their absence on a filesystem is no error.
 pub fn subvolumes_below(dir: impl AsFd) -> SysResult<Vec<PathBuf>> {
     let fd = dir.as_fd().as_raw_fd();
     let mut found = Vec::new();
