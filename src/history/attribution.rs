@@ -68,6 +68,7 @@ impl Author {
         }
     }
 
+    /// Returns the process.
     pub fn process(&self) -> Option<&Arc<Numbered>> {
         self.by.as_ref()
     }
