@@ -166,7 +166,7 @@ mod armed {
         pub calls: u64,
         /// Calls failed.
         pub failed: u64,
-        /// Kind of the first failed call.
+        /// Kind of the first failed call; recorded for a thread's plan only.
         pub first: Option<Call>,
     }
 
