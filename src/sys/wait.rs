@@ -1,7 +1,7 @@
 //! Policies for a thread about to wait for another user's process.
 //!
-//! A reader of kernel requests must not wait: it fails with [`Errno::LATER`], and another thread
-//! serves the request. A pool thread notifies its pool first, which replaces it for the time of the
+//! A reader of kernel requests must not wait: the call fails with [`Errno::LATER`], and another
+//! thread serves the request. A pool thread notifies its pool first, which replaces it during the
 //! wait; the number of waiting threads is limited. Other threads wait directly.
 
 use std::cell::RefCell;
