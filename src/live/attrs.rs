@@ -231,7 +231,7 @@ impl Attrs {
         }
     }
 
-    /// Records attributes and location of an inode. Records its extended attributes if the change
+    /// Records attributes and place of an inode. Records its extended attributes if the change
     /// may affect them: chmod changes the ACL, chown and write remove file capabilities.
     fn keep_inode(
         &self,

@@ -57,7 +57,7 @@ impl Captures {
         })
     }
 
-    /// Records the location of an inode and of all directories above it, where the open epoch has
+    /// Records the place of an inode and of all directories above it, where the open epoch has
     /// no record. All known names of a file are recorded, because the change affects each path.
     pub(super) fn keep_homes(&self, at: At<'_>, undo: &mut Vec<Undo>) {
         self.climb_homes(
@@ -78,7 +78,7 @@ impl Captures {
         self.climb_homes(slot.into(), known, |_| true, ahead);
     }
 
-    /// Visits each inode once: stale or forged locations can form a cycle.
+    /// Visits each inode once: stale or forged places can form a cycle.
     fn climb_homes(
         &self,
         at: At<'_>,
@@ -135,7 +135,7 @@ impl Captures {
         }
     }
 
-    /// Records attributes and location of a directory whose entries are about to change.
+    /// Records attributes and place of a directory whose entries are about to change.
     pub(super) fn keep_dir(
         &self,
         dir: At<'_>,
@@ -146,7 +146,7 @@ impl Captures {
             let stat = self.inodes.base().shown(dir.slot, sys::stat_fd(fd)?);
             self.keep_attr(dir.slot, &stat, None, undo);
         }
-        // The location may have been unknown when the attributes were recorded.
+        // The place may have been unknown when the attributes were recorded.
         self.keep_homes(dir, undo);
         Ok(())
     }

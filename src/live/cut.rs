@@ -254,7 +254,7 @@ impl Cuts {
             (files, Ok(true))
         };
         cut.atomic = converged != Ok(false);
-        // Inodes whose location is recorded.
+        // Inodes whose place is recorded.
         let mut known = HashSet::new();
         if let Err(errno) = converged {
             self.leave_unneeded(files.into_iter());

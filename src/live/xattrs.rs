@@ -6,7 +6,7 @@ use crate::store::journal::codec::PAYLOAD_MAX;
 use crate::sys::{self, Errno, SysResult, XattrMode, Xattrs};
 
 /// Maximum size of names and values of the extended attributes of an inode. They are recorded
-/// together, with its location, in one journal payload.
+/// together, with its place, in one journal payload.
 const XATTRS_BYTES_MAX: usize = PAYLOAD_MAX / 2;
 
 /// Rejects an extended attribute that would make the set too large to record or to list: every
