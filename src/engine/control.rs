@@ -33,7 +33,7 @@ pub(super) fn store_link() -> NodeId {
 /// `.branches`.
 pub(super) const BRANCHES: NodeId = NodeId(CONTROL | 2);
 /// `.zfs`, which programs with ZFS support look for. Its only entry, `snapshot`, is a link to
-/// `.snapshots` rather than the same directory, because the kernel keeps one dentry per directory.
+/// `.snapshots`, because the kernel keeps one dentry per directory.
 pub(super) const ZFS: NodeId = NodeId(CONTROL | 3);
 /// `.zfs/snapshot`.
 pub(super) const ZFS_LINK: NodeId = NodeId(CONTROL | 4);

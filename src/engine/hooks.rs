@@ -2,13 +2,14 @@
 //! `post-checkpoint`, `pre-restore`, `post-restore`.
 //!
 //! **Trust.** The daemon runs hooks as its own user, and only from a directory configured at mount.
-//! It never looks for hooks in the tree or store: a process with write access there, as a container
-//! with its volume, must not choose commands that root executes. The directory, each hook and every
-//! directory above must belong to that user or root, and must not be writable by others (sticky
-//! directories above are allowed). They are opened one component at a time, without following
-//! links; the opened inode is checked and then executed. Concurrent renames have no effect.
+//! It never looks for hooks in the tree or store: a process with write access there, such as a
+//! container with its volume, must not choose commands that root executes. The directory, each hook
+//! and every directory above must belong to that user or root, and must not be writable by others
+//! (sticky directories above are allowed). They are opened one component at a time, without
+//! following links; the opened inode is checked and then executed. Concurrent renames have no
+//! effect.
 //!
-//! **Locking.** Hooks of one operation run at a time, without any lock that a request needs: a hook
+//! **Locking.** One operation at a time runs hooks, without any lock that a request needs: a hook
 //! can use the mount. Operations requested by a hook (`ckptfs checkpoint` in `pre-restore`) run
 //! without hooks.
 

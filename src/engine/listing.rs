@@ -79,8 +79,9 @@ impl Kept {
         Some(part)
     }
 
-    /// Evicts listings beyond both limits, oldest first, except the one being read. A long one read
-    /// to its end loses its names but keeps the end offset, because the kernel reads once more.
+    /// Evicts listings beyond either limit, oldest first, except the one being read. A long one
+    /// read to its end loses its names but keeps the end offset, because the kernel reads once
+    /// more.
     fn tidy(&self, reading: NodeId, to_its_end: bool) {
         let mut kept = self.0.lock();
         if to_its_end {

@@ -209,9 +209,10 @@ impl Engine {
         })
     }
 
-    /// Recovers from a killed daemon, and records offline changes. The order matters: recovery
-    /// needs correct places, and the start of service must precede its changes; the comparison
-    /// needs a recovered tree; a restore is finished after the offline changes are recorded.
+    /// Recovers from a killed daemon, and records offline changes. In this order: renames are
+    /// verified, because recovery needs correct places; the start of service is recorded before any
+    /// change; the tree is recovered, and compared with the baseline; an interrupted restore is
+    /// finished; the kernel's inodes are adopted.
     fn take_up(&self, aftermath: &Aftermath) -> crate::sys::SysResult<()> {
         if aftermath.unclean {
             self.live.recovery.verify_moved(&aftermath.moved)?;

@@ -178,7 +178,7 @@ pub(super) fn rules(known: &[Known], applied: Applied<'_>, zone: &TimeZone) -> V
             .rev()
             .filter(|(_, one)| !one.hidden)
     };
-    // Rules count the user's own checkpoints only.
+    // Guards and marks do not count in rules.
     let counted = || seen().filter(|(_, one)| !one.guard && !applied.spares(one));
     let mut keep = |at: usize, rule: Rule| {
         if let Some(rules) = kept.get_mut(at) {
@@ -309,9 +309,9 @@ fn span_of(rule: Rule, at_ns: i64, zone: &TimeZone) -> String {
     }
 }
 
-/// Returns the order of removal, each group oldest first: deleted checkpoints, those without a
-/// rule, and, as far as the size requires it, those kept only by a counting rule, requested ones
-/// last. Also returns how many are removed regardless of the size.
+/// Returns the order of removal, each group oldest first: deleted checkpoints; those without a
+/// rule; and, as far as the size requires it, those kept only by rules of count or age, requested
+/// ones last. Also returns how many are removed regardless of the size.
 ///
 /// Deleted ones that only wait for `retention.keep-undone` follow the other deleted ones, and do
 /// not count in the size of the history.

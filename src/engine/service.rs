@@ -492,7 +492,7 @@ impl Service for Engine {
             .attrs
             .set_xattr(change, slot, name, value, how, Some(caller.asker()))
         {
-            // The kernel serializes changes of the inode.
+            // Set by the dead worker: the kernel serializes changes of an inode.
             Err(Errno::EEXIST) if caller.again => {}
             set => set?,
         }

@@ -5,7 +5,7 @@
 //! last holder; holders are all versions with extents at the same place, and the live file. An
 //! extent that is shared although only one version is known to hold it has an unknown holder (a
 //! reflink copy, or a restored file), and counts as never freed. One error remains: if two versions
-//! share an extent with an unknown holder, it counts as freed.
+//! share an extent with an unknown holder, it counts as freed with the two.
 //!
 //! btrfs retains a whole extent while any part is in use, so overlapping ranges count as one there:
 //! it may free more than reported, but not less.

@@ -13,8 +13,8 @@ use crate::store::ids::Slot;
 use crate::sys::host::open_dir_path;
 use crate::sys::{self, Errno, Kind, Open, OpenKind, RenameMode, SysResult};
 
-/// Retries of a step. Other processes keep looking up the name, so that the kernel caches it again
-/// after each invalidation.
+/// Limit of attempts at a step. Other processes keep looking up the name, so that the kernel caches
+/// it again after each invalidation.
 const ATTEMPTS_MAX: u32 = 20;
 
 /// Executes the steps in a new thread, and waits for it.

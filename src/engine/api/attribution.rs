@@ -60,7 +60,7 @@ pub const UNDO_PROCESS: &str = "ckptfs-undo";
 /// Options of a selective restore: the changes of some processes only.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OnlyBy {
-    /// State to restore; defaults to the newest checkpoint.
+    /// State to restore; defaults to the base.
     pub to: Option<StateName>,
     /// Writer: a process id, several as `PID@START` separated by commas, the path of a control
     /// group, or a command name.

@@ -61,10 +61,10 @@ pub struct DedupOptions {
     /// Continue the run with this number, from an earlier reply.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run: Option<u64>,
-    /// For a finished run kept: return its contents from this number on.
+    /// Return the contents of a kept run from this number on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub contents: Option<u64>,
-    /// For a finished run kept: return read-only descriptors of these files.
+    /// Return read-only descriptors of these files of a kept run.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub files: Vec<u64>,
 }

@@ -25,7 +25,7 @@ const SPACE_KEPT_BYTES: u64 = 64 << 20;
 /// equal attributes: its hash is not stored.
 const SETTLED_NS: i64 = 1_000_000_000;
 
-/// A run in progress, or a finished one kept. See the parent module.
+/// A run in progress, or finished and kept. See the parent module.
 pub(in crate::engine) struct Run {
     dry_run: bool,
     keep: bool,
