@@ -1,5 +1,5 @@
 //! Saved content for an absence: a clone in `.ckptfs/kept` of each file that a checkpoint shows and
-//! no layer has. Without reflink only small files are saved, as copies; all copies are synced
+//! no layer has. Without reflink copies are made, by default of small files only; all are synced
 //! before the first of them becomes valid.
 //!
 //! Content is saved when a daemon ends cleanly, together with the baseline, within a time limit. If
@@ -59,7 +59,7 @@ pub enum Keep {
     Some,
     /// Nothing.
     None,
-    /// All content that a checkpoint shows and only the tree has, without a time limit in practice.
+    /// All content that a checkpoint shows and only the tree has, within 24 hours.
     All,
 }
 
