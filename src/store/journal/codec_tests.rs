@@ -411,8 +411,7 @@ fn every_record_comes_back_as_it_was() {
 fn a_truncated_record_is_an_error() {
     for record in records() {
         let (kind, bytes) = encoded(&record);
-        // Large records are cut only at both ends and at some places between, because cutting is
-        // slow.
+        // Large records are cut at both ends and some places between: cutting is slow.
         for len in
             (0..bytes.len()).filter(|len| *len < 2000 || len % 997 == 0 || bytes.len() - len < 100)
         {
