@@ -472,8 +472,8 @@ impl<'a> Exporter<'a> {
         }
     }
 
-    /// Returns the next item of work. Once no other is left, the part that arrives here first
-    /// searches the other names of hard-linked files.
+    /// Returns the next item of work. If none is left and no other part is in progress, searches
+    /// the other names of hard-linked files first.
     fn next_work(&self, job: &Job) -> Option<Work> {
         let linked = {
             let mut progress = job.progress.lock();

@@ -64,7 +64,7 @@ pub(super) struct Restorer<'a> {
     pub(super) engine: &'a Engine,
 }
 
-/// Returns the result of a restore before a guard checkpoint exists.
+/// Returns the result of a restore that created no guard checkpoint.
 fn told(
     started: Instant,
     restored: CheckpointId,

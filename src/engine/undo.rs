@@ -402,7 +402,7 @@ impl<'a> Undoer<'a> {
                     .map_err(failed)
             }
             Deed::Branch { store, dropped, .. } => {
-                // Mounting a branch makes checkpoints, which take this lock.
+                // The inverse takes this lock to record its operation.
                 drop(one_at_a_time);
                 branches::invert(self.engine, by, undoes, (store, *dropped))
             }

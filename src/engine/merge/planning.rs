@@ -21,7 +21,7 @@ pub(in crate::engine) fn along(recorded: &[&Touched]) -> Names {
 }
 
 /// Excludes `.git` where it is a directory in one state and a file in another. A git worktree has a
-/// file that refers to the repository; neither may replace the other.
+/// file that refers to the repository; one must not replace the other.
 ///
 /// # Errors
 /// Errors of reading the root directories.

@@ -54,9 +54,8 @@ impl Restorer<'_> {
         drop(tree);
         drop(freeze);
         checkpoints.tell_open(guard.id, opened);
-        // The thread that creates or removes a directory in `.snapshots` has that directory locked
-        // in the kernel while it waits for this lock; invalidating the directory waits for that
-        // thread.
+        // mkdir and rmdir in `.snapshots` wait for this lock while the kernel holds the lock of
+        // that directory, and its invalidation waits for them.
         drop(one_at_a_time);
         Ok((guard.id, done, forgetting))
     }

@@ -1,5 +1,5 @@
-//! The part of the planner that decides about inodes: whether one is in the live tree, where it can
-//! be moved from, and what has to change.
+//! Plans the inodes of a restore: whether one is in the live tree, the place that it can be moved
+//! from, and the change of its content.
 
 use std::sync::Arc;
 

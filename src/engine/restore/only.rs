@@ -96,7 +96,7 @@ impl Restorer<'_> {
     }
 
     /// Restores exactly these names, to undo an operation of this kind. Their parents and
-    /// everything below them stay. A name that cannot be restored without others stays as well.
+    /// everything below them stay, and so does a name that cannot be restored without others.
     pub(in crate::engine) fn restore_names(
         &self,
         asked: Asked<'_>,

@@ -193,7 +193,8 @@ impl<'a> Restorer<'a> {
                 stage.fill(plan, want, true).map_err(failed)?;
                 return Ok((prepared, freeze, flushed));
             }
-            // Staged inodes must not be newer than their source.
+            // Staged files must be newer than those built from their predecessors in the meantime
+            // (make(1)), and merged content may be stale.
             if times == Times::Now || !prepared.is_fixed() {
                 stage.clear();
             }

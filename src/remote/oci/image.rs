@@ -1,6 +1,6 @@
 //! The manifest and the configuration of an image.
 //!
-//! Labels name the store and the checkpoint. An image built on one of ours inherits them, so a
+//! Labels name the store and the checkpoint. An image built on a pushed one inherits them, so a
 //! third label identifies the layers, by their chain ID as in the OCI specification. Only if all
 //! three match was the image pushed by ckptfs, and a layer with later changes can be added.
 

@@ -302,7 +302,7 @@ impl Tree {
         while let Some((above, _)) = split(at) {
             match self.names.get(above).and_then(|inode| self.kind(*inode)) {
                 Some(Kind::Dir) => return Ok(()),
-                // A link to a directory there would lead elsewhere.
+                // Through a symbolic link the layer would write elsewhere.
                 Some(_) => {
                     return Err(format!(
                         "{} is below {}, which is no directory",

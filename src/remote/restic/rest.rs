@@ -32,8 +32,8 @@ const RETRIES: u32 = 6;
 /// Number of retries while programs wait.
 const QUICK_RETRIES: u32 = 3;
 const PAUSE: Duration = Duration::from_millis(100);
-/// A shorter answer must be complete within the idle timeout. All answers before authentication are
-/// short.
+/// A shorter answer must be complete within the idle timeout. Everything read before the password
+/// of the repository is verified is short.
 const SMALL_BYTES: usize = 64 << 10;
 /// Size limit of the body of an error response.
 const REASON_BYTES_MAX: usize = 64 << 10;

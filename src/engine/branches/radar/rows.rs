@@ -117,7 +117,8 @@ fn row(touches: &Touches, key: Key, mut numbers: BTreeSet<usize>) -> Option<Row>
         .collect();
     let base = |branch: &usize| touches.since.get(*branch).copied();
     let bases: BTreeSet<Since> = branches.iter().filter_map(base).collect();
-    // Changes of this tree count since the newest base; since an older one only without those.
+    // Of the changes of this tree only those since the newest base count, if any, else those since
+    // an older one.
     let here = numbers.iter().filter_map(|number| match who(number)? {
         Who::Here(since) if bases.contains(&since) => Some(since),
         _ => None,

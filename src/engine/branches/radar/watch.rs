@@ -1,11 +1,11 @@
 //! Waits for changes of the conflicts.
 //!
 //! A client polls, and gets an answer when the conflicts differ from those that it has seen; no
-//! state is kept for it between requests. Several times a second, two numbers of each tree show
+//! state is stored for it between requests. Several times a second, two numbers of each tree show
 //! whether anything was recorded or changed; only then are the trees compared. Writes through the
-//! kernel (passthrough) change neither number, so while a file is open for writing the trees are
-//! also compared at intervals. However many changes there are, comparisons take only a part of one
-//! CPU.
+//! kernel (passthrough) change none of the numbers. While a file is open for writing, the trees are
+//! therefore also compared at intervals. However many changes occur, comparisons take only a part
+//! of one CPU.
 
 use std::time::{Duration, Instant};
 
