@@ -1,4 +1,4 @@
-//! `ckptfs audit`.
+//! `ckptfs audit`, and `ckptfs ops --all`.
 
 use std::io::{self, Write};
 

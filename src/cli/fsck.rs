@@ -1,4 +1,4 @@
-//! `ckptfs fsck`.
+//! `ckptfs fsck`, and `ckptfs verify --repair`.
 
 use super::context::Context;
 use super::error::{Failure, Outcome, hinted};
@@ -30,7 +30,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// Repairs what was found.
+    /// Returns the arguments that repair all findings.
     pub fn repair(deep: bool, dry_run: bool) -> Args {
         Args {
             deep,

@@ -184,7 +184,7 @@ pub struct Tree {
     at: PathBuf,
 }
 
-/// Returns the part of the tree at `root` of the device `dev` that is visible through a mount.
+/// Returns the part of the tree at `root` of device `dev` that is visible through a mount.
 fn sight(mount: &MountPoint, dev: u64, root: &Path) -> Option<Sight> {
     let (at, below) = match root.strip_prefix(&mount.root) {
         Ok(rest) => (mount.at.join(rest), PathBuf::new()),
@@ -266,7 +266,7 @@ impl Tree {
         self.sights.len() > 1
     }
 
-    /// Adds the mounts in every accessible namespace, as far as found within `patience`.
+    /// Adds the mounts of every accessible namespace that are found within `patience`.
     fn everywhere(mut self, patience: Duration) -> Tree {
         // Many namespaces with many mounts each may exist.
         let ((tell, told), (dev, root)) = (mpsc::channel(), (self.dev, self.root.clone()));
@@ -366,7 +366,7 @@ impl Tree {
         found
     }
 
-    /// Returns the use of the tree by a process, and adds the files that it may write to.
+    /// Returns how a process uses the tree, and adds the files that it may write to.
     fn user(&self, pid: u32, files: &mut HashSet<HeldFile>) -> Option<Holder> {
         let tasks = PathBuf::from(format!("/proc/{pid}/task"));
         let mut by: [Option<Use>; 4] = Default::default();
@@ -518,8 +518,7 @@ fn bytes_path(bytes: &[u8]) -> PathBuf {
     PathBuf::from(OsStr::from_bytes(bytes))
 }
 
-/// Returns the threads of a process with open files, mappings or directories of their own; usually
-/// one.
+/// Returns the threads of a process with separate open files, mappings or directories; usually one.
 fn distinct(tasks: &Path, pid: u32) -> Vec<u32> {
     let mut found = vec![pid];
     for entry in fs::read_dir(tasks)

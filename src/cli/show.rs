@@ -14,7 +14,7 @@ use crate::engine::word::count;
 use crate::store::record::Reason;
 use crate::sys::Kind;
 
-/// Show a checkpoint, or a file or directory as it was
+/// Show a checkpoint, or a file or directory in it
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// A number, a tag, or `latest`; with `:PATH` the content of that file, or the names in that
@@ -40,7 +40,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         .answer(&checkpoint, |out| print(out, &checkpoint))
 }
 
-/// A file or a directory as it was.
+/// Prints a file or directory of a checkpoint.
 fn print_past(text: OsString, context: &mut Context) -> Outcome {
     let found = past::find(context.dir(), &text)?;
     match found.tree.stat(&found.path).map(|stat| stat.kind) {
@@ -50,7 +50,7 @@ fn print_past(text: OsString, context: &mut Context) -> Outcome {
     }
 }
 
-/// Why it was made.
+/// Describes the reason for a checkpoint.
 pub fn reason(checkpoint: &CheckpointInfo) -> String {
     match &checkpoint.reason {
         // The base of a branch.
@@ -66,7 +66,7 @@ pub fn reason(checkpoint: &CheckpointInfo) -> String {
     }
 }
 
-/// What there is to say of every checkpoint, in a line each.
+/// Returns the labels and values that every checkpoint has.
 fn lines(out: &Out, checkpoint: &CheckpointInfo) -> [(&'static str, String); 9] {
     let reason = reason(checkpoint);
     let atomic = if checkpoint.atomic {
@@ -103,7 +103,7 @@ fn lines(out: &Out, checkpoint: &CheckpointInfo) -> [(&'static str, String); 9] 
     ]
 }
 
-/// Everything there is to say of a checkpoint.
+/// Prints a checkpoint with all its details.
 pub fn print(out: &mut Out, checkpoint: &CheckpointInfo) -> io::Result<()> {
     for (label, value) in lines(out, checkpoint) {
         let label = out.paint(Role::Faint, &format!("{label:<10}"));

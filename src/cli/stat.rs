@@ -1,4 +1,4 @@
-//! `ckptfs stat`.
+//! `ckptfs stat`, and the attributes in other verbs.
 
 use std::ffi::OsString;
 
@@ -19,24 +19,24 @@ pub struct Args {
     path: OsString,
 }
 
-/// Attributes, as `--json` prints them.
+/// Attributes in the output of `--json`.
 #[derive(Serialize)]
 pub struct Shown {
     pub kind: Kind,
     /// Permission bits, in octal.
     mode: String,
-    /// Bytes.
+    /// In bytes.
     pub size: u64,
     uid: u32,
     gid: u32,
-    /// Hard links.
+    /// Number of hard links.
     nlink: u32,
-    /// Inode number: in a view, not that of the live file.
+    /// Inode number; in a view it is not that of the live file.
     ino: u64,
     /// RFC 3339, UTC.
     modified: String,
     changed: String,
-    /// Where a link leads.
+    /// Target of a symbolic link.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target: Option<TreePath>,
     /// Names of extended attributes.
@@ -45,7 +45,7 @@ pub struct Shown {
 }
 
 impl Shown {
-    /// As `ls -l` writes kind and permissions.
+    /// Formats kind and permissions as `ls -l` does.
     pub fn mode_text(&self) -> String {
         let kind = match self.kind {
             Kind::File => '-',
@@ -72,7 +72,7 @@ impl Shown {
         text
     }
 
-    /// When the content was last changed, for people.
+    /// Formats the modification time.
     pub fn local_time(&self) -> String {
         time::local(&self.modified)
     }
@@ -84,7 +84,7 @@ fn rfc3339(time: Time) -> String {
         .unwrap_or_default()
 }
 
-/// The attributes of a path.
+/// Returns the attributes of a path.
 pub fn shown(tree: &Tree, path: &TreePath) -> SysResult<Shown> {
     let there = tree.open_path(path)?;
     let stat = sys::stat_fd(&there)?;

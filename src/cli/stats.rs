@@ -1,4 +1,4 @@
-//! `ckptfs stats`.
+//! `ckptfs stats`, and the statistics of `ckptfs status -v`.
 
 use std::io;
 use std::path::PathBuf;
@@ -26,7 +26,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     context.out.answer(&stats, |out| print(&stats, out))
 }
 
-/// Free space, the history, gc and pushes, a line each.
+/// Formats free space, the history, gc and pushes, one line each.
 fn upkeep(upkeep: &UpkeepInfo) -> Vec<(&'static str, String)> {
     let human = size::human;
     let mut lines = vec![(
@@ -54,7 +54,7 @@ fn upkeep(upkeep: &UpkeepInfo) -> Vec<(&'static str, String)> {
     lines
 }
 
-/// Prints them, a line each.
+/// Prints the statistics, one line each.
 pub fn print(stats: &Stats, out: &mut Out) -> io::Result<()> {
     let daemon = &stats.daemon;
     let total: u64 = stats.requests.values().sum();
