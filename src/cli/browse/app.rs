@@ -90,8 +90,8 @@ pub struct App {
     has_more: bool,
     pub files: Files,
     pub file: List,
-    /// The states that the changes are between; the second is `None` for the live tree. `None`: no
-    /// earlier state exists.
+    /// The two compared states; the second is `None` for the live tree. `None`: no earlier state
+    /// exists.
     between: Option<(CheckpointInfo, Option<CheckpointInfo>)>,
     /// Compares with the live tree instead of the previous checkpoint.
     pub to_live: bool,

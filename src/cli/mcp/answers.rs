@@ -170,7 +170,7 @@ pub fn warnings(mut said: Vec<String>) -> Vec<String> {
 pub struct Status {
     /// Mount point of the tree
     pub mount: String,
-    /// The tree's current base checkpoint, with which it is compared; absent: no checkpoint exists
+    /// Checkpoint that the tree is based on and compared with; absent: no checkpoint exists
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<u64>,
     /// Newest checkpoint made on request
@@ -273,7 +273,7 @@ pub struct Versions {
     pub not_looked_at: u64,
 }
 
-/// A path that a restore or merge left unchanged.
+/// A path that was not restored, or a conflict of a merge.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Kept {
     pub path: String,

@@ -27,10 +27,11 @@ use crate::sys;
 /// Maximum number of paths in one call.
 const PATHS_MAX: usize = 1000;
 
-/// Serve the verbs as tools of an agent on stdin and stdout (Model Context Protocol)
+/// Serve the verbs as tools for an agent on stdin and stdout (Model Context Protocol)
 ///
-/// An agent starts the server for checkpoints, diffs, past files, restores and branches of the tree
-/// that contains the working directory, or DIR of -C. The server exits at the end of stdin.
+/// The agent starts the server. The tools make, list and compare checkpoints, read past files,
+/// restore, and manage branches of the tree that contains the working directory, or DIR of -C. The
+/// server exits at the end of stdin.
 #[derive(Debug, clap::Args)]
 pub struct Args {}
 
