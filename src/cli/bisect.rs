@@ -28,7 +28,7 @@ const BAD_STATUS_MAX: u8 = 127;
 /// Find the first checkpoint in which a test fails
 ///
 /// Runs TEST in the tree of one checkpoint after another, with all files, including ignored and
-/// untracked ones. Exit status 0 of TEST means good, 125 cannot tell, any other up to 127 bad; a
+/// untracked ones. Exit status 0 of TEST means good, 125 untestable, any other up to 127 bad; a
 /// higher one ends the search. The output of TEST goes to stderr.
 #[derive(Debug, clap::Args)]
 pub struct Args {

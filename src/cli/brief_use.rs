@@ -15,6 +15,9 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 /// Calls `attempt` again when it fails with `busy` and the users of the mount have since ended.
 /// `users` returns the processes that use the mount; `None` disables the wait.
+///
+/// # Errors
+/// Those of `attempt`.
 pub fn outlast<T>(
     busy: Code,
     users: impl Fn() -> Option<Vec<Holder>>,

@@ -486,8 +486,8 @@ fn announce(
     let (io, writes) = engine.io();
     let (absence, mut warnings) = (engine.absence(), engine.warnings());
     warnings.extend(nested);
-    // After the notification the caller may check that the daemon has none of its descriptors. Only
-    // this copy is left, and it is closed at once.
+    // After the notification the caller may check that the daemon holds no descriptor of the
+    // caller. Only this copy is left, and it is closed at once.
     let mut pipe = std::fs::File::from(
         std::io::stdout()
             .as_fd()

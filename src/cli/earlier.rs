@@ -22,7 +22,7 @@ const TRIED_MAX: usize = 100;
 /// paths differs from the tree.
 ///
 /// # Errors
-/// `unknown-checkpoint` if WORD is none of these; `unknown-path` if no checkpoint has another
+/// `unknown-checkpoint` if WORD has no such meaning; `unknown-path` if no checkpoint has another
 /// version.
 pub fn meant(
     served: &mut Served,

@@ -14,7 +14,7 @@ use crate::store::ids::CheckpointId;
 
 /// Thin out the history by rules, and free what no checkpoint needs; this cannot be undone
 ///
-/// A checkpoint is kept if any rule keeps it, on the command line or in the configuration; without
+/// A checkpoint is kept if any rule keeps it, on the command line or in the configuration. Without
 /// rules, only deleted ones are freed. Pinned and tagged checkpoints and the newest are always
 /// kept. Works without a mount.
 #[derive(Debug, clap::Args)]

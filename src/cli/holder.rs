@@ -2,9 +2,9 @@
 //! starts a successor, which takes over (docs/adr/0009-the-mount-outlives-its-daemon.md).
 //!
 //! It keeps descriptors open without using them: `/dev/fuse`, because its close would end the
-//! connection; the backing directory, which no path below the mount reaches; the ledger, in which a
-//! worker stores the state for its successor; and open files without a name. Requests of the kernel
-//! wait while no worker runs.
+//! connection, and the backing directory, which no path below the mount reaches. It also keeps the
+//! ledger, in which a worker stores the state for its successor, and open files without a name.
+//! Requests of the kernel wait while no worker runs.
 //!
 //! The two communicate over a socket that preserves message boundaries. A message is a letter and
 //! its arguments.

@@ -1,8 +1,8 @@
 //! Processes that use a mount, or the directory below it, for messages; found on Linux only.
 //!
 //! A process is **below a mount** if it opened something in the directory before the mount, or uses
-//! the filesystem through another mount: a shell with its working directory there, a program with
-//! an open file or a mapping, a container with a bind mount. Its changes bypass the mount.
+//! the filesystem through another mount (a container with a bind mount). It may have its working
+//! directory, an open file or a mapping there. Its changes bypass the mount.
 //!
 //! No file of a process is opened and no filesystem receives a request: only `/proc` is read.
 //! Reading the mappings of a process can block without limit, because a process that serves a
@@ -62,7 +62,7 @@ pub struct Holder {
     pub pid: u32,
     /// Name of its command.
     pub name: String,
-    /// The first use that was found, a working directory last.
+    /// The first use that was found; a working directory last.
     #[serde(flatten)]
     pub by: Use,
 }
@@ -102,8 +102,8 @@ pub fn passed_by<'a>(holders: impl ExactSizeIterator<Item = &'a Holder>) -> Stri
     )
 }
 
-/// Warns about processes below the mount, except the shells that wait for this program: another
-/// message asks them to enter the mount.
+/// Warns about processes below the mount, except waiting shells, which another message asks to
+/// enter it.
 pub fn warn(below: &[Holder], out: &Out) {
     let waiting = ancestors();
     let others: Vec<&Holder> = below

@@ -119,6 +119,9 @@ fn kept_dirs(keep: &Path, trees: &[&Path], cwd: &Path) -> VerbResult<(PathBuf, P
 
 /// Moves this process into a mount namespace of its own (`sys::private_mounts`); returns whether it
 /// is also in a user namespace of its own. `cannot`: the operation that fails without it.
+///
+/// # Errors
+/// `no-namespace`.
 pub fn own_mounts(cannot: &str) -> VerbResult<bool> {
     unanswered::end_watch();
     sys::private_mounts().map_err(|cause| {

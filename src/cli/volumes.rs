@@ -335,7 +335,7 @@ fn inspect(pool: &Pool, text: &str, context: &mut Context) -> Outcome {
     context.out.answer(&value, |out| out.line(&text))
 }
 
-/// Runs a verb on a volume, which is mounted meanwhile if it is not.
+/// Runs a verb on a volume, which is mounted for its duration if necessary.
 pub fn with(
     text: &str,
     context: &mut Context,

@@ -94,8 +94,8 @@ impl Base {
 /// this user's own home only within the scope.
 ///
 /// # Errors
-/// `bad-value` if it is not a file, another user's, elsewhere, too long or not UTF-8. Those of
-/// open(2).
+/// `bad-value` if it is not a file, another user's, elsewhere, longer than [`BYTES_MAX`] or not
+/// UTF-8. Those of open(2).
 pub fn look(path: &Path, scope: &Scope) -> VerbResult<Place> {
     let base = Base::of(scope)?;
     let real = behind_links(path)?;

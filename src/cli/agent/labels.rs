@@ -87,7 +87,7 @@ fn is_process(text: &str) -> bool {
 }
 
 impl Prompt {
-    /// Reports whether both are of one session, by name and user.
+    /// Reports whether both have the same session and user.
     pub fn is_of_session_of(&self, other: &Prompt) -> bool {
         (self.of_user, &self.session) == (other.of_user, &other.session)
     }

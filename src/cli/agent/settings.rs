@@ -11,7 +11,7 @@ use super::super::error::hinted;
 use super::table::{Settings, is_ours};
 use crate::engine::api::{Code, VerbError, VerbResult};
 
-/// Limit of nested objects and lists; the parser has none.
+/// Limit of nested objects and lists, because the parser has no limit.
 const DEPTH_MAX: usize = 200;
 
 /// Returns the settings with our entries as in `wanted`; unchanged if they have them.

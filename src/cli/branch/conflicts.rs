@@ -166,8 +166,8 @@ fn watch(exec: Option<&OsStr>, context: &mut Context) -> Outcome {
 }
 
 /// Runs the user's command for a conflict, and waits for it; the changes until then are reported
-/// together afterwards. Other users may choose the path, so it is a variable and not part of the
-/// command.
+/// together afterwards. The path is passed in a variable, not in the command, because other users
+/// may choose it.
 fn tell(command: &OsStr, event: &Event<'_>, out: &Out) {
     let conflict = event.conflict;
     let kind = match event.kind {

@@ -76,7 +76,7 @@ pub struct Attached {
 pub struct Forgotten {
     /// Content of HEAD: `ref: refs/heads/NAME`, or a commit that may have no other reference.
     pub head: String,
-    /// A user has locked it (`git worktree lock`), so it is still registered.
+    /// A user has locked the entry (`git worktree lock`): it stays registered.
     pub locked: bool,
 }
 

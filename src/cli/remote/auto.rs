@@ -1,5 +1,5 @@
-//! `ckptfs push --auto`, which pushes checkpoints as they are made; and `ckptfs mount --push`, by
-//! which the daemon of a mount runs it.
+//! `ckptfs push --auto`, which pushes each checkpoint after it is made; and `ckptfs mount --push`,
+//! by which the daemon of a mount runs it.
 //!
 //! It is a separate process, so that a repository that hangs, or is damaged in an unexpected way,
 //! cannot block a daemon. It is ended before an unmount, because it reads views in the mount. An

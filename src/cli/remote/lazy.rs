@@ -148,7 +148,7 @@ pub fn goes_on(root: impl AsFd, context: &mut Context) -> VerbResult<Begun> {
 /// one.
 ///
 /// # Errors
-/// `bad-store`.
+/// `bad-store`; `io`.
 pub fn of(root: &OwnedFd, wishes: (Option<u64>, bool)) -> VerbResult<Option<ServedOrigin>> {
     let Some(stored) = Stored::of(root)? else {
         return Ok(None);
