@@ -1,5 +1,5 @@
-//! Changes by process: `--by process` of `status` and `diff`, and the process lists of `restore
-//! --only-by` and `show`.
+//! Changes by process: `--by process` of `status` and `diff`, and the process lists of `show` and
+//! of `--only-by` of `restore`.
 
 use std::io;
 

@@ -37,7 +37,7 @@ pub struct Args {
     /// Read the JSON of an agent's hook from stdin, for the note and the directory; print nothing
     #[arg(long, conflicts_with = "message")]
     from_hook: bool,
-    /// Wait up to TIME for a moment without changes, and report whether one came
+    /// Wait up to TIME for a moment without changes, and report whether it occurred
     #[arg(long, value_name = "TIME", value_parser = time::span)]
     quiesce: Option<Duration>,
     /// Sync the tree and the store first, so that the checkpoint survives a power failure

@@ -54,7 +54,7 @@ enum What {
         #[arg(long)]
         user: bool,
     },
-    /// Replace the store's file, which is read-only in a mount, by a valid one
+    /// Replace the store's file, which is read-only in a mount, by FILE if that is valid
     Write {
         /// The file to copy (`-`: stdin)
         file: PathBuf,

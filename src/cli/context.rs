@@ -1,4 +1,4 @@
-//! Where a verb acts, and its output.
+//! The directory and the output of a verb.
 
 use std::path::{Path, PathBuf};
 

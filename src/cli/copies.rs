@@ -211,7 +211,7 @@ pub struct Copied {
     pub owners_lost: u64,
     /// Extended attributes that could not be set.
     pub xattrs_lost: u64,
-    /// A refused path has no content any more.
+    /// The content of a refused path was dropped.
     #[serde(skip)]
     misses_dropped: bool,
 }

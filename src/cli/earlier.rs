@@ -18,7 +18,7 @@ use crate::store::ids::CheckpointId;
 const TRIED_MAX: usize = 100;
 
 /// Returns the checkpoint and the paths of `restore WORD [PATHS]`. WORD is a checkpoint if it names
-/// one, else `ID:PATH`, else a path. Of a path it is the newest checkpoint in which one of the
+/// one, else `ID:PATH`, else a path. For a path, the checkpoint is the newest in which one of the
 /// paths differs from the tree.
 ///
 /// # Errors

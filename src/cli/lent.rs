@@ -127,8 +127,9 @@ impl Lent {
             .map(drop)
     }
 
-    /// Runs a verb in a child process, and returns its answer. If it hangs or fails unexpectedly,
-    /// only the child ends. The child ends with this process.
+    /// Runs a verb in a child process, and returns its answer. A verb that hangs or fails
+    /// unexpectedly does not affect this process: it is killed after `seconds`, and ends with this
+    /// process.
     fn answer<T: DeserializeOwned>(&self, mut command: Command, seconds: u32) -> VerbResult<T> {
         // Files, not pipes: processes that the verb started may outlive it and keep a pipe open.
         let answers = || sys::unnamed_file(None).on("memory");

@@ -60,22 +60,22 @@ pub struct Args {
 #[derive(Debug, clap::Args)]
 #[group(multiple = false)]
 pub struct PolicyArgs {
-    /// Resolve conflicts with the version of the target
+    /// Resolve conflicts with the target's version
     #[arg(long)]
     ours: bool,
-    /// Resolve conflicts with the version of the source, even if that is a removal
+    /// Resolve conflicts with the source's version, even if that is a removal
     #[arg(long)]
     theirs: bool,
     /// Resolve conflicts between lines by keeping both versions, with git's conflict markers
     #[arg(long)]
     markers: bool,
-    /// Keep the version of the target, and store that of the source next to it as NAME.WHAT
+    /// Keep the target's version, and store the source's next to it as NAME.WHAT
     #[arg(long)]
     keep_both: bool,
     /// Run CMD to merge the content of files that both changed, like git's merge drivers: %O, %A,
-    /// %B are files with the base, the version of the target, and that of the source; the result is
-    /// left in %A; %P is the path, %L the length of a marker, %S, %X, %Y the names of the three.
-    /// Exit status 0: merged; 1 to 127: conflicts remain; otherwise it failed
+    /// %B are files with the base, the target's version, and the source's; the result is left in
+    /// %A; %P is the path, %L the length of a marker, %S, %X, %Y the names of the three. Exit
+    /// status 0: merged; 1 to 127: conflicts remain; otherwise it failed
     #[arg(long, value_name = "CMD")]
     tool: Option<OsString>,
 }

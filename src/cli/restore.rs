@@ -38,14 +38,14 @@ pub struct Args {
     listed: changes::Listed,
     /// Revert only the changes of this process since ID (by default since the newest checkpoint): a
     /// process id, session:PID for its whole session, the path of a control group (/...), or a
-    /// name. Paths that others changed also are left unchanged, and listed
+    /// name. Paths that others also changed are left unchanged, and listed
     #[arg(
         long,
         value_name = "PID|session:PID|CGROUP|NAME",
         conflicts_with = "paths"
     )]
     only_by: Option<String>,
-    /// With --only-by: also revert paths that others changed
+    /// With --only-by: also revert the paths that others changed
     #[arg(long, requires = "only_by")]
     also_shared: bool,
 }

@@ -263,7 +263,7 @@ fn unknown(text: &str) -> VerbError {
     )
 }
 
-/// Reports that a prompt is not that of another user, who can choose any name.
+/// Reports whether a prompt is not from another user, who can choose any name.
 fn is_own(prompt: &&Prompt) -> bool {
     prompt.of_user.is_none()
 }
@@ -413,7 +413,7 @@ fn processes(prompt: &Prompt, prompts: &[Prompt], out: &Out) -> VerbResult<Strin
             ),
         ));
     }
-    // Includes sessions whose last prompt is older: their later changes are reverted also.
+    // Includes sessions whose last prompt is older: their later changes are also reverted.
     let others: BTreeSet<&str> = prompts
         .iter()
         .filter(|one| one.of_user == prompt.of_user && one.session != prompt.session)

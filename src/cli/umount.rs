@@ -292,8 +292,8 @@ fn noted(mount: &MountPoint) -> (Option<u64>, Option<u64>) {
     )
 }
 
-/// Opens the directory that a mount served which is gone: at the mountpoint, if it covered the
-/// directory, because a directory above may have been renamed since.
+/// Opens the directory that an ended mount served: at the mountpoint, if it covered the directory,
+/// because a directory above may have been renamed since.
 fn directory(mount: &MountPoint) -> Option<OwnedFd> {
     let places = [Some(mount.at.clone()), mount.backing()];
     let mut roots = places
@@ -406,7 +406,7 @@ fn take_top(
         Ok(if lazy { Ended::Lazily } else { Ended::All })
     };
     if !mount.is_ours() {
-        // Its daemon is another user's: no request is sent, and nothing is waited for.
+        // Its daemon belongs to another user: it receives no request, and is not waited for.
         return unasked();
     }
     if mounts::is_dead(at) {

@@ -72,7 +72,7 @@ impl Base {
         open_below(&self.fd, below.as_os_str().as_bytes(), kind)
     }
 
-    /// Opens the nearest existing directory at or above `dir`; returns the missing names also.
+    /// Opens the nearest existing directory at or above `dir`; returns it with the missing names.
     fn nearest(&self, dir: &Path) -> SysResult<(OwnedFd, Vec<OsString>)> {
         let (mut at, mut missing) = (dir, Vec::new());
         loop {

@@ -10,8 +10,8 @@ const SHELLS: [&str; 14] = [
 /// Limit of the shells between the agent and its hook.
 const SHELLS_MAX: usize = 8;
 
-/// Returns the nearest ancestor of this process that is not a shell, as `PID@START`, which `restore
-/// --only-by` accepts for a process and its children. `None` if it cannot be found.
+/// Returns the nearest ancestor of this process that is not a shell, as `PID@START`. In this form
+/// `--only-by` of `restore` accepts a process and its children. `None` if it cannot be found.
 pub fn agent() -> Option<String> {
     let mut pid = std::os::unix::process::parent_id();
     for _ in 0..SHELLS_MAX {

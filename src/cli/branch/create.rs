@@ -20,8 +20,8 @@ use crate::sys;
 
 /// Create a branch, and print its path
 ///
-/// It begins as a checkpoint that is made for it. Changes in it do not show here, nor the reverse,
-/// until one of the two is merged.
+/// It begins as a checkpoint that is made for it. Changes in one of the two trees do not appear in
+/// the other until they are merged.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The name: letters, digits, _ . and -

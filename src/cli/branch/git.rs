@@ -42,7 +42,8 @@ const INDEX: &[u8] = b"index";
 /// Prefix of the parts of a split index (`core.splitIndex`).
 const SHARED_INDEX: &[u8] = b"sharedindex.";
 
-/// An entry for a branch that is about to be made. Removed on drop.
+/// An entry for a branch that is about to be made. Removed on drop, unless [`Begun::finish`]
+/// succeeded.
 #[derive(Debug)]
 pub struct Begun {
     repository: Repository,
@@ -147,7 +148,7 @@ impl Begun {
     /// Creates the file `.git` in the directory `dir` of the future branch.
     ///
     /// # Errors
-    /// `io`: it exists already, among others.
+    /// `io`, for example if it exists already.
     pub fn link(self, dir: &Path) -> VerbResult<Begun> {
         let (uid, gid) = self.repository.owner;
         let on = dir.join(DOT_GIT);

@@ -138,7 +138,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     }
 }
 
-/// A relative path is valid only in the present working directory.
+/// Makes a path absolute, because the configuration is used from any directory.
 fn absolute(url: String) -> VerbResult<String> {
     if url.contains(':') {
         return Ok(url);

@@ -31,7 +31,7 @@ use crate::transfer::write::{Before, Writer};
 /// Options for a registry.
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// For a registry: connect without TLS, as always to loopback addresses
+    /// For a registry: connect without TLS; loopback addresses never use it
     #[arg(long)]
     pub(super) plain_http: bool,
 }
