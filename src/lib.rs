@@ -1,7 +1,8 @@
-//! ckptfs: a filesystem that lays itself over a directory and gives it instant checkpoints.
+//! ckptfs: a filesystem that is mounted over a directory and provides instant checkpoints of it.
 //!
-//! Most of it is a program. As a library it lets other programs ask the daemon of a mount what the
-//! command line asks it: a [`Client`] carries the verbs of [`api`] over the socket in the store.
+//! The crate is mainly a program. As a library it lets other programs send requests to the daemon
+//! of a mount, as the command line does: a [`Client`] sends the verbs of [`api`] over the control
+//! socket in the store.
 //!
 //! ```no_run
 //! use ckptfs::api::{CheckpointOptions, RestoreOptions, StateName};
@@ -21,15 +22,15 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! What is documented here is stable within a version of the control protocol, and what the types
-//! of [`api`] are in JSON is what `--json` prints (docs/cli.md). All else is private;
+//! The documented items are stable within a version of the control protocol, and the types of
+//! [`api`] serialize to the JSON that `--json` prints (docs/cli.md). All other items are private;
 //! `ckptfs::internals` is for the tests and benchmarks of this package and changes with them.
 //!
 //! The layers, top to bottom; nothing imports upward (docs/design.md): `cli`, `csi`, `volumes`,
 //! `remote`, `control`, `fuse`, `transfer`, `engine`, `live`, `tree`, `history`, `store`, `sys`.
 
-// Who uses an item of a lower layer may be left out of the build: only the whole of it shows what
-// nobody uses.
+// A build with fewer features may omit the users of an item, so only the complete build reports
+// unused items.
 #![cfg_attr(
     not(all(
         feature = "csi",
@@ -66,7 +67,7 @@ pub use control::{Client, SOCKET_NAME, STORE_NAME};
 pub use engine::api;
 pub use engine::verb::Verb;
 
-/// What the tests and benchmarks of this package look at from inside.
+/// Internal items for the tests and benchmarks of this package.
 #[doc(hidden)]
 pub mod internals {
     #[cfg(all(feature = "cli", feature = "fuse"))]

@@ -1,4 +1,4 @@
-//! The `ckptfs` program; everything is in the library.
+//! The `ckptfs` program, a wrapper around the library.
 
 fn main() -> std::process::ExitCode {
     ckptfs::main()

@@ -1,4 +1,4 @@
-//! Who answers for a tree: its session, and the threads of its control socket.
+//! The control socket of a tree, its threads, and the callback at the end of the session.
 
 use std::os::unix::net::UnixListener;
 use std::sync::{Arc, OnceLock};
@@ -14,29 +14,28 @@ use crate::fuse::Session;
 use crate::sys::host;
 use crate::sys::{self, Errno};
 
-/// So long an inode is waited for on a full disk, for the control socket; and between two attempts.
+/// Limit of the wait for an inode on a full disk, and the pause between attempts.
 const BIND_WAIT: Duration = Duration::from_millis(300);
 const BIND_PAUSE: Duration = Duration::from_millis(10);
-/// How often it is tried to make the control socket of a mount that serves without one.
+/// Period of attempts to create the control socket of a mount that serves without one.
 const BIND_PERIOD: Duration = Duration::from_secs(1);
-/// Threads that wait for somebody at the control socket of a tree, and at that of a branch, of which
-/// there are many.
+/// Idle threads at the control socket of a tree, and of a branch: a tree can have many branches.
 const CONTROL_THREADS: usize = 2;
 const CONTROL_THREADS_OF_BRANCH: usize = 1;
 
-/// Why a tree is served no longer.
+/// The reason why a tree stops being served.
 #[derive(Debug, PartialEq, Eq)]
 pub enum End {
-    /// The mount is gone.
+    /// The session ended: the mount is gone.
     Session,
-    /// It was asked to end although the (detached) mount is in use.
+    /// A client requested the end although the (detached) mount is in use.
     Asked,
-    /// A signal.
+    /// A termination signal.
     Signal(i32),
 }
 
-/// Binds the control socket in the store, in place of what a daemon before left there: the store's
-/// lock says that it runs no more.
+/// Binds the control socket in the store and replaces that of an earlier daemon. That daemon no
+/// longer runs, because this process holds the lock of the store.
 pub fn bind(engine: &Engine) -> std::io::Result<UnixListener> {
     let store = engine.store_fd();
     match sys::unlink_at(store, SOCKET_NAME.as_bytes()) {
@@ -47,7 +46,7 @@ pub fn bind(engine: &Engine) -> std::io::Result<UnixListener> {
     let started = Instant::now();
     let listener = loop {
         match engine.with_last_room(|| UnixListener::bind(&path)) {
-            // XFS frees the inode of the one that was removed in its own time.
+            // XFS frees the inode of the removed socket asynchronously.
             Err(cause) if lacks_room(&cause) && started.elapsed() < BIND_WAIT => {
                 std::thread::sleep(BIND_PAUSE)
             }
@@ -58,8 +57,9 @@ pub fn bind(engine: &Engine) -> std::io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Starts what serves, and has `tell_end` hear why it is to end, in a thread that should not be kept.
-/// Who answers is in `answers`: without a listener, as soon as there is room for one.
+/// Starts the threads of the control socket and registers the callback of the session's end.
+/// `tell_end` must not block. `answers` is set when the socket is served: without a listener, once
+/// the disk has room for one.
 pub fn start_threads(
     args: &Args,
     engine: &Arc<Engine>,
@@ -98,7 +98,7 @@ pub fn start_threads(
                 .on("starting threads")?;
         }
     }
-    // After the others: whoever hears of the end ends them.
+    // Registered last: the receiver of the end stops the other threads.
     session.at_end(move |served| {
         if let Err(error) = served {
             tracing::error!(%error, "the session failed");
@@ -108,7 +108,7 @@ pub fn start_threads(
     Ok(())
 }
 
-/// Binds the control socket once there is room for it.
+/// Binds the control socket once the disk has room for it.
 fn bind_late(engine: &Engine) -> std::io::Result<UnixListener> {
     loop {
         std::thread::sleep(BIND_PERIOD);

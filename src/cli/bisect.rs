@@ -1,5 +1,5 @@
-//! `ckptfs bisect`: finds the first checkpoint in which a test fails, by running it in the tree as
-//! it was.
+//! `ckptfs bisect`: finds the first checkpoint in which a test fails, by running the test at one
+//! checkpoint after another.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -19,16 +19,17 @@ use crate::engine::api::{
 };
 use crate::store::ids::CheckpointId;
 
-/// The test cannot tell.
+/// Exit status of a test that cannot decide.
 const SKIP_STATUS: u8 = 125;
-/// A status above this ends the search; with it `run` also says that it could not show the past.
+/// The highest status that means bad. A higher one ends the search; `run` uses these to report that
+/// it could not show the past.
 const BAD_STATUS_MAX: u8 = 127;
 
 /// Find the first checkpoint in which a test fails
 ///
-/// Runs TEST in the tree as it was at one checkpoint after another, with all files that were there,
-/// ignored and untracked ones too. Exit status 0 of TEST means good, 125 cannot tell, anything else
-/// up to 127 bad; a higher one ends the search. Its output goes to stderr.
+/// Runs TEST in the tree of one checkpoint after another, with all files, including ignored and
+/// untracked ones. Exit status 0 of TEST means good, 125 untestable, any other up to 127 bad; a
+/// higher one ends the search. The output of TEST goes to stderr.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// A checkpoint in which TEST succeeds
@@ -50,7 +51,7 @@ pub struct Args {
     test: Vec<OsString>,
 }
 
-/// What a test said.
+/// Result of a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Verdict {
@@ -68,19 +69,19 @@ struct Step {
 
 #[derive(Serialize)]
 struct Found<'a> {
-    /// The first bad one; missing where the test could not tell of all that may be it.
+    /// The first bad checkpoint; absent if skipped checkpoints leave several candidates.
     #[serde(skip_serializing_if = "Option::is_none")]
     first_bad: Option<&'a CheckpointInfo>,
-    /// What may be the first bad one, oldest first.
+    /// Candidates for the first bad checkpoint, oldest first.
     candidates: Vec<CheckpointId>,
     steps: &'a [Step],
 }
 
-/// What is known of a row of checkpoints, of which the first is good and the last bad.
+/// State of the search in a row of checkpoints, the first of which is good and the last bad.
 #[derive(Debug)]
 struct Search {
     length: usize,
-    /// The last that is known to be good, and the first that is known to be bad.
+    /// Indices of the last checkpoint that tested good and of the first that tested bad.
     good: usize,
     bad: usize,
     skipped: BTreeSet<usize>,
@@ -96,8 +97,8 @@ impl Search {
         }
     }
 
-    /// Which one to try next: the nearest to the middle that can tell. `None`: nothing is left to
-    /// be tried.
+    /// Returns the untested index nearest to the middle, skipped ones excluded; `None` when the
+    /// search is finished.
     fn next(&self) -> Option<usize> {
         let middle = self.good + (self.bad - self.good) / 2;
         let between = self.good + 1..self.bad;
@@ -116,12 +117,12 @@ impl Search {
         }
     }
 
-    /// What may be the first bad one: one, unless the test could not tell.
+    /// Returns the candidates for the first bad checkpoint: one, unless checkpoints were skipped.
     fn candidates(&self) -> std::ops::RangeInclusive<usize> {
         self.good + 1..=self.bad.min(self.length.saturating_sub(1))
     }
 
-    /// How often the test will be run yet, about.
+    /// Estimates the number of remaining tests.
     fn left(&self) -> u32 {
         (self.bad - self.good).max(1).ilog2()
     }
@@ -176,7 +177,8 @@ fn note(log: Option<&mut std::fs::File>, step: &Step) -> VerbResult<()> {
     writeln!(log, "{line}").on("the log")
 }
 
-/// What is between two ends that are not as they were said to be leads nowhere.
+/// Returns the error for an end of the range whose test contradicts the command line: the search
+/// would be meaningless.
 fn not_as_said(said: &str, step: &Step, wanted: Verdict) -> VerbError {
     let (id, is) = (
         step.id,
@@ -198,7 +200,8 @@ fn not_as_said(said: &str, step: &Step, wanted: Verdict) -> VerbError {
     )
 }
 
-/// The checkpoints from the good one to the bad one, oldest first.
+/// Returns the checkpoints from the good one to the bad one, oldest first, without the guards and
+/// marks between them.
 fn row(args: &Args, served: &mut locate::Served) -> VerbResult<Vec<CheckpointInfo>> {
     let mut end = |name: &str| {
         served.client.ask(ShowCheckpoint {
@@ -227,7 +230,7 @@ fn row(args: &Args, served: &mut locate::Served) -> VerbResult<Vec<CheckpointInf
     Ok(row)
 }
 
-/// Runs the test in one checkpoint.
+/// Runs the test at one checkpoint.
 fn try_one(id: CheckpointId, args: &Args, served: &locate::Served) -> Result<Step, Failure> {
     let mut command: Vec<OsString> = vec![
         launch::program().into(),
@@ -327,8 +330,8 @@ fn word(verdict: Verdict) -> &'static str {
 mod tests {
     use super::*;
 
-    /// The searches for a first bad one in rows of every length, each of which must find it in
-    /// about log2 steps.
+    /// Each search, in rows of every length, must find the first bad checkpoint in about log2
+    /// steps.
     #[test]
     fn the_first_bad_one_is_found_in_few_steps() {
         for length in 2..70_usize {

@@ -1,5 +1,5 @@
-//! Brief users of a mount. A process between fork(2) and exec(2) has copies of its parent's open files,
-//! and a process that reads `/proc/PID/maps` of another keeps the mappings of that alive.
+//! Brief users of a mount. A process between fork(2) and exec(2) has copies of its parent's open
+//! files, and a reader of `/proc/PID/maps` keeps the mappings of PID alive.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 use super::holders::Holder;
 use crate::engine::api::{Code, VerbResult};
 
-/// A process that uses the mount for longer is not brief.
+/// A process that uses the mount for this long is not brief.
 const BRIEF: Duration = Duration::from_secs(1);
-/// Limit of the whole wait: there may always be another.
+/// Limit of the whole wait, because new brief users may keep appearing.
 const LIMIT: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Calls `attempt` again when it fails with `busy` and the users of the mount have gone since.
-/// `users`: the processes that use it; `None`: there is nothing to wait for.
+/// Calls `attempt` again when it fails with `busy` and the users of the mount have since ended.
+/// `users` returns the processes that use the mount; `None` disables the wait.
 ///
 /// # Errors
 /// Those of `attempt`.
@@ -34,7 +34,7 @@ pub fn outlast<T>(
     }
 }
 
-/// Waits for the users; whether all have gone.
+/// Waits for the users; returns whether all have ended.
 fn are_gone(users: impl Fn() -> Option<Vec<Holder>>, began: Instant) -> bool {
     let mut since: HashMap<u32, Instant> = HashMap::new();
     while began.elapsed() < LIMIT {

@@ -1,5 +1,5 @@
-//! What differs, by process: `--by process` of `status` and `diff`, and what `restore --only-by`
-//! and `show` say of processes.
+//! Changes by process: `--by process` of `status` and `diff`, and the process lists of `show` and
+//! of `--only-by` of `restore`.
 
 use std::io;
 
@@ -9,14 +9,14 @@ use super::output::{Out, Role};
 use crate::engine::api::Change;
 use crate::engine::api::attribution::{ByProcess, OpenAtCut, ProcessInfo, RestoredOnly};
 
-/// By what changes can be told apart.
+/// Grouping of a list of changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum By {
-    /// By the process that changed them
+    /// By the process that made the change
     Process,
 }
 
-/// `name[pid]`, with the names that it had later.
+/// Formats a process as `name[pid]`, with the names that it took later.
 pub fn label(process: &ProcessInfo) -> String {
     if process.pid == 0 {
         return "unknown".into();
@@ -33,13 +33,13 @@ pub fn label(process: &ProcessInfo) -> String {
     }
 }
 
-/// Prints it as it is wanted.
+/// Prints changes by process, as text or JSON.
 pub fn tell(out: &mut Out, all: &ByProcess) -> Outcome {
     out.answer(all, |out| print(out, all))
 }
 
-/// Prints one list per process, the one with most paths first, and at the end what nobody is known
-/// to have changed. A path that several changed is in each one's list, with the others.
+/// Prints one list per process, the process with most paths first, then the changes by unknown
+/// processes. A path that several processes changed is in each list, with the other processes.
 fn print(out: &mut Out, all: &ByProcess) -> io::Result<()> {
     let mut order: Vec<(usize, &ProcessInfo)> = all.processes.iter().enumerate().collect();
     order
@@ -97,7 +97,7 @@ fn line(out: &mut Out, change: &Change, also: &[String]) -> io::Result<()> {
     out.bytes(&[b"  ", line.as_slice(), b"\n"].concat())
 }
 
-/// Tells on stderr what stays although the process changed it.
+/// Warns about paths that are left unchanged although the process changed them.
 pub fn warn_shared(out: &Out, restored: &RestoredOnly) {
     for shared in &restored.shared {
         let path = String::from_utf8_lossy(&shared.path.0).into_owned();
@@ -110,7 +110,7 @@ pub fn warn_shared(out: &Out, restored: &RestoredOnly) {
     }
 }
 
-/// What was open for writing, as `show` tells it.
+/// Prints the files that were open for writing, for `show`.
 pub fn print_open(out: &mut Out, open: &OpenAtCut) -> io::Result<()> {
     let total = open.files.len() as u64 + open.more;
     let title = out.paint(Role::Faint, "open      ");

@@ -1,22 +1,22 @@
-//! Package managers that link files from a cache into the tree: the cache is on another filesystem
-//! than the mount.
+//! Package managers that link files from a cache into the tree. Links into a mount fail, because
+//! the cache is on another filesystem.
 
 use std::path::Path;
 
-/// A package manager that links files from its cache into the tree, where it can.
+/// A package manager that links files from its cache into the tree where possible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Linker {
-    /// In the root of a project that uses it.
+    /// Name of the lock file in the root of a project.
     lock: &'static str,
-    /// In the environment where that is set already.
+    /// Environment variable of the setting.
     variable: &'static str,
-    /// Its behaviour in a mount.
+    /// Behaviour in a mount.
     pub does: &'static str,
-    /// The setting.
+    /// The recommended setting, as a command.
     pub setting: &'static str,
 }
 
-/// Others copy anyway, or link nothing (docs/guide/package-managers.md).
+/// Other package managers copy in any case, or link nothing (docs/guide/package-managers.md).
 const LINKERS: [Linker; 2] = [
     Linker {
         lock: "pnpm-lock.yaml",
@@ -32,7 +32,8 @@ const LINKERS: [Linker; 2] = [
     },
 ];
 
-/// Those that the project in a directory uses, and whose setting is not in the environment.
+/// Returns the package managers that the project in `dir` uses and whose setting is not in the
+/// environment.
 pub fn linkers(dir: &Path) -> impl Iterator<Item = Linker> {
     LINKERS.into_iter().filter(move |linker| {
         let is_used = |found: std::fs::Metadata| found.is_file();

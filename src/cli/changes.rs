@@ -8,7 +8,7 @@ use super::output::{Out, Role};
 use crate::engine::api::{AbsenceInfo, Change, ChangeKind, TreePath, Why};
 use crate::engine::word::{self, word};
 
-/// Prints one line per change: the letter and the path; of a rename both paths.
+/// Prints one line per change: the letter and the path, or both paths of a rename.
 pub fn print(out: &mut Out, changes: &[Change]) -> io::Result<()> {
     for change in changes {
         let mut line = line(out, change);
@@ -18,7 +18,7 @@ pub fn print(out: &mut Out, changes: &[Change]) -> io::Result<()> {
     Ok(())
 }
 
-/// `--all` of the verbs that list what they change.
+/// The option `--all` of the verbs that list their changes.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub struct Listed {
     /// List every path, even if the list does not fit on the terminal
@@ -33,8 +33,8 @@ impl Listed {
     }
 }
 
-/// Prints one line per change, on a terminal no more than fit on it beside `other` lines, where
-/// there is an option that shows all of them.
+/// Prints one line per change. On a terminal it prints no more than fit on it with `other` lines,
+/// if `option` names the option that prints all.
 pub fn print_fitting(
     out: &mut Out,
     changes: &[Change],
@@ -46,7 +46,7 @@ pub fn print_fitting(
     more.map_or(Ok(()), |more| out.line(&more))
 }
 
-/// A change is at or below one of these paths, or came from there.
+/// Reports whether a change is at or below one of these paths, or a rename from there.
 pub fn is_below(change: &Change, paths: &[TreePath]) -> bool {
     let below = |path: &TreePath, top: &TreePath| {
         top.0.is_empty()
@@ -59,7 +59,7 @@ pub fn is_below(change: &Change, paths: &[TreePath]) -> bool {
     is_below(&change.path) || change.from.as_ref().is_some_and(is_below)
 }
 
-/// The letter and the path; of a rename both paths.
+/// Formats a change: the letter and the path, or both paths of a rename.
 pub fn line(out: &Out, change: &Change) -> Vec<u8> {
     let letter = out.paint(
         role(change.change),
@@ -75,7 +75,7 @@ pub fn line(out: &Out, change: &Change) -> Vec<u8> {
     line
 }
 
-/// What was changed while nothing was mounted, and where that can be seen.
+/// Formats the number of changes made while nothing was mounted, with the command that lists them.
 pub fn absence(absence: &AbsenceInfo) -> String {
     let AbsenceInfo {
         before,
@@ -90,7 +90,7 @@ pub fn absence(absence: &AbsenceInfo) -> String {
     )
 }
 
-/// Prints the paths alone, one per line, or each ended by NUL and never escaped.
+/// Prints only the paths: one per line, or terminated by NUL and unescaped.
 pub fn print_names(out: &mut Out, changes: &[Change], nul: bool) -> io::Result<()> {
     for change in changes {
         let name = path(&change.path);
@@ -104,7 +104,7 @@ pub fn print_names(out: &mut Out, changes: &[Change], nul: bool) -> io::Result<(
     Ok(())
 }
 
-/// Prints letter NUL path NUL, of a rename letter NUL old path NUL new path NUL, never escaped.
+/// Prints letter NUL path NUL, of a rename letter NUL old path NUL new path NUL, unescaped.
 pub fn print_nul(out: &mut Out, changes: &[Change]) -> io::Result<()> {
     for change in changes {
         let mut line = vec![change.change.letter() as u8, 0];
@@ -117,10 +117,10 @@ pub fn print_nul(out: &mut Out, changes: &[Change]) -> io::Result<()> {
     Ok(())
 }
 
-/// Says why some paths cannot be told.
+/// Warns about each change of unknown kind, with the reason.
 ///
 /// # Errors
-/// The answer is no: there are such.
+/// `Failure::No` if the list has such a change.
 pub fn all_told(out: &mut Out, changes: &[Change]) -> Outcome {
     out.flush()?;
     let mut unknown = changes
@@ -138,12 +138,12 @@ pub fn all_told(out: &mut Out, changes: &[Change]) -> Outcome {
     if whole { Ok(()) } else { Err(Failure::No) }
 }
 
-/// "1 change", "2 changes".
+/// Formats "1 change", "2 changes".
 pub fn count(count: u64) -> String {
     word::count(count, "change")
 }
 
-/// The root of the tree has an empty path, and a person needs something to see.
+/// Returns the path to print: `.` for the root of the tree, whose path is empty.
 fn path(path: &TreePath) -> &[u8] {
     if path.0.is_empty() { b"." } else { &path.0 }
 }

@@ -10,13 +10,13 @@ use super::error::{On, Outcome, error};
 use super::{hook, locate, time};
 use crate::engine::api::{CheckpointOptions, Code, VerbResult};
 
-/// A note is not longer; what is longer is refused by the daemon, and need not be read.
+/// Limit of the bytes read of a note; the daemon enforces a lower limit.
 const NOTE_BYTES_MAX: u64 = 64 << 10;
 
 /// Freeze the state of the tree; prints the new checkpoint's number
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A note to remember it by
+    /// Attach a note
     #[arg(
         short,
         long = "message",
@@ -28,19 +28,19 @@ pub struct Args {
     /// Read the note from this file (`-`: stdin)
     #[arg(short = 'F', long, value_name = "FILE", conflicts_with_all = ["message", "from_hook"])]
     file: Option<PathBuf>,
-    /// A name for it; may be repeated
+    /// Add a tag; may be repeated
     #[arg(short, long = "tag", value_name = "TAG")]
     tag: Vec<String>,
-    /// Do nothing if nothing has changed since the newest one, and print its number
+    /// If nothing has changed since the newest checkpoint, only print its number
     #[arg(long)]
     if_changed: bool,
     /// Read the JSON of an agent's hook from stdin, for the note and the directory; print nothing
     #[arg(long, conflicts_with = "message")]
     from_hook: bool,
-    /// Wait this long for a moment in which nothing is being changed, and say whether there was one
+    /// Wait up to TIME for a moment without changes, and report whether it occurred
     #[arg(long, value_name = "TIME", value_parser = time::span)]
     quiesce: Option<Duration>,
-    /// Sync the tree and the store first, so that it survives a power cut
+    /// Sync the tree and the store first, so that the checkpoint survives a power failure
     #[arg(long)]
     sync: bool,
 }
@@ -76,7 +76,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     if context.out.json {
         context.out.json(&made)?;
     } else if !args.from_hook {
-        // What a hook prints may be read by its agent.
+        // The agent may read the output of its hook.
         context.out.line(&made.id.to_string())?;
     }
     if made.quiesced == Some(false) {
@@ -108,7 +108,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     Ok(())
 }
 
-/// The note in a file, without the newlines at its end.
+/// Reads a note from a file, without trailing newlines.
 fn read_note(file: &Path) -> VerbResult<String> {
     let mut bytes = Vec::new();
     let read = if file == Path::new("-") {

@@ -1,9 +1,9 @@
-//! `ckptfs help concepts`: the words that everything else is said with.
+//! `ckptfs help concepts`: definitions of the terms in help texts and messages.
 
 use super::Context;
 use super::error::Outcome;
 
-/// What `ckptfs help concepts` prints.
+/// Output of `ckptfs help concepts`.
 const WORDS: &str = "\
 checkpoint  The whole tree as it was at one moment, under a number: 1, 2, 3. Making one takes
             an instant, however large the tree is. .snapshots/NUMBER shows it.
@@ -28,7 +28,7 @@ A first round:
   ckptfs undo                        # and forth
 ";
 
-/// What checkpoint, tag, live, latest, restore, guard, undo, pin and branch mean
+/// The terms checkpoint, tag, live, latest, restore, guard, undo, pin and branch
 #[derive(Debug, clap::Args)]
 #[command(long_about = WORDS, help_template = "{about}")]
 pub struct Args {}

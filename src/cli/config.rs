@@ -1,4 +1,4 @@
-//! `ckptfs config`: what the configuration files say, and changing them.
+//! `ckptfs config`: shows and changes the configuration files.
 
 use std::fs;
 use std::io::Read;
@@ -30,41 +30,41 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Show the settings, the store's before the user's
+    /// Show the settings; the store's file overrides the user's
     Show {
-        /// Say which line of which file has it
+        /// Show the file and line of each setting
         #[arg(long)]
         origin: bool,
-        /// Also the keys that are not set, and what each is for
+        /// Also show the keys that are not set, and the purpose of each
         #[arg(short, long)]
         all: bool,
     },
-    /// Print the value of a key; status 1 if it is not set
+    /// Print the value of a key; exit status 1 if it is not set
     Get {
-        /// Such as retention.keep-last
+        /// A key, such as retention.keep-last
         key: String,
     },
-    /// Set a key in the store's file, or the user's, and change nothing else in it
+    /// Set a key in the store's file, or the user's, and leave the rest of the file unchanged
     Set {
-        /// Such as retention.keep-last
+        /// A key, such as retention.keep-last
         key: String,
-        /// Its value; without one it is set no more
+        /// Its value; without one the key is unset
         value: Option<String>,
-        /// In the user's file
+        /// Change the user's file
         #[arg(long)]
         user: bool,
     },
-    /// Replace the store's file, which a mount shows read-only, by another, if that has no mistake
+    /// Replace the store's file, which is read-only in a mount, by FILE if that is valid
     Write {
         /// The file to copy (`-`: stdin)
         file: PathBuf,
     },
-    /// Check the files for mistakes
+    /// Check the files for errors
     Check,
 }
 
 impl Args {
-    /// Whether the command can set or unset a key of the store's file with this prefix.
+    /// Reports whether the command can set or unset a key of the store's file with this prefix.
     pub fn sets(&self, prefix: &str) -> bool {
         match &self.what {
             What::Set { key, user, .. } => !user && key.starts_with(prefix),
@@ -74,7 +74,7 @@ impl Args {
     }
 }
 
-/// What `config show` tells of a key that is set or could be, and of each tier.
+/// A key or a tier in the output of `config show`.
 #[derive(Serialize)]
 struct Shown<'a> {
     about: &'a str,
@@ -87,7 +87,7 @@ struct Shown<'a> {
     origin: Option<Origin>,
     #[serde(skip_serializing_if = "Option::is_none")]
     value: Option<serde_json::Value>,
-    /// As a person reads it.
+    /// The entry as text.
     #[serde(skip)]
     text: String,
 }
@@ -102,10 +102,10 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     }
 }
 
-/// The two files around a directory, and what they say.
+/// The configuration files of a directory.
 struct Found {
     store: Option<(OwnedFd, PathBuf)>,
-    /// The daemon of the store.
+    /// Connection to the daemon of the store.
     daemon: Option<Client>,
     user: Option<PathBuf>,
 }
@@ -146,7 +146,7 @@ impl Found {
         .unwrap_or_default()
     }
 
-    /// The store, to be changed, and the path of its file.
+    /// Returns the store, open for changes, and the path of its file.
     fn store_to_change(self) -> VerbResult<(OwnedFd, PathBuf)> {
         let (store, path) = self.store.ok_or_else(|| {
             hinted(
@@ -179,14 +179,14 @@ impl Found {
     }
 }
 
-/// What the files around `dir` say, the store's before the user's.
+/// Returns the settings for `dir`; the store's file overrides the user's.
 pub fn settings(dir: Option<&Path>) -> VerbResult<Settings> {
     let found = Found::around(dir)?;
     Ok(found.of_store()?.or(found.of_user()?))
 }
 
-/// The settings of the next run of `gc`: the store's file alone if that has `retention.auto`, for
-/// the daemon reads no other, else as [`settings()`].
+/// Returns the settings of the next run of `gc`: only the store's file if that has
+/// `retention.auto`, because the daemon reads no other, else as [`settings()`].
 pub fn retention_settings(dir: Option<&Path>) -> VerbResult<Settings> {
     let found = Found::around(dir)?;
     let of_store = found.of_store()?;
@@ -196,7 +196,7 @@ pub fn retention_settings(dir: Option<&Path>) -> VerbResult<Settings> {
     }
 }
 
-/// As [`settings()`], of the backing directory of a tree that is to be mounted.
+/// Like [`settings()`], for the backing directory of a tree that will be mounted.
 pub fn settings_of(backing: &Path) -> VerbResult<Settings> {
     let store = Store::of(backing)
         .ok()
@@ -211,8 +211,8 @@ pub fn settings_of(backing: &Path) -> VerbResult<Settings> {
     Ok(found.of_store()?.or(found.of_user()?))
 }
 
-/// `$XDG_CONFIG_HOME/ckptfs/config.toml`; `~/.config` without it. Relative paths do not count, as
-/// the specification of base directories says.
+/// Returns `$XDG_CONFIG_HOME/ckptfs/config.toml`, or the same in `~/.config`. Relative paths are
+/// ignored, as the XDG Base Directory Specification requires.
 pub fn user_file() -> Option<PathBuf> {
     let of = |name: &str| {
         std::env::var_os(name)
@@ -327,7 +327,7 @@ impl<'a> Shown<'a> {
         }
     }
 
-    /// For a person; `origin`: with the file and line that say so.
+    /// Formats a setting; `origin` adds its file and line.
     fn told(&self, origin: bool, out: &Out) -> String {
         match (&self.file, self.line) {
             (Some(file), Some(line)) => {
@@ -368,10 +368,10 @@ fn show(origin: bool, all: bool, context: &mut Context) -> Outcome {
     })
 }
 
-/// What tiers are for.
+/// Description of the key `tiers`.
 const TIERS_ABOUT: &str = "all versions of these paths are kept for this long; then `ckptfs gc` drops their content from older checkpoints";
 
-/// As it stands in a file.
+/// Formats a value as in a file.
 fn written(key: &Key, value: &Value) -> String {
     match (key.kind, value) {
         (Kind::Count | Kind::Bytes, Value::Number(number)) => number.to_string(),

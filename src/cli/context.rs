@@ -1,17 +1,17 @@
-//! Where a verb acts, and how it prints.
+//! The directory and the output of a verb.
 
 use std::path::{Path, PathBuf};
 
 use super::output::Out;
 
-/// What a verb works with: where, and how to print.
+/// Context of a verb.
 pub(super) struct Context {
     pub(super) dir: Option<PathBuf>,
     pub(super) out: Out,
 }
 
 impl Context {
-    /// The directory of `-C`, if given.
+    /// Returns the directory of `-C`.
     pub(super) fn dir(&self) -> Option<&Path> {
         self.dir.as_deref()
     }

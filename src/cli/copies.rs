@@ -1,5 +1,5 @@
-//! What `export`, `fork` and `import` have in common: a destination, and connections to the daemon
-//! that tell what goes there.
+//! Common parts of `export`, `fork` and `import`: the destination, and the connections from which
+//! an export is read.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -26,12 +26,12 @@ use crate::sys::{self, Errno, SysResult};
 use crate::transfer::write::Writer;
 use crate::transfer::{Feed, Sink, hand_over};
 
-/// Threads that make files: with one more in the daemon for each, two cores are busy.
+/// Threads that write files. With one in the daemon for each, two cores are busy.
 const THREADS: usize = 2;
-/// Paths that could not be copied that are told one by one.
+/// Limit of the failed paths that are printed one by one.
 const REFUSED_TOLD_MAX: usize = 20;
 
-/// A connection that tells one export.
+/// A connection from which one export is read.
 struct Telling {
     client: Client,
     run: u64,
@@ -46,8 +46,8 @@ impl Feed for Telling {
     }
 }
 
-/// A connection that tells one export in order, where a part is copied while the next is put
-/// together.
+/// A connection from which one export is read in order. The daemon prepares the next part while one
+/// is copied.
 struct TellingAhead(Telling);
 
 impl Feed for TellingAhead {
@@ -59,15 +59,15 @@ impl Feed for TellingAhead {
     }
 }
 
-/// An export that has begun.
+/// An export in progress.
 pub struct Begun {
-    /// What it is of, and from what.
+    /// The first part: the exported checkpoint, and the one it is compared with.
     pub part: ExportPart,
     client: Client,
 }
 
 impl Begun {
-    /// Begins an export.
+    /// Starts an export; with `from`, of the difference from that checkpoint.
     ///
     /// # Errors
     /// `unknown-checkpoint`.
@@ -80,7 +80,7 @@ impl Begun {
         Ok(Begun { part, client })
     }
 
-    /// Begins to export all of a checkpoint in the order of names. `since`: see
+    /// Starts an export of a whole checkpoint in the order of names. `since`: see
     /// [`ExportAsk::Whole`].
     ///
     /// # Errors
@@ -95,7 +95,7 @@ impl Begun {
         Ok(Begun { part, client })
     }
 
-    /// What tells it in order, ahead of what is copied.
+    /// Returns a feed in order, prepared ahead of the copy.
     pub fn ahead(self) -> impl Feed {
         TellingAhead(Telling {
             run: self.part.run,
@@ -103,7 +103,7 @@ impl Begun {
         })
     }
 
-    /// Hands everything to a sink.
+    /// Passes everything to a sink.
     ///
     /// # Errors
     /// Those of the daemon.
@@ -119,25 +119,25 @@ impl Begun {
         let feeds = clients
             .map(|client| Box::new(Telling { client, run }) as Box<dyn Feed>)
             .collect();
-        // It ends with the connection on which it was begun.
+        // The export ends with the connection that began it.
         hand_over(feeds, sink, &|done, total| bar.at(done, total.unwrap_or(0)))
     }
 }
 
-/// Threads for a copy: a difference is told in order.
+/// Returns the number of threads of a copy: one for a difference, which is sent in order.
 pub fn threads(from: Option<CheckpointId>) -> usize {
     if from.is_some() { 1 } else { THREADS }
 }
 
-/// Where a copy goes: relative to where the user is.
+/// Returns the destination of a copy as an absolute path.
 pub fn destination(cwd: &Path, dest: &Path) -> PathBuf {
     normal(&cwd.join(dest))
 }
 
-/// Opens a destination, and makes it if it is not there (but not what is above).
+/// Opens and locks a destination, and creates it if missing (but not its parents).
 ///
 /// # Errors
-/// In words for a person; `busy` if another copy is being made there.
+/// A message for the user; `busy` if another copy is being made there.
 pub fn open_destination(dest: &Path) -> VerbResult<OwnedFd> {
     if let Err(cause) = std::fs::DirBuilder::new().mode(0o700).create(dest)
         && cause.kind() != std::io::ErrorKind::AlreadyExists
@@ -158,12 +158,12 @@ pub fn open_destination(dest: &Path) -> VerbResult<OwnedFd> {
             format!("another export is writing to {}", dest.display()),
             "wait until it has finished",
         )),
-        // A filesystem without locks has none to offer.
+        // A filesystem without locks is accepted.
         _ => Ok(dir),
     }
 }
 
-/// The result of a call below a path.
+/// Returns the result of a call below a path.
 ///
 /// # Errors
 /// `not-mounted` if the mount there has ended; `io` otherwise.
@@ -181,7 +181,7 @@ fn unmounted(path: &Path, errno: Errno) -> VerbError {
     }
 }
 
-/// Nothing is in a destination.
+/// Reports whether a destination is empty.
 ///
 /// # Errors
 /// Those of reading it.
@@ -191,37 +191,36 @@ pub fn is_empty(dest: &Path, dir: &OwnedFd) -> VerbResult<bool> {
         .on(dest.display())
 }
 
-/// What a copy did, for `--json`.
+/// Result of a copy, for `--json`.
 #[derive(Debug, Serialize)]
 pub struct Copied {
-    /// Inodes that were made, or given other attributes.
+    /// Inodes that were created, or whose attributes were changed.
     pub made: u64,
-    /// Files that share their data with the store, and files that were copied.
+    /// Files that share their data with the store.
     pub cloned: u64,
-    /// See `cloned`.
+    /// Files whose data was copied.
     pub copied: u64,
     /// Paths that were removed.
     pub removed: u64,
-    /// What could not be copied.
+    /// Paths that could not be copied.
     pub refused: Vec<RefusedPath>,
-    /// What was left out, as was asked for, because a tier has dropped its content.
+    /// Paths that were skipped on request, because a tier has dropped their content.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub dropped: Vec<TreePath>,
-    /// Inodes whose owner, and extended attributes, that could not be kept.
+    /// Inodes whose owner could not be set.
     pub owners_lost: u64,
-    /// See `owners_lost`.
+    /// Extended attributes that could not be set.
     pub xattrs_lost: u64,
-    /// Some of what was refused is not kept any more.
+    /// The content of a refused path was dropped.
     #[serde(skip)]
     misses_dropped: bool,
 }
 
-/// What to do about content that is not kept any more.
+/// Hint for dropped content.
 const DROPPED_HINT: &str =
     "a retention rule has dropped the content of some files; --without-dropped leaves them out";
 
-/// Takes out of what was refused what is refused because a tier has dropped its content, if that is
-/// to be left out.
+/// Separates the refused paths whose content a tier has dropped, if `leave_out` is set.
 pub fn without_dropped(refused: Vec<Refused>, leave_out: bool) -> (Vec<Refused>, Vec<TreePath>) {
     let (dropped, refused): (Vec<Refused>, Vec<Refused>) = refused
         .into_iter()
@@ -231,7 +230,7 @@ pub fn without_dropped(refused: Vec<Refused>, leave_out: bool) -> (Vec<Refused>,
     (refused, paths)
 }
 
-/// Tells what was left out.
+/// Warns about skipped paths.
 pub fn warn_dropped(out: &Out, dropped: &[TreePath]) {
     for path in dropped.iter().take(REFUSED_TOLD_MAX) {
         out.warn(&format!(
@@ -244,7 +243,7 @@ pub fn warn_dropped(out: &Out, dropped: &[TreePath]) {
     }
 }
 
-/// Tells of how many files the owner could not be kept, and how many attributes could not be set.
+/// Warns about the owners and extended attributes that could not be set.
 pub fn warn_lost(out: &Out, (owners, xattrs): (u64, u64)) {
     if owners > 0 {
         out.warn(&format!(
@@ -268,7 +267,7 @@ pub struct RefusedPath {
 }
 
 impl Copied {
-    /// What a writer did. `dropped`: see [`without_dropped`].
+    /// Returns the result of a writer. `dropped`: see [`without_dropped`].
     pub fn new(writer: &Writer, refused: &[Refused], dropped: Vec<TreePath>) -> Copied {
         let get = |count: &std::sync::atomic::AtomicU64| count.load(Ordering::Relaxed);
         let misses_dropped = refused.iter().any(|one| one.errno == Errno::ENODATA.0);
@@ -289,7 +288,7 @@ impl Copied {
         }
     }
 
-    /// In words, how it was done.
+    /// Formats a summary.
     pub fn how(&self, duration_us: u64) -> String {
         let files = match (self.cloned, self.copied) {
             (cloned, 0) => format!("{} reflinked", count(cloned, "file")),
@@ -304,10 +303,10 @@ impl Copied {
         )
     }
 
-    /// Tells what could not be done, and fails if that is something of the tree.
+    /// Prints the warnings.
     ///
     /// # Errors
-    /// `incomplete`.
+    /// `incomplete` if a path could not be copied.
     pub fn report(&self, out: &Out, hint: &str) -> Outcome {
         warn_lost(out, (self.owners_lost, self.xattrs_lost));
         warn_dropped(out, &self.dropped);
@@ -334,7 +333,7 @@ impl Copied {
     }
 }
 
-/// The path of a destination for a message, and the error that something is there.
+/// Returns the error for a destination that is not empty.
 pub fn not_empty(dest: &Path, hint: &str) -> VerbError {
     hinted(
         Code::NotEmpty,
@@ -346,7 +345,7 @@ pub fn not_empty(dest: &Path, hint: &str) -> VerbError {
     )
 }
 
-/// The tree that the user is in.
+/// Returns the tree of the working directory.
 ///
 /// # Errors
 /// `not-mounted`.
@@ -354,7 +353,7 @@ pub fn served(context: &Context) -> VerbResult<Served> {
     super::locate::served(context.dir())
 }
 
-/// What a verb prints on stderr with `--json` when it fails.
+/// The output of a failed verb on stderr with `--json`.
 #[derive(Deserialize)]
 struct Failed {
     error: VerbError,
@@ -363,7 +362,7 @@ struct Failed {
 /// Runs a verb of this program on a directory.
 ///
 /// # Errors
-/// Those of the verb; [`Failure::No`] if it ended without one, and then its stderr was printed.
+/// Those of the verb; [`Failure::No`] if it failed without one, after its stderr was printed.
 pub fn own_verb(verb: &str, dir: &Path, options: &[String], variables: &[(&str, &str)]) -> Outcome {
     let output = Command::new(launch::program())
         .args(["--json", verb])

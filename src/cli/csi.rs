@@ -1,4 +1,4 @@
-//! `ckptfs serve csi`: the driver for Kubernetes.
+//! `ckptfs serve csi`: the CSI driver for Kubernetes.
 
 use std::path::PathBuf;
 
@@ -15,13 +15,13 @@ use crate::volumes::facts;
 /// while pods use it.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The socket to answer on, unless the service manager hands one over
+    /// The socket to listen on, unless the service manager passes one
     #[arg(long, value_name = "unix:///PATH", default_value = "unix:///var/lib/kubelet/plugins/csi.ckptfs/csi.sock", value_parser = socket)]
     endpoint: PathBuf,
     /// The name of this node in Kubernetes
     #[arg(long, value_name = "ID", value_parser = node)]
     node_id: String,
-    /// The directory that holds the volumes
+    /// The directory of the volumes
     #[arg(long, value_name = "DIR", env = volumes::ROOT_VARIABLE, default_value = volumes::ROOT)]
     root: PathBuf,
     #[command(flatten)]
@@ -37,7 +37,7 @@ fn socket(text: &str) -> Result<PathBuf, String> {
     }
 }
 
-/// As the specification, and labels of Kubernetes, have it.
+/// Checks a node name by the CSI specification and the rules for Kubernetes labels.
 fn node(text: &str) -> Result<String, String> {
     let fits = (1..=63).contains(&text.len());
     let ends = text.starts_with(|first: char| first.is_ascii_alphanumeric())

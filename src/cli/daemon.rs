@@ -1,12 +1,11 @@
-//! The daemon: puts the engine, the FUSE session and the control socket together, and takes them
-//! apart again.
+//! The daemon: starts and stops the engine, the FUSE session and the control socket.
 //!
 //! **Order.** The backing directory is opened, and the socket bound, before the mount covers them.
-//! The parent is told when the mount serves. At the end, whoever asked for it, the session goes
-//! first, then the engine closes its store, then the process ends: the connections of those who
-//! wait for that are closed by the kernel.
+//! The parent is notified when the mount serves. At the end, whatever its reason, the session ends
+//! first, then the engine closes its store, then the process exits. The exit closes the connections
+//! of clients that wait for it.
 //!
-//! The daemon never touches a path below its mount: it would wait for itself.
+//! The daemon never accesses a path below its mount: it would wait for itself.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -42,17 +41,16 @@ use crate::sys::{self, Errno};
 /// Name of the log in the store.
 const LOG_NAME: &str = "daemon.log";
 
-/// A log of more bytes is set aside when the daemon starts; the one set aside before is gone then.
+/// A larger log is renamed when the daemon starts, and replaces the one renamed before.
 const LOG_BYTES_MAX: u64 = 1 << 20;
 
-/// After a signal, the session has so long to end.
+/// Time for the session to end after a signal.
 const SESSION_END_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Threads that read the kernel's requests, unless told otherwise: one for each CPU, within these
-/// bounds.
+/// Default number of threads that read the kernel's requests: one per CPU, within these bounds.
 const READERS: RangeInclusive<usize> = 2..=4;
 
-/// Answers that are under way at the end have so long.
+/// Time to complete the requests in progress at the end.
 const ANSWERS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The daemon of a mount; started by `ckptfs mount`.
@@ -68,19 +66,19 @@ pub struct Args {
     pub allow_other: bool,
     #[arg(long)]
     pub foreground: bool,
-    /// Nobody takes over if it dies.
+    /// No process takes over if the daemon dies.
     #[arg(long)]
     pub no_holder: bool,
-    /// It was started by a holder, which is at the other end of stdin.
+    /// Started by a holder, which is at the other end of stdin.
     #[arg(long)]
     pub worker: bool,
-    /// It stays although whoever started it is gone before it serves: the next driver finds it.
+    /// Stay if the parent exits before the mount serves: the next driver finds the mount.
     #[arg(long)]
     pub stays: bool,
 }
 
 impl Args {
-    /// The command line that gives these arguments again.
+    /// Returns the command line for these arguments.
     pub fn arguments(&self) -> Vec<OsString> {
         let mut arguments: Vec<OsString> = vec![
             "daemon".into(),
@@ -98,10 +96,10 @@ impl Args {
     }
 }
 
-/// With a lower limit of file sizes nothing can be served.
+/// With a lower RLIMIT_FSIZE nothing can be served.
 const FILE_SIZE_MIN: u64 = 128 << 20;
 
-/// Serves until the mount is gone.
+/// Serves until the mount is gone, directly or as its holder.
 pub fn run(args: Args, _: &mut Context) -> Outcome {
     let fits = check_limit(sys::shed_limits());
     if fits.is_ok() && !args.worker && !args.no_holder && cfg!(target_os = "linux") {
@@ -117,8 +115,8 @@ pub fn run(args: Args, _: &mut Context) -> Outcome {
     }
 }
 
-/// Whether the project's repository ignores the store. What is written for that is no change of the
-/// mount.
+/// Makes the repository of the project ignore the store, and reports whether it does. The engine is
+/// not open yet, so this write is not a change of the mount.
 fn is_excluded(root: impl AsFd) -> bool {
     git_guard::exclude_store(root).unwrap_or_else(|error| {
         tracing::debug!(%error, "git does not know of the store");
@@ -126,7 +124,7 @@ fn is_excluded(root: impl AsFd) -> bool {
     })
 }
 
-/// Refuses to serve where the daemon could not even write its own files.
+/// Rejects a limit with which the daemon could not even write its own files.
 fn check_limit(file_size: Option<u64>) -> VerbResult<()> {
     match file_size.filter(|bytes| *bytes < FILE_SIZE_MIN) {
         None => Ok(()),
@@ -141,7 +139,7 @@ fn check_limit(file_size: Option<u64>) -> VerbResult<()> {
     }
 }
 
-/// Opens the engine. From then on git leaves the store of a project alone.
+/// Opens the engine, and protects the store of a project from `git clean`.
 fn open_engine(config: Config, resumed: bool) -> VerbResult<Arc<Engine>> {
     let excluded = !resumed && is_excluded(&config.root);
     let engine = Engine::open(config)?;
@@ -164,7 +162,7 @@ fn serve_tree(args: &Args) -> VerbResult<()> {
     let (tell_end, ends) = channel();
     let tell_signal = tell_end.clone();
     prepare(args, move |signal| {
-        // Without a receiver the end has come already.
+        // Without a receiver the daemon is ending already.
         let _ = tell_signal.send(End::Signal(signal));
     })?;
     let (holding, mut before) = if args.worker { hear()? } else { (None, None) };
@@ -192,7 +190,7 @@ fn serve_tree(args: &Args) -> VerbResult<()> {
     engine.set_caches(session.caches());
     let trees = Trees::serve_branches_of(&engine, args, holding.clone());
     if resumed {
-        // Whatever a verb does to a branch may ask its mount.
+        // First, because any verb on a branch may need its mount.
         Brancher::new(&engine).go_on();
     }
     let answers = Arc::default();
@@ -231,7 +229,7 @@ fn serve_tree(args: &Args) -> VerbResult<()> {
     announced
 }
 
-/// Has each checkpoint pushed, if that is asked for.
+/// Starts to push each checkpoint, if configured.
 #[cfg(feature = "remote")]
 fn start_push(args: &Args, engine: &Arc<Engine>) {
     if let Some(to) = &args.serving.push
@@ -244,7 +242,7 @@ fn start_push(args: &Args, engine: &Arc<Engine>) {
 #[cfg(not(feature = "remote"))]
 fn start_push(_: &Args, _: &Arc<Engine>) {}
 
-/// What a worker hears of its holder: what is held of branches, and what is left of the tree.
+/// Connects to the holder and returns the state of the branches and of the tree that it keeps.
 fn hear() -> VerbResult<(Option<Arc<Holding>>, Option<holder::Before>)> {
     let (link, left) = holder::meet()?;
     let (before, branches) = match left {
@@ -254,11 +252,11 @@ fn hear() -> VerbResult<(Option<Arc<Holding>>, Option<holder::Before>)> {
     Ok((Some(Holding::new(&link, branches)), before))
 }
 
-/// The control socket: the one that a worker which died has left, or a new one. `None`: there is no
+/// Returns the control socket: that of a worker that died, or a new one. `None` if the disk has no
 /// room for one.
 pub fn listen(engine: &Engine, left: Option<OwnedFd>) -> VerbResult<Option<UnixListener>> {
     match left.map_or_else(|| bind(engine), |socket| Ok(socket.into())) {
-        // The tree is served all the same: who removes something makes room.
+        // The tree is served in any case: removing files makes room.
         Err(cause) if lacks_room(&cause) => {
             engine.warn("the filesystem is full: the verbs work once there is room for the control socket; remove something".into());
             Ok(None)
@@ -267,8 +265,8 @@ pub fn listen(engine: &Engine, left: Option<OwnedFd>) -> VerbResult<Option<UnixL
     }
 }
 
-/// No daemon listens there now; a stale socket is only refused. On a full disk it stays: its inode
-/// is that of the next.
+/// Removes the control socket; a stale one would only refuse connections. On a full disk it stays,
+/// because its inode is needed for the next socket.
 fn remove_socket(engine: &Engine) {
     if !engine.is_full() {
         let _ = sys::unlink_at(engine.store_fd(), SOCKET_NAME.as_bytes());
@@ -285,7 +283,7 @@ fn prepare(args: &Args, on_signal: impl FnOnce(i32) + Send + 'static) -> VerbRes
         sys::fault::arm_process(plan);
     }
     log_to_stderr(Some("warn,fuser=error"));
-    // A holder has done so for us.
+    // A worker is in the session of its holder.
     if !args.foreground && !args.worker {
         sys::setsid().on("setsid")?;
     }
@@ -299,7 +297,7 @@ fn prepare(args: &Args, on_signal: impl FnOnce(i32) + Send + 'static) -> VerbRes
         .map(drop)
 }
 
-/// Mounts, or goes on with the mount of a worker that died.
+/// Mounts, or continues the mount of a worker that died.
 pub fn start_session(
     args: &Args,
     engine: &Arc<Engine>,
@@ -313,7 +311,7 @@ pub fn start_session(
     }
 }
 
-/// Gives the holder what the next worker will need.
+/// Passes the descriptors that the next worker needs to the holder.
 fn hand_over(
     args: &Args,
     link: &holder::Link,
@@ -359,7 +357,7 @@ fn config(
     })
 }
 
-/// How a tree is served whose backing directory is `root`.
+/// Returns the configuration of a tree with the backing directory `root`.
 pub fn config_of(args: &Args, root: OwnedFd) -> Config {
     let io = match args.serving.io.unwrap_or_default() {
         Io::Auto => IoChoice::Auto,
@@ -397,15 +395,14 @@ pub fn config_of(args: &Args, root: OwnedFd) -> Config {
     }
 }
 
-/// How many readers there are for the CPUs that this process may use. One would keep everybody
-/// waiting whom it does not serve; more than two on two CPUs are in each other's way where
-/// something else runs too.
+/// Returns the number of readers for the CPUs of this process. With a single reader, every request
+/// waits for the one in progress. More than two on two CPUs compete for them with other processes.
 fn readers() -> usize {
     let cpus = std::thread::available_parallelism().map_or(*READERS.end(), usize::from);
     cpus.clamp(*READERS.start(), *READERS.end())
 }
 
-/// How it is mounted.
+/// Returns the configuration of the mount.
 pub fn mount_config(args: &Args, engine: &Engine) -> MountConfig {
     MountConfig {
         mountpoint: args.mountpoint.clone(),
@@ -440,15 +437,15 @@ fn open_log(engine: &Engine) -> VerbResult<File> {
         aside.on("the daemon's log")?;
     }
     match engine.with_last_room(|| Ok(host::open_log(store, LOG_NAME)?)) {
-        // Without room there is nothing to be read in it either.
+        // On a full disk the log could not be written either.
         Err(cause) if lacks_room(&cause) => OpenOptions::new().write(true).open("/dev/null"),
         opened => opened,
     }
     .on("the daemon's log")
 }
 
-/// Has the engine watch what somebody can write to past the mount that covers the directory now;
-/// who has something of it.
+/// Passes the files that processes can write to past the mount to the engine. Returns the processes
+/// with open files or mappings below the mount.
 pub fn watch_below(args: &Args, engine: &Engine) -> Vec<Holder> {
     let Some(tree) = Tree::below(&args.backing) else {
         return Vec::new();
@@ -465,8 +462,8 @@ pub fn watch_below(args: &Args, engine: &Engine) -> Vec<Holder> {
     found.holders
 }
 
-/// Tells the parent that the mount serves, and lets go of it: from then on stderr is the log.
-/// `nested`: which mounts there are in it.
+/// Notifies the parent that the mount serves, and detaches from it: from then on stderr is the log.
+/// `nested`: warning about the mounts inside.
 fn announce(
     args: &Args,
     engine: &Engine,
@@ -488,8 +485,8 @@ fn announce(
     let (io, writes) = engine.io();
     let (absence, mut warnings) = (engine.absence(), engine.warnings());
     warnings.extend(nested);
-    // Once it is told, the parent stops reading, and its caller may look: nothing of theirs is held
-    // by then but this copy, which goes at once.
+    // After the notification the caller may check that the daemon holds no descriptor of the
+    // caller. Only this copy is left, and it is closed at once.
     let mut pipe = std::fs::File::from(
         std::io::stdout()
             .as_fd()
@@ -511,7 +508,7 @@ fn announce(
     if args.stays { Ok(()) } else { told }
 }
 
-/// Ends what is left of the branches, before what they look through to.
+/// Ends the remaining branches, before the tree that they look through to.
 fn end_branches(engine: &Engine, trees: &Trees, how: Ending) {
     if let Err(error) = Brancher::new(engine).end_all(how) {
         tracing::warn!(%error, "a branch does not end");
@@ -521,8 +518,8 @@ fn end_branches(engine: &Engine, trees: &Trees, how: Ending) {
     }
 }
 
-/// Waits for the end, which comes at once of what does not serve, and makes it come after a signal; how
-/// branches end that are in use.
+/// Waits for the end, or ends at once if the mount does not serve; unmounts after a signal. Returns
+/// how branches in use end.
 fn wait_end(engine: &Engine, serves: bool, ends: &Receiver<End>) -> Ending {
     if !serves {
         detach(engine);
@@ -550,14 +547,14 @@ fn wait_end(engine: &Engine, serves: bool, ends: &Receiver<End>) -> Ending {
     }
 }
 
-/// Takes the mount away from under its users, who get ENOTCONN once this process has ended.
+/// Detaches the mount; its users get ENOTCONN once this process has ended.
 fn detach(engine: &Engine) {
     if let Err(error) = mounts::unmount(&engine.place().mount(), true) {
         tracing::error!(%error, "the mount stays, without a daemon; `ckptfs mount` repairs it");
     }
 }
 
-/// Why mounting failed, for people.
+/// Returns the error for a failed mount.
 pub fn mount_error(args: &Args, cause: &std::io::Error) -> VerbError {
     let at = args.mountpoint.display();
     let doctor = format!(

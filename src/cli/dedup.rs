@@ -30,15 +30,15 @@ pub struct Args {
     pub verbose: bool,
 }
 
-/// What is to share.
+/// Options of the sharing.
 #[derive(Clone, Debug, clap::Args)]
 #[group(id = "sharing")]
 pub struct Sharing {
-    /// Also the live files
+    /// Also share with the live files
     #[arg(long)]
     live: bool,
-    /// Also with what is in DIR: another project, mounted or not, or any directory on the same
-    /// filesystem; may be repeated
+    /// Also share with the files in DIR: another project, mounted or not, or any directory on the
+    /// same filesystem; may be repeated
     #[arg(long, value_name = "DIR")]
     with: Vec<PathBuf>,
     /// Number of threads to hash with
@@ -49,16 +49,16 @@ pub struct Sharing {
     min_size: u64,
 }
 
-/// What came of one project.
+/// Result of one project.
 #[derive(Debug, Serialize)]
 struct Project {
     /// Its directory.
     #[serde(with = "host_path")]
     project: PathBuf,
-    /// What was done there; nothing where no daemon is.
+    /// Result within the project; only of a daemon.
     #[serde(flatten)]
     report: Option<DedupReport>,
-    /// What it shares with the others.
+    /// Sharing with the other projects.
     #[serde(skip_serializing_if = "Option::is_none")]
     across: Option<Got>,
 }
@@ -122,7 +122,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     print(&projects, &args, context)
 }
 
-/// One of `--with`.
+/// Adds a directory of `--with`.
 fn add(
     dir: &Path,
     options: &DedupOptions,
@@ -162,7 +162,7 @@ fn add(
     Ok(())
 }
 
-/// What a daemon has, by a run that stays there.
+/// The contents of a mounted project, by a run that its daemon keeps.
 struct Asked<'a> {
     client: &'a mut Client,
     run: u64,
@@ -209,8 +209,8 @@ impl Holder for Asked<'_> {
             .ok()
             .and_then(|(_, mut files)| files.pop())
             .ok_or(Errno::ENOENT)?;
-        // What a daemon gives is looked at: anything else than a file could keep us, or have no
-        // end.
+        // A descriptor from a daemon is checked: anything except a regular file could block, or
+        // have no end.
         if sys::stat_fd(&file)?.kind == sys::Kind::File {
             Ok(File::from(file))
         } else {
@@ -241,7 +241,7 @@ fn across(
         ..
     } in asked
     {
-        // It need not stay any longer; should that fail, the next runs displace it.
+        // Ends the run. If that fails, later runs displace it.
         let _ = client.ask_with_files(DedupOptions {
             run: Some(run),
             keep: false,
@@ -274,7 +274,7 @@ fn across(
     Ok(())
 }
 
-/// What an unmount has kept of a tree has the extents that its files had.
+/// Discards the content kept at an unmount: it shares the extents that the files had.
 fn forget_kept(root: &Path) -> SysResult<()> {
     match sys::open_root(root).and_then(|root| sys::open_dir_at(root, STORE_NAME.as_bytes())) {
         Err(Errno::ENOENT) => Ok(()),
@@ -282,7 +282,7 @@ fn forget_kept(root: &Path) -> SysResult<()> {
     }
 }
 
-/// Asks until it is finished; what was left out is told in parts.
+/// Repeats the request until the run is finished, and joins the lists of skipped files.
 fn whole(client: &mut Client, mut options: DedupOptions, out: &Out) -> VerbResult<DedupReport> {
     let mut left_out: Vec<LeftOut> = Vec::new();
     let mut stage = DedupStage::Listing;
@@ -376,7 +376,7 @@ fn print(projects: &[Project], args: &Args, context: &mut Context) -> Outcome {
     Ok(())
 }
 
-/// What is done, and what comes free with it.
+/// Returns the labels of the shared and of the freed space.
 fn done(args: &Args) -> (&'static str, &'static str) {
     if args.dry_run {
         ("would be shared", "would be freed")

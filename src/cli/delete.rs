@@ -25,12 +25,12 @@ pub struct Args {
     /// Only show what would be deleted
     #[arg(short = 'n', long)]
     dry_run: bool,
-    /// Do not ask (without a terminal, nothing is asked)
+    /// Do not ask for confirmation (without a terminal, it is never asked for)
     #[arg(short, long)]
     yes: bool,
 }
 
-/// What `--json` prints.
+/// Output of `--json`.
 #[derive(Serialize)]
 struct Deleted<'a> {
     deleted: &'a CheckpointInfo,
@@ -56,7 +56,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         &format!("Delete {what}?"),
         "nothing was deleted",
     )?;
-    // By number: a tag or `latest` may mean another checkpoint by now.
+    // By number, because a tag or `latest` may have moved since.
     let state = StateName(checkpoint.id.to_string());
     let deleted = history.ask(Delete {
         state,
@@ -65,7 +65,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     print(&deleted, false, &format!("deleted {what}"), context)
 }
 
-/// A checkpoint that is deleted and not freed, by its number.
+/// Returns the checkpoint with this number if it is deleted and not yet freed.
 fn deleted_already(history: &mut History, id: &str) -> VerbResult<Option<CheckpointInfo>> {
     let deleted = history.ask(Query {
         hidden: true,

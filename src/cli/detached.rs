@@ -1,4 +1,5 @@
-//! A mount that was taken away lazily: its daemon serves what is open in it, and nobody sees it.
+//! A lazily detached mount: it is in no mount table, and its daemon serves the files still open in
+//! it.
 
 use std::path::Path;
 
@@ -8,8 +9,8 @@ use crate::engine::api::Status;
 use crate::engine::word::word;
 use crate::sys;
 
-/// The processes that such a daemon still serves; `None`: its mount is there, or it is not known
-/// which it was.
+/// Returns the processes that the daemon of a detached mount still serves. `None`: the mount is
+/// attached, or its identity is unknown.
 pub fn served(status: &Status) -> Option<Found> {
     let (id, dev) = status.daemon.mounted_as?;
     let table = mounts::all().ok()?;
@@ -23,10 +24,11 @@ pub fn served(status: &Status) -> Option<Found> {
     Some(users((id, dev), &status.mount, &daemon))
 }
 
-/// The processes that use a mount which is in no table any more, by its number and device.
+/// Returns the processes that use a detached mount, by its id and device.
 pub fn users((id, dev): (u64, u64), at: &Path, except: &[u32]) -> Found {
-    // The kernel gives its number to another mount once it is gone, and those found use that. The
-    // other may be unmounted after the look, or mounted before it.
+    // Once the mount is gone, the kernel reuses its id, and the users found are those of another
+    // mount. That mount may end after the search or begin before it, so the id is checked on both
+    // sides.
     let is_free = || sys::mounts_of_all(|mount| mount.id == id).is_ok_and(|all| all.is_empty());
     if !is_free() {
         return Found::default();
@@ -46,7 +48,7 @@ pub fn users((id, dev): (u64, u64), at: &Path, except: &[u32]) -> Found {
     found
 }
 
-/// What it waits for, and how it is ended.
+/// Returns the message about the users of a detached mount, and a hint.
 pub fn explained(status: &Status, found: &Found) -> (String, String) {
     let at = status.mount.display();
     let who = match found.holders.as_slice() {

@@ -18,7 +18,7 @@ use crate::engine::api::{
 use crate::engine::word::count as plural;
 use crate::sys::Errno;
 
-/// List what changed from one checkpoint to another, or to the tree as it is now
+/// List the changes from one checkpoint to another, or to the live tree
 ///
 /// One line per path: A added, M modified, D deleted, R renamed, T type changed.
 #[derive(Debug, clap::Args)]
@@ -26,34 +26,34 @@ pub struct Args {
     /// The older state: a number, a tag, `latest~2`, `@{10min ago}`
     #[arg(value_name = "A", default_value = "latest")]
     from: String,
-    /// The newer state; by default the tree as it is now (`live`)
+    /// The newer state; by default the live tree (`live`)
     #[arg(value_name = "B")]
     to: Option<String>,
-    /// Only these paths, and what is below them; relative to the working directory
+    /// Only these paths, and paths below them; relative to the working directory
     #[arg(value_name = "PATHS", last = true, conflicts_with = "by")]
     paths: Vec<PathBuf>,
-    /// Add the sizes of files, and how much was added and removed
+    /// Add the sizes of files, and the number of bytes added and removed
     #[arg(long, conflicts_with_all = ["name_only", "nul", "patch", "json"])]
     stat: bool,
-    /// Print a patch that `git apply` takes
+    /// Print a patch for `git apply`
     #[arg(short, long, conflicts_with_all = ["name_only", "nul", "json"])]
     patch: bool,
-    /// Print a patch for people, with changes word by word: [-removed-]{+added+}
+    /// Print a patch for reading, with changes word by word: [-removed-]{+added+}
     #[arg(long, conflicts_with_all = ["stat", "name_only", "nul", "json", "by"])]
     word_diff: bool,
     /// Print only the paths
     #[arg(long, conflicts_with = "json")]
     name_only: bool,
-    /// End each field with NUL and escape nothing
+    /// Terminate each field with NUL and escape nothing
     #[arg(short = 'z', conflicts_with = "json")]
     nul: bool,
-    /// Say who changed what
+    /// Group the changes by their origin
     #[arg(long, value_enum, value_name = "WHAT", conflicts_with_all = ["stat", "patch", "name_only", "nul"])]
     by: Option<By>,
 }
 
 impl Args {
-    /// `diff PATH`: what is no state and is there is a path.
+    /// Interprets `diff PATH`: a word that names no state but an existing file is a path.
     fn take_for_paths(&mut self, served: &mut locate::Served) {
         let is_unknown = |unknown: VerbError| unknown.code == Code::UnknownCheckpoint;
         let is_path = self.paths.is_empty()
@@ -66,7 +66,7 @@ impl Args {
         }
     }
 
-    /// What changed since a checkpoint; as a patch, or one line for each path.
+    /// Returns the arguments for the changes since a checkpoint, as a patch or as a list.
     pub fn since(from: String, patch: bool, word_diff: bool) -> Args {
         Args {
             from,
@@ -102,7 +102,7 @@ pub fn run(mut args: Args, context: &mut Context) -> Outcome {
         .collect::<VerbResult<_>>()?;
     let asked = |change: &Change| paths.is_empty() || changes::is_below(change, &paths);
     if args.patch || args.word_diff {
-        // By number: what a time or `latest` means may be another checkpoint by now.
+        // By number, because a time or `latest` may name another checkpoint later.
         let states = [Some(&args.from), args.to.as_ref()]
             .map(|name| name.map_or(Ok(None), |name| state(&mut served, name)));
         let [from, to] = states;
@@ -129,7 +129,7 @@ pub fn run(mut args: Args, context: &mut Context) -> Outcome {
     changes::all_told(out, &changes)
 }
 
-/// Prints what changed from one state to another as a patch, of what is asked for.
+/// Prints the changes from one state to another as a patch, filtered by `asked`.
 ///
 /// # Errors
 /// As [`tell_patch`]; those of comparing.
@@ -160,10 +160,10 @@ pub fn print_patch(
     tell_patch(&changes, (&before, &after), style, context)
 }
 
-/// Prints what changed from one tree to another as a patch.
+/// Prints the changes from one tree to another as a patch.
 ///
 /// # Errors
-/// `incomplete`: something cannot be read. Those of writing.
+/// `incomplete` if something cannot be read. Those of writing.
 pub fn tell_patch(
     changes: &[Change],
     trees: (&Tree, &Tree),
@@ -204,7 +204,7 @@ pub fn tell_patch(
     }
 }
 
-/// Each change with its sizes, and the sum.
+/// Prints each change with its sizes, and the sum.
 fn print_stat(out: &mut Out, changes: &[Change]) -> io::Result<()> {
     let sizes: Vec<String> = changes.iter().map(sizes).collect();
     let width = sizes.iter().map(String::len).max().unwrap_or(0);
@@ -216,7 +216,7 @@ fn print_stat(out: &mut Out, changes: &[Change]) -> io::Result<()> {
     out.line(&sum)
 }
 
-/// How many changes there are, and how much came and went.
+/// Formats the number of changes, and of bytes added and removed.
 pub fn sum(changes: &[Change]) -> String {
     let (mut more, mut less) = (0_u64, 0_u64);
     for change in changes {
@@ -232,7 +232,7 @@ pub fn sum(changes: &[Change]) -> String {
     )
 }
 
-/// The sizes of a file before and after.
+/// Formats the sizes of a file before and after.
 pub fn sizes(change: &Change) -> String {
     match (change.old_size, change.size) {
         (None, None) => String::new(),

@@ -17,21 +17,21 @@ use crate::engine::word::word;
 use crate::sys::host;
 use crate::sys::{self, Errno, Open, SysResult};
 
-/// Show what this machine and a directory support, and what each missing thing costs
+/// Show the features of this machine and a directory, and the cost of each missing one
 ///
-/// Exit status 1 if DIR could not be mounted.
+/// Exit status 1 if DIR cannot be mounted.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The directory to look at; by default the working directory
+    /// The directory to check; by default the working directory
     #[arg(value_name = "DIR")]
     dir: Option<PathBuf>,
 }
 
-/// How much a finding matters.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum State {
-    /// As it should be.
+    /// As expected.
     Ok,
     /// It works, at a cost.
     Warn,
@@ -39,24 +39,22 @@ enum State {
     Fail,
 }
 
-/// One thing that was looked at.
+/// Result of one check.
 #[derive(Debug, Serialize)]
 struct Finding {
-    /// What was looked at.
+    /// Name of the check.
     check: &'static str,
-    /// How it is.
     state: State,
-    /// What was found.
     found: String,
-    /// What it costs.
+    /// Cost of the limitation.
     #[serde(skip_serializing_if = "Option::is_none")]
     cost: Option<&'static str>,
-    /// What to do about it.
+    /// Suggested action.
     #[serde(skip_serializing_if = "Option::is_none")]
     hint: Option<String>,
 }
 
-/// What `--json` prints.
+/// Output of `--json`.
 #[derive(Debug, Serialize)]
 struct Report {
     #[serde(serialize_with = "host_path::serialize")]
@@ -65,7 +63,7 @@ struct Report {
     findings: Vec<Finding>,
 }
 
-/// The first kernel whose file times prove every change (multigrain timestamps).
+/// First kernel with multigrain timestamps, by which file times prove every change.
 const EXACT_TIMES_KERNEL: (u32, u32) = (6, 13);
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
@@ -165,7 +163,7 @@ fn fail(check: &'static str, found: impl Into<String>, hint: impl Into<String>) 
     }
 }
 
-/// The directory, or why it cannot be looked at.
+/// Opens the directory, or returns the finding that it cannot be opened.
 fn open(directory: &Path) -> Result<OwnedFd, Finding> {
     let shown = directory.display();
     let bad = |found: String, hint| Err(fail("directory", found, hint));
@@ -199,8 +197,8 @@ fn about_directory(directory: &Path) -> Vec<Finding> {
     };
     let mut findings = vec![served(directory)];
     findings.extend(remote(directory));
-    // Through a mount the daemon opens the real directory; where nothing is mounted the directory
-    // itself is real.
+    // Through a mount, the daemon opens the backing directory; without a mount, the path leads to
+    // it.
     let store = Store::of(directory).ok().flatten();
     let store = store.and_then(|store| match Client::of(&store) {
         Ok(mut daemon) => daemon.open_store().ok(),
@@ -246,7 +244,7 @@ const XATTRS: &str = "supported; if you use neither ACLs nor capabilities, mount
 const CACHE_COST: &str = "installed files take their space twice: hard links and reflinks from the cache cannot lead into the mount, which is another filesystem";
 const REFLINK_COST: &str = "a changed file is copied once per checkpoint: time and space grow with the size of what changes";
 
-/// Whether the directory is served already.
+/// Checks whether the directory is mounted.
 fn served(directory: &Path) -> Finding {
     let Ok(table) = mounts::all() else {
         return ok("mounted", "unknown");
@@ -260,7 +258,7 @@ fn served(directory: &Path) -> Finding {
     }
 }
 
-/// Whether content that is in a remote can be had, of a tree that was mounted from one.
+/// Checks whether the remote is reachable, of a tree that was mounted from one.
 fn remote(directory: &Path) -> Option<Finding> {
     let mut served = locate::served_at_once(directory).ok()??;
     let origin = served.client.ask(GetStatus).ok()?.origin?;
@@ -270,7 +268,7 @@ fn remote(directory: &Path) -> Option<Finding> {
     })
 }
 
-/// Whether the store is, or can be, on the directory's filesystem.
+/// Checks whether the store is, or can be, on the directory's filesystem.
 fn store_place(directory: &Path) -> Finding {
     let store = directory.join(STORE_NAME);
     match (
@@ -293,7 +291,7 @@ fn store_place(directory: &Path) -> Finding {
     }
 }
 
-/// Clones a file in `dir` for real; nothing is left behind.
+/// Tests a reflink in `dir`, between unlinked files.
 fn probe_reflink(dir: &OwnedFd) -> SysResult<()> {
     let name = format!(".ckptfs-doctor-{}", std::process::id());
     let file = |name: &str| -> SysResult<File> {
@@ -326,7 +324,7 @@ fn about_machine(reflink: bool) -> Vec<Finding> {
     findings
 }
 
-/// Major and minor number of `6.18.44-name`.
+/// Parses the major and minor number of `6.18.44-name`.
 fn kernel_version(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.split(|char: char| !char.is_ascii_digit());
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
@@ -363,7 +361,7 @@ fn device() -> Finding {
     }
 }
 
-/// What fusermount3 says of itself, such as `fusermount3 version: 3.14.0`.
+/// Returns the version line of fusermount3, such as `fusermount3 version: 3.14.0`.
 fn helper_version() -> Option<String> {
     let (path, _) = helper()?;
     let output = std::process::Command::new(path)
@@ -445,7 +443,7 @@ fn privileges() -> Vec<Finding> {
     findings
 }
 
-/// The helper that mounts for ordinary users, and whether it is set-uid root.
+/// Returns the helper that mounts for ordinary users, and whether it is set-uid root.
 fn helper() -> Option<(PathBuf, bool)> {
     let path = std::env::var_os("PATH")?;
     let candidates = std::env::split_paths(&path)

@@ -7,11 +7,11 @@ use super::progress::Bar;
 use super::{locate, size};
 use crate::engine::api::{DuOptions, DuReport, StateName, VerbResult};
 
-/// Show what space each checkpoint takes: what deleting just this one would free, and what it
-/// shares
+/// Show the space of each checkpoint: the bytes that deleting only this one frees, and the shared
+/// bytes
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A number, a tag, or `latest`: only this checkpoint; by default all
+    /// Only this checkpoint: a number, a tag, or `latest`; by default all
     #[arg(value_name = "ID")]
     id: Option<String>,
     /// Print sizes in bytes
@@ -83,7 +83,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     Ok(())
 }
 
-/// Asks until it is finished.
+/// Repeats the request until the measurement is finished.
 fn whole(bar: &Bar, mut part: impl FnMut() -> VerbResult<DuReport>) -> VerbResult<DuReport> {
     loop {
         let report = part()?;

@@ -1,4 +1,4 @@
-//! What `restore` means where it is given no checkpoint: `ID:PATH`, or paths alone.
+//! Interpretation of `restore` without a checkpoint: `ID:PATH`, or paths alone.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -14,15 +14,16 @@ use crate::engine::api::{
 use crate::engine::word::word;
 use crate::store::ids::CheckpointId;
 
-/// How many versions of the paths are tried.
+/// Limit of the versions of the paths that are tried.
 const TRIED_MAX: usize = 100;
 
-/// The checkpoint and the paths that `restore WORD [PATHS]` is about. WORD is a checkpoint if it
-/// names one, else `ID:PATH`, else a path itself: then it is the newest checkpoint in which one of
-/// the paths differs from the tree.
+/// Returns the checkpoint and the paths of `restore WORD [PATHS]`. WORD is a checkpoint if it names
+/// one, else `ID:PATH`, else a path. For a path, the checkpoint is the newest in which one of the
+/// paths differs from the tree.
 ///
 /// # Errors
-/// `unknown-checkpoint`: it is none of them; `unknown-path`: no checkpoint has another version.
+/// `unknown-checkpoint` if WORD has no such meaning; `unknown-path` if no checkpoint has another
+/// version.
 pub fn meant(
     served: &mut Served,
     word: &str,
@@ -57,14 +58,14 @@ pub fn meant(
 
 enum Found {
     Checkpoint(CheckpointId),
-    /// Every checkpoint has what is in the tree.
+    /// Every checkpoint has the version in the tree.
     NoOther,
-    /// No checkpoint has such a path, nor has the tree.
+    /// Neither a checkpoint nor the tree has such a path.
     NoPath,
 }
 
-/// The newest checkpoint from which a restore of these paths would change something: a version that
-/// has what is in the tree already is no other, whenever it was made.
+/// Finds the newest checkpoint from which a restore of these paths would change something. A
+/// version that equals the tree does not count, whenever it was made.
 fn newest_other(served: &mut Served, paths: &[TreePath]) -> VerbResult<Found> {
     let newest = |before, path: Option<&TreePath>| Query {
         limit: Some(1),
@@ -106,8 +107,8 @@ fn newest_other(served: &mut Served, paths: &[TreePath]) -> VerbResult<Found> {
     Ok(Found::NoOther)
 }
 
-/// The newest checkpoint before another, or of all. Where nothing is missing in the tree it is no
-/// guard: what a guard has is what a restore took back, and the next one would bring it again.
+/// Returns the newest checkpoint before another, or of all. If no path is missing in the tree,
+/// guards are skipped: they contain the state that a restore replaced, and would bring it back.
 fn newest_before(
     served: &mut Served,
     mut before: Option<CheckpointId>,
@@ -128,7 +129,7 @@ fn newest_before(
     }
 }
 
-/// Whether a restore of these paths would change anything, or cannot know that it would not.
+/// Reports whether a restore of these paths would change anything, or whether that is unknown.
 fn would_change(served: &mut Served, id: CheckpointId, paths: &[TreePath]) -> VerbResult<bool> {
     let planned = served.client.ask(RestoreOptions {
         to: StateName(id.to_string()),

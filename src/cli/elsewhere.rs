@@ -1,4 +1,4 @@
-//! Verbs of other programs that people type here: git, jj, ZFS, btrfs, snapper.
+//! Suggestions for verbs of other programs: git, jj, ZFS, btrfs, snapper.
 
 use clap::Command;
 use clap::builder::PossibleValue;
@@ -8,7 +8,7 @@ use super::error::Failure;
 use super::output::{Color, Out};
 use crate::engine::api::{Code, VerbError};
 
-/// What is typed, the verb that does it here, and the whole command.
+/// A verb of another program, the verb of this one, and the whole command.
 const VERBS: &[(&str, &str, &str)] = &[
     ("init", "mount", "mount DIR"),
     ("start", "mount", "mount DIR"),
@@ -77,8 +77,8 @@ const VERBS: &[(&str, &str, &str)] = &[
     ("branch merge", "merge", "merge NAME"),
 ];
 
-/// What is typed below a verb that has others below it, and what may do it there: the first that
-/// there is.
+/// A word below a verb that has subcommands, and its equivalents: the first that exists is
+/// suggested.
 const BELOW: &[(&str, &[&str])] = &[
     ("rm", &["remove", "drop", "delete"]),
     ("remove", &["rm", "drop", "delete"]),
@@ -92,7 +92,7 @@ const BELOW: &[(&str, &[&str])] = &[
     ("add", &["create", "set"]),
 ];
 
-/// Tells what is wrong with the command line, or the help that was asked for, and ends.
+/// Prints the error of the command line, or the requested help, and exits.
 pub fn end(mut error: clap::Error, mut command: Command) -> ! {
     command.build();
     let known = match error.get(ContextKind::InvalidSubcommand) {
@@ -119,7 +119,7 @@ pub fn end(mut error: clap::Error, mut command: Command) -> ! {
         told.report(&Out::new(true, Color::Never));
         std::process::exit(status);
     }
-    // Whoever closed stderr does not want to be told.
+    // stderr may be closed.
     let _ = error.print();
     if let Some(hint) = hint {
         eprintln!("Hint: {hint}");
@@ -127,7 +127,7 @@ pub fn end(mut error: clap::Error, mut command: Command) -> ! {
     std::process::exit(status);
 }
 
-/// The verbs that clap found similar and that its help lists.
+/// Returns the verbs that clap found similar and that its help lists.
 fn suggested(error: &clap::Error, command: &Command) -> Vec<String> {
     let Some(ContextValue::Strings(similar)) = error.get(ContextKind::SuggestedSubcommand) else {
         return Vec::new();
@@ -143,7 +143,7 @@ fn suggested(error: &clap::Error, command: &Command) -> Vec<String> {
     similar.iter().filter(shown).cloned().collect()
 }
 
-/// Has clap suggest these verbs, and no others.
+/// Replaces the verbs that clap suggests.
 fn suggest(error: &mut clap::Error, verbs: Vec<String>) {
     error.remove(ContextKind::SuggestedSubcommand);
     let verbs: Vec<String> = verbs.into_iter().filter(|verb| !verb.is_empty()).collect();
@@ -155,7 +155,7 @@ fn suggest(error: &mut clap::Error, verbs: Vec<String>) {
     }
 }
 
-/// `--json` is among what was typed, where a value cannot be meant by it.
+/// Reports whether `--json` is on the command line, before any `--`.
 fn wants_json() -> bool {
     let typed = std::env::args_os().skip(1);
     typed
@@ -163,13 +163,13 @@ fn wants_json() -> bool {
         .any(|word| word == "--json")
 }
 
-/// The first paragraph of the message, and what clap suggests, or how the verb is called.
+/// Converts an error of clap: the message is its first paragraph, the hint its tips, or the usage.
 fn as_json(error: &clap::Error, hint: Option<String>) -> VerbError {
     let text = error.render().to_string();
     let line = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     let mut paragraphs = text.split("\n\n").map(str::trim);
     let first = paragraphs.next().unwrap_or_default();
-    // Of a verb that is missing it lists all, hidden ones too.
+    // For a missing verb it lists all, including hidden ones.
     let first = first.split(" [subcommands:").next().unwrap_or_default();
     let message = line(first.strip_prefix("error:").unwrap_or(first));
     let tips: Vec<String> = paragraphs
@@ -186,7 +186,7 @@ fn as_json(error: &clap::Error, hint: Option<String>) -> VerbError {
     }
 }
 
-/// What can stand where something is missing.
+/// Returns the possible values of the missing arguments.
 fn missing(error: &clap::Error, command: &Command) -> Option<String> {
     let Some(ContextValue::Strings(missing)) = error
         .get(ContextKind::InvalidArg)
@@ -208,7 +208,7 @@ fn missing(error: &clap::Error, command: &Command) -> Option<String> {
     (!hints.is_empty()).then(|| hints.join("; "))
 }
 
-/// The verbs on the way to a word that is not known, as the usage shows them.
+/// Returns the verbs before an unknown word, from the usage.
 fn above(error: &clap::Error) -> Vec<String> {
     let Some(ContextValue::StyledStr(usage)) = error.get(ContextKind::Usage) else {
         return Vec::new();
@@ -221,7 +221,7 @@ fn above(error: &clap::Error) -> Vec<String> {
         .collect()
 }
 
-/// The verb that does what was typed below these verbs, and the whole command.
+/// Returns the verb for `typed` below these verbs, and the whole command.
 fn known(typed: &str, above: &[String], command: &Command) -> Option<(String, String)> {
     let whole = [above, &[typed.to_owned()]].concat().join(" ");
     if let Some((_, verb, shown)) = VERBS.iter().find(|(name, ..)| *name == whole) {
@@ -235,7 +235,7 @@ fn known(typed: &str, above: &[String], command: &Command) -> Option<(String, St
     Some((verb, shown))
 }
 
-/// The verb at the end of this way.
+/// Returns the verb at the end of this path.
 fn group<'a>(above: &[String], command: &'a Command) -> Option<&'a Command> {
     above
         .iter()
@@ -263,7 +263,7 @@ mod tests {
         }
     }
 
-    /// `remove` was said to be similar to `more`, `rename` and others that the help does not list.
+    /// For `remove`, clap suggested `more`, `rename` and others that the help does not list.
     #[test]
     fn no_hidden_verb_is_suggested() {
         let mut command = super::super::command();
@@ -283,7 +283,7 @@ mod tests {
         }
     }
 
-    /// `remote rm` was said to be `delete ID`, which deletes a checkpoint.
+    /// For `remote rm` the suggestion was `delete ID`, which deletes a checkpoint.
     #[test]
     fn below_a_verb_its_own_verbs_are_meant() {
         let mut command = super::super::command();

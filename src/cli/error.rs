@@ -1,4 +1,4 @@
-//! How a verb fails, and how that is told.
+//! Failures of verbs, and how they are printed.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -9,33 +9,33 @@ use super::output::Out;
 use crate::engine::api::{Code, VerbError};
 pub use crate::volumes::error::{On, error, hinted, io_error, plain};
 
-/// Exit status of a verb that has found damage.
+/// Exit status of a verb that found damage.
 const DAMAGE_STATUS: u8 = 4;
 
-/// Exit status of a wrong command line, as clap has it.
+/// Exit status of a wrong command line, equal to clap's.
 const USAGE_STATUS: u8 = 2;
 
-/// Exit status of a verb whose status is that of a command, when it could not do its own part; as
-/// of env(1) and timeout(1).
+/// Exit status of a verb that returns the status of a command, when the verb itself failed; as in
+/// env(1) and timeout(1).
 pub const UNABLE_STATUS: u8 = 125;
 
-/// What a verb gives: nothing, for it has printed what it had to say.
+/// Result of a verb, whose output is already printed.
 pub type Outcome<T = ()> = Result<T, Failure>;
 
-/// Why a verb did not do what was asked.
+/// Reason for the failure of a verb.
 #[derive(Debug)]
 pub enum Failure {
-    /// Something to tell the user.
+    /// An error with a message for the user.
     Verb(VerbError),
     /// stdout cannot be written.
     Output(io::Error),
-    /// All is said already; the answer is no.
+    /// The result is negative; all messages are printed.
     No,
-    /// All is said already; the history is damaged.
+    /// The history is damaged; all messages are printed.
     Damage,
-    /// All is said already; a command ended so.
+    /// A command ended with this status; all messages are printed.
     Status(u8),
-    /// A verb whose status is that of a command could not do its own part.
+    /// A verb that returns the status of a command failed itself.
     Unable(VerbError),
 }
 
@@ -52,7 +52,7 @@ impl From<io::Error> for Failure {
 }
 
 impl Failure {
-    /// Tells the user on stderr, and gives the exit status.
+    /// Prints the failure to stderr and returns the exit status.
     pub fn report(&self, out: &Out) -> ExitCode {
         match self {
             Failure::Verb(error) => {
@@ -61,7 +61,7 @@ impl Failure {
                     return ExitCode::from(USAGE_STATUS);
                 }
             }
-            // The reader has seen enough: `ckptfs log | head -1`.
+            // The reader closed the pipe: `ckptfs log | head -1`.
             Failure::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => {
                 return ExitCode::SUCCESS;
             }
@@ -90,7 +90,7 @@ fn tell(error: &VerbError, out: &Out) {
         error: &'a VerbError,
     }
     let mut stderr = io::stderr().lock();
-    // There is nobody left to tell that stderr is closed.
+    // A closed stderr cannot be reported.
     let _ = if out.json {
         serde_json::to_writer(&mut stderr, &Line { error })
             .map_err(io::Error::from)

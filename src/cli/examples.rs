@@ -1,14 +1,13 @@
-//! Two examples for each verb, at the end of its help. A test runs them
-//! (`tests/it/cli/examples.rs`).
+//! Two examples for each verb, at the end of its help. `tests/it/cli/examples.rs` runs them.
 
 use std::fmt::Write;
 
 use clap::Command;
 
-/// A command line, and what it does.
+/// A command line, and its description.
 type Example = (&'static str, &'static str);
 
-/// By the verbs' names. `~/project` is mounted, and is the working directory.
+/// Examples by verb. `~/project` is mounted, and is the working directory.
 const EXAMPLES: &[(&str, [Example; 2])] = &[
     (
         "mount",
@@ -400,7 +399,7 @@ const EXAMPLES: &[(&str, [Example; 2])] = &[
     ),
 ];
 
-/// Each verb with its examples.
+/// Adds the examples to the help of each verb.
 pub fn with_examples(command: Command) -> Command {
     command.mut_subcommands(|verb| match examples(verb.get_name()) {
         Some(text) => verb.after_help(text),
@@ -412,7 +411,7 @@ fn examples(verb: &str) -> Option<String> {
     let (_, examples) = EXAMPLES.iter().find(|(name, _)| *name == verb)?;
     let mut text = "Examples:".to_owned();
     for (command, what) in examples {
-        // A string takes everything.
+        // Writing to a string cannot fail.
         let _ = write!(text, "\n  {command}\n      {what}");
     }
     Some(text)

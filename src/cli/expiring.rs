@@ -1,4 +1,5 @@
-//! `ckptfs config set retention.*`, and `write`: prints which checkpoints the rules of retention remove.
+//! `ckptfs config set retention.*`, and `write`: prints the checkpoints that the rules of retention
+//! delete.
 
 use super::context::Context;
 use super::error::Outcome;
@@ -10,19 +11,19 @@ use crate::engine::settings::Setting;
 
 pub use super::config::Args;
 
-/// `ckptfs config`.
+/// Runs `ckptfs config`.
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let sets_retention = args.sets("retention.");
     config::run(args, context)?;
     if sets_retention {
-        // The key is set already.
+        // The key is already set, so a failure is only a warning.
         print(context).unwrap_or_else(|error| context.out.warn(&error.message));
     }
     Ok(())
 }
 
-/// Asks the daemon for the plan of a run by the rules as they are now; nothing is deleted. Without a
-/// daemon, prints the command that shows the plan: to make one here would open the store.
+/// Requests a dry run by the current rules from the daemon, and prints the result. Without a daemon
+/// it prints the command for a dry run, because a plan made here would open the store.
 fn print(context: &Context) -> VerbResult<()> {
     let settings = config::retention_settings(context.dir())?;
     let retention = Retention::of(&settings);

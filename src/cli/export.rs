@@ -23,30 +23,30 @@ use crate::transfer::write::{Before, Writer};
 /// Copy a checkpoint to a directory elsewhere, or as a tar stream to stdout (`-`)
 ///
 /// Files share their data with the history (reflinks) where the filesystem supports it. If DEST
-/// holds an earlier export of the same tree, only what changed since is updated; an interrupted one
-/// is finished.
+/// contains an earlier export of the same tree, only the changes since then are applied; an
+/// interrupted export is finished.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// A number, a tag, or `latest`
     #[arg(value_name = "ID")]
     id: String,
-    /// A directory that does not exist, is empty, or holds an earlier export; `-`: a tar stream to
-    /// stdout
+    /// A directory that does not exist, is empty, or contains an earlier export; `-`: a tar stream
+    /// to stdout
     #[arg(value_name = "DEST")]
     dest: PathBuf,
     /// Only show what would be done
     #[arg(short = 'n', long)]
     dry_run: bool,
-    /// Compare everything with what is there, not only what changed since the earlier export
+    /// Compare with all of DEST, not only with the changes since the earlier export
     #[arg(long, conflicts_with = "check")]
     full: bool,
-    /// Change nothing; compare byte by byte, and list what differs
+    /// Change nothing; compare byte by byte, and list the differences
     #[arg(long, conflicts_with = "dry_run")]
     check: bool,
-    /// Return only when everything is on disk
+    /// Wait until everything is on disk
     #[arg(long, conflicts_with_all = ["check", "dry_run"])]
     sync: bool,
-    /// Leave out files whose content a retention rule has dropped; by default the export fails then
+    /// Skip files whose content was dropped by a retention rule; by default the export fails
     #[arg(long)]
     without_dropped: bool,
 }
@@ -85,7 +85,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     }
 }
 
-/// An export that has begun, with what is at its destination.
+/// An export in progress, and the content of its destination.
 struct Planned {
     begun: Begun,
     before: Before,
@@ -179,7 +179,7 @@ fn tell(answer: Answer, marked: bool, context: &mut Context) -> Outcome {
     )
 }
 
-/// What is at a destination.
+/// State of a destination.
 struct There {
     mark: Option<Mark>,
     empty: bool,
@@ -204,7 +204,7 @@ impl There {
         })
     }
 
-    /// The state from which to go on.
+    /// Returns the checkpoint of the earlier export, if the export can continue from it.
     fn from(&self, full: bool) -> Option<CheckpointId> {
         self.mark
             .as_ref()
@@ -212,7 +212,7 @@ impl There {
             .map(|mark| mark.checkpoint)
     }
 
-    /// What the writer has to reckon with.
+    /// Returns the content that the writer must expect.
     fn before(&self, dest: &Path, store: &str, full: bool) -> VerbResult<Before> {
         match &self.mark {
             _ if self.empty => Ok(Before::Nothing),

@@ -23,25 +23,25 @@ pub struct Search {
 /// Conditions on checkpoints; all of them must hold.
 #[derive(Debug, Default, PartialEq, clap::Args)]
 pub struct Filters {
-    /// With a tag like this; `*` matches anything
+    /// With a tag that matches TAG; `*` matches any text
     #[arg(short, long, value_name = "TAG")]
     tag: Option<String>,
-    /// With this in their note, ignoring case
+    /// With TEXT in the note, ignoring case
     #[arg(long, value_name = "TEXT")]
     note: Option<String>,
-    /// With the line `KEY: VALUE` in their note; may be repeated
+    /// With the line `KEY: VALUE` in the note; may be repeated
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
     labels: Vec<(String, String)>,
-    /// Made then or later: `2h`, `10min ago`, `yesterday`, `2026-11-21 10:00`, RFC 3339
+    /// Made at TIME or later: `2h`, `10min ago`, `yesterday`, `2026-11-21 10:00`, RFC 3339
     #[arg(long, value_name = "TIME")]
     since: Option<String>,
-    /// Made then or earlier
+    /// Made at TIME or earlier
     #[arg(long, value_name = "TIME")]
     until: Option<String>,
     /// Made by this user: a name or a number
     #[arg(long, value_name = "USER")]
     author: Option<String>,
-    /// Only pinned ones
+    /// Only pinned checkpoints
     #[arg(long)]
     pinned: bool,
 }
@@ -52,7 +52,7 @@ fn label(text: &str) -> Result<(String, String), String> {
         .ok_or_else(|| format!("{text:?} has no '='"))
 }
 
-/// The number of a user.
+/// Returns the number of a user.
 fn user(name: &str) -> VerbResult<u32> {
     if let Ok(uid) = name.parse() {
         return Ok(uid);
@@ -102,7 +102,7 @@ pub fn run(search: Search, context: &mut Context) -> Outcome {
     }
 }
 
-/// What to say when nothing is found.
+/// Returns the failure of a search without results.
 fn none(context: &Context) -> VerbResult<Failure> {
     if context.out.json {
         return Ok(Failure::No);

@@ -1,4 +1,4 @@
-//! What `verify` and `fsck` have found, for people and programs.
+//! Output of `verify` and `fsck`.
 
 use serde::Serialize;
 
@@ -8,7 +8,7 @@ use super::output::{Out, Role};
 use crate::engine::api::{Damage, TreePath, Verified};
 use crate::engine::word::count;
 
-/// What `--json` prints.
+/// Output of `--json`.
 #[derive(Serialize)]
 struct Report<'a> {
     ok: bool,
@@ -26,7 +26,7 @@ struct Report<'a> {
     repaired: &'a [String],
 }
 
-/// Prints all of it.
+/// Prints the result.
 pub fn print(found: &Verified, deep: bool, repaired: &[String], context: &mut Context) -> Outcome {
     let Verified {
         frames,
@@ -89,7 +89,7 @@ pub fn print(found: &Verified, deep: bool, repaired: &[String], context: &mut Co
     Ok(())
 }
 
-/// A line for each finding.
+/// Prints a line for each finding.
 fn print_damage(findings: &[Damage], out: &mut Out) -> std::io::Result<()> {
     for finding in findings {
         let mut line = out.paint(Role::Bad, finding.kind.name()).into_bytes();

@@ -17,7 +17,7 @@ use crate::store::ids::CheckpointId;
 use crate::sys;
 use crate::transfer::write::{Before, Writer};
 
-/// Make an independent writable tree out of a checkpoint
+/// Create an independent writable tree from a checkpoint
 ///
 /// Files share their data with the history (reflinks) where the filesystem supports it.
 #[derive(Debug, clap::Args)]
@@ -34,7 +34,7 @@ pub struct Args {
     /// Only show what would be done
     #[arg(short = 'n', long)]
     dry_run: bool,
-    /// Leave out files whose content a retention rule has dropped; by default the fork fails then
+    /// Skip files whose content was dropped by a retention rule; by default the fork fails
     #[arg(long)]
     without_dropped: bool,
 }
@@ -46,7 +46,7 @@ struct Answer {
     dir: PathBuf,
     mounted: bool,
     dry_run: bool,
-    /// What was copied; nothing, of what was only asked.
+    /// Result of the copy; absent in a dry run.
     #[serde(flatten)]
     copied: Option<Copied>,
     duration_us: u64,
@@ -108,7 +108,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     )
 }
 
-/// Fills a directory with a checkpoint. What could not be copied is told in what is given.
+/// Fills a directory with a checkpoint. The result lists the paths that could not be copied.
 ///
 /// # Errors
 /// `not-empty`; those of the daemon, and of the directory.

@@ -1,5 +1,5 @@
-//! Who deletes and frees: the daemon, or without a mount this process. A filesystem may be so full,
-//! or a machine so broken, that nothing can be mounted.
+//! Deletion and freeing, by the daemon, or without a mount by this process: on a full filesystem or
+//! a broken machine, nothing may be mountable.
 
 use std::path::Path;
 
@@ -12,10 +12,10 @@ use crate::engine::{Config, Engine};
 use crate::store::record::Actor;
 use crate::sys;
 
-/// Whoever does it for the tree that contains `dir`, or the working directory.
+/// Returns the connection or the engine for the tree that contains `dir`, or the working directory.
 ///
 /// # Errors
-/// There is no tree of ours, or its store cannot be opened.
+/// No tree of ckptfs is there, or its store cannot be opened.
 pub fn freeing(dir: Option<&Path>) -> VerbResult<History> {
     match locate(start(dir)?)? {
         Located::Served(served) => Ok(History::Daemon(served.client)),
@@ -26,7 +26,7 @@ pub fn freeing(dir: Option<&Path>) -> VerbResult<History> {
 
 fn here(root: &Path) -> VerbResult<History> {
     mount::check_store(root)?;
-    // What a restore that was interrupted has yet to make gets its modes from us.
+    // An interrupted restore that is finished here creates files, with their recorded modes.
     sys::umask0();
     sys::raise_nofile();
     super::logging::log_to_stderr(Some("error"));

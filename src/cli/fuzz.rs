@@ -1,4 +1,4 @@
-//! Properties of what somebody may type, and of what is shown.
+//! Properties of command lines, and of output.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;

@@ -14,50 +14,50 @@ use crate::store::ids::CheckpointId;
 
 /// Thin out the history by rules, and free what no checkpoint needs; this cannot be undone
 ///
-/// A checkpoint stays if any rule keeps it, on the command line or in the configuration; without
-/// rules, all that were not deleted stay. Pinned and tagged ones and the newest always stay. Works
-/// without a mount too.
+/// A checkpoint is kept if any rule keeps it, on the command line or in the configuration. Without
+/// rules, only deleted ones are freed. Pinned and tagged checkpoints and the newest are always
+/// kept. Works without a mount.
 #[derive(Debug, clap::Args)]
 #[command(mut_group("sharing", |sharing| sharing.requires("dedup")))]
 pub struct Args {
     /// Only show what would be deleted, and how many bytes would be freed
     #[arg(short = 'n', long)]
     dry_run: bool,
-    /// Keep this many of the newest
+    /// Keep the N newest checkpoints
     #[arg(long, value_name = "N")]
     keep_last: Option<String>,
-    /// Keep checkpoints no older than this: "30d", "1h 30m"
+    /// Keep checkpoints no older than D: "30d", "1h 30m"
     #[arg(long, value_name = "D")]
     keep_within: Option<String>,
-    /// Keep one per hour, for this many hours that have one
+    /// Keep one checkpoint per hour, for N hours that have one
     #[arg(long, value_name = "N")]
     keep_hourly: Option<String>,
-    /// Keep one per day, for this many days that have one
+    /// Keep one checkpoint per day, for N days that have one
     #[arg(long, value_name = "N")]
     keep_daily: Option<String>,
-    /// Keep one per week, for this many weeks that have one
+    /// Keep one checkpoint per week, for N weeks that have one
     #[arg(long, value_name = "N")]
     keep_weekly: Option<String>,
-    /// Keep what this remote has not: see `ckptfs push`
+    /// Keep checkpoints that this remote does not have: see `ckptfs push`
     #[cfg(feature = "remote")]
     #[arg(long, value_name = "REMOTE")]
     keep_unpushed: Option<String>,
-    /// Free the oldest until the history takes no more than this: "10G"
+    /// Free the oldest checkpoints until the history takes no more than this: "10G"
     #[arg(long, value_name = "BYTES")]
     max_size: Option<String>,
     /// Do not apply the `tiers` of the configuration
     #[arg(long)]
     no_tiers: bool,
-    /// Delete nothing: make versions with the same content share their space
+    /// Delete nothing: share the space of versions with the same content
     #[arg(long, conflicts_with_all = ["keep_last", "keep_within", "keep_hourly", "keep_daily", "keep_weekly", "max_size", "no_tiers"])]
     dedup: bool,
     #[command(flatten)]
     sharing: dedup::Sharing,
-    /// List every checkpoint, with the rule that keeps it, or why it goes; with --dedup every file
-    /// that was skipped
+    /// List every checkpoint, with the rule that keeps it or the reason for its deletion; with
+    /// --dedup every skipped file
     #[arg(short, long)]
     verbose: bool,
-    /// Do not ask (without a terminal, nothing is asked)
+    /// Do not ask for confirmation (without a terminal, it is never asked for)
     #[arg(short, long)]
     yes: bool,
 }
@@ -117,7 +117,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     print(&report, &args, context)
 }
 
-/// The rules of the command line, and of the configuration where that says nothing.
+/// Returns the rules of the command line, and for others those of the configuration.
 fn retention(args: &Args, context: &Context) -> VerbResult<Retention> {
     let of = |name: &str, text: &Option<String>| -> VerbResult<Option<Value>> {
         let (Some(text), Some(key)) = (text, settings::find(name)) else {

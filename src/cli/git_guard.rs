@@ -1,23 +1,23 @@
-//! Keeps git's hands off the store of a project while nothing is mounted. `git clean -fdx` and
-//! `git stash --all` remove what is ignored, but leave what is a repository of its own
-//! (is_nonbare_repository_dir, git's setup.c). So the store has an empty one in it, and the project's
-//! `.git/info/exclude` names the store, without which `git add .` would fail because of that.
+//! Protects the store of a project from git while nothing is mounted. `git clean -fdx` and `git
+//! stash --all` remove ignored files, but not a nested repository (is_nonbare_repository_dir, git's
+//! setup.c). The store therefore contains an empty repository. The project's `.git/info/exclude`
+//! names the store, because `git add .` would fail on a nested repository that is not ignored.
 
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::AsFd;
 
 use crate::sys::{self, Errno, Kind, Open, OpenKind};
 
-/// The project's own ignore list, which is in no commit (gitignore(5)).
+/// The local ignore list of a repository, which is never committed (gitignore(5)).
 const EXCLUDE: &[u8] = b".git/info/exclude";
-/// The line in it.
+/// The line for the store.
 const LINE: &str = "/.ckptfs/";
-/// A longer list is left alone.
+/// A longer list is not changed.
 const EXCLUDE_BYTES_MAX: u64 = 1 << 20;
 
-/// Names the store in the ignore list of the repository whose root a directory is. Whether it is
-/// named there; `false` too where there is no repository, or its list is not plainly its own: a
-/// link, a file with other names, or one of another user.
+/// Adds the store to the ignore list of the repository at `root`, and returns whether the list
+/// names it. Returns `false` without a repository, and for a list that is too long, a link, a file
+/// with several names, or a file of another user.
 ///
 /// # Errors
 /// Those of reading and writing the list.
@@ -60,7 +60,7 @@ fn open_list(root: impl AsFd) -> Result<std::fs::File, Errno> {
     sys::open_beneath(root, EXCLUDE, open).map(Into::into)
 }
 
-/// Makes the empty repository in a store, if it has none.
+/// Creates the empty repository in a store, if missing.
 ///
 /// # Errors
 /// Those of mkdir(2) and write(2).

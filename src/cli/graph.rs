@@ -1,4 +1,4 @@
-//! Which checkpoint comes from which, drawn beside a list of them, newest first.
+//! A graph of checkpoints and their parents, drawn to the left of a list, newest first.
 //!
 //! ```text
 //! * 5
@@ -6,18 +6,17 @@
 //! |/
 //! * 3
 //! ```
-//! A column is a line that leads down to a checkpoint: the one that its children come from.
+//! A column is a line that leads down to a checkpoint, the parent of those above it.
 
 use crate::store::ids::CheckpointId;
 
-/// The columns below what was drawn so far: the checkpoint that each leads to; `None` where there
-/// is no line.
+/// The columns below the last row: the checkpoint that each leads to; `None` for a free column.
 #[derive(Debug, Default)]
 pub struct Graph(Vec<Option<CheckpointId>>);
 
 impl Graph {
-    /// The lines above the next checkpoint, and what stands before its own text. `parent`: which
-    /// one it comes from.
+    /// Returns the lines above the next checkpoint, and the prefix of its own line. `parent`: the
+    /// checkpoint that it comes from.
     pub fn next(
         &mut self,
         id: CheckpointId,
@@ -63,7 +62,7 @@ impl Graph {
         free
     }
 
-    /// The line on which `column` runs into `at`, left of it; it ends there.
+    /// Ends `column`, and returns the line on which it joins `at`, which is left of it.
     fn join(&mut self, column: usize, at: usize) -> String {
         if let Some(ended) = self.0.get_mut(column) {
             *ended = None;
@@ -82,7 +81,7 @@ impl Graph {
         line.into_iter().collect::<String>().trim_end().to_owned()
     }
 
-    /// A line with what `mark` gives for each column that leads somewhere, a space after each.
+    /// Returns a line with `mark` for each column in use, each followed by a space.
     fn row(&self, mark: impl Fn(usize) -> char) -> String {
         let one = |(column, to): (usize, &Option<CheckpointId>)| {
             [if to.is_some() { mark(column) } else { ' ' }, ' ']
@@ -118,7 +117,7 @@ mod tests {
     #[test]
     fn a_line_is_a_line() {
         assert_eq!(drawn(&[(3, 2), (2, 1), (1, 0)]), "* 3\n* 2\n* 1");
-        // Nothing is known of what comes below: two roots.
+        // Parents are unknown: two roots.
         assert_eq!(drawn(&[(2, 0), (1, 0)]), "* 2\n* 1");
     }
 
@@ -130,7 +129,7 @@ mod tests {
             drawn(&[(7, 2), (6, 3), (5, 4), (4, 3), (3, 2), (2, 1), (1, 0)]),
             three
         );
-        // A line is crossed.
+        // Joins cross other columns.
         assert_eq!(
             drawn(&[(6, 1), (5, 2), (4, 1), (3, 1), (2, 1), (1, 0)]),
             "* 6\n| * 5\n| | * 4\n| | | * 3\n| * | | 2\n|_|_|/\n|_|/\n|/\n* 1"

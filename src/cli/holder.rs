@@ -1,31 +1,32 @@
 //! The holder: a small process that keeps a mount alive when its daemon, the **worker**, dies, and
-//! starts another, which takes over (docs/adr/0009-the-mount-outlives-its-daemon.md).
+//! starts a successor, which takes over (docs/adr/0009-the-mount-outlives-its-daemon.md).
 //!
-//! It holds descriptors and does nothing with them: `/dev/fuse`, without which the connection would
-//! end; the backing directory, to which no path leads below the mount; the ledger, in which a
-//! worker writes what the next must know; and open files that have no name. Requests of the kernel
-//! wait while there is no worker.
+//! It keeps descriptors open without using them: `/dev/fuse`, because its close would end the
+//! connection, and the backing directory, which no path below the mount reaches. It also keeps the
+//! ledger, in which a worker stores the state for its successor, and open files without a name.
+//! Requests of the kernel wait while no worker runs.
 //!
-//! The two talk over a socket that keeps messages whole: a letter, and what belongs to it.
+//! The two communicate over a socket that preserves message boundaries. A message is a letter and
+//! its arguments.
 //!
 //! ```text
 //!   to the worker     S count time                      serve: mount
-//!                     T count time [ledger, device, root, control?]   take over; then
-//!                     O number [file]                   an open file without a name, any number of times
-//!                     t store [ledger, device, root, control?]   a branch, any number of times; its O follow
-//!                     E                                 that is all
-//!                     m                                 these are held
-//!   from the worker   M [ledger, device, root, control?, log?]   it is mounted: hold these; the letter l follows if there is a log
-//!                     R                                 it serves
-//!                     K number [file], D number         hold this, let go of it
-//!                     H store [ledger, device, root, control?]   a branch is mounted: hold these
-//!                     L store                           its mount is gone, or nobody will serve it: let go
+//!                     T count time [ledger, device, root, control?]   take over; followed by
+//!                     O number [file]                   an open file without a name, repeated
+//!                     t store [ledger, device, root, control?]   a branch, repeated; followed by its O
+//!                     E                                 end of the state
+//!                     m                                 the descriptors of M are stored
+//!   from the worker   M [ledger, device, root, control?, log?]   mounted: store these; the letter l follows if there is a log
+//!                     R                                 serving
+//!                     K number [file], D number         store this file, discard it
+//!                     H store [ledger, device, root, control?]   a branch is mounted: store these
+//!                     L store                           its mount is gone, or will not be served: discard
 //!                     k store number [file], d store number   as K and D, of a branch
-//!                     B                                 it ends in order: let go of all, and end first
+//!                     B                                 orderly end: discard all, and exit first
 //! ```
 //!
-//! A branch is named by the number of its store: one is served once at a time. Nobody else can say
-//! anything here: the socket has no name, and the worker's end is its stdin.
+//! A branch is identified by the number of its store: a store is served once at a time. No other
+//! process can send a message: the socket has no name, and the worker's end is its stdin.
 
 mod link;
 mod words;
@@ -47,22 +48,22 @@ use crate::store::layout::StoreId;
 use crate::sys::host;
 use crate::sys::{self, Signals, SysResult};
 
-/// A worker that died sooner than this after it began to serve made no difference.
+/// A worker that dies within this time after it began to serve counts as brief.
 const BRIEF: Duration = Duration::from_millis(250);
-/// So many in a row that made none, and the holder gives up.
+/// After this many brief workers in a row the holder gives up.
 const BRIEF_MAX: u32 = 5;
-/// So many in [`OFTEN`], and it gives up too.
+/// After more deaths than this within [`OFTEN`] the holder gives up.
 const OFTEN_MAX: usize = 60;
 const OFTEN: Duration = Duration::from_secs(60);
-/// A worker whose descriptors are closed is waited for so long: what is left of it may wait for the
-/// mount, and so for the next worker.
+/// Limit of the wait for a worker whose descriptors are closed: its remaining threads may wait for
+/// the mount, and therefore for the next worker.
 const REAP_TIMEOUT: Duration = Duration::from_millis(500);
 const REAP_PAUSE: Duration = Duration::from_millis(1);
 
-/// What the holder holds of a tree for the next worker.
+/// State of a tree for the next worker.
 struct Held {
     fds: TreeFds,
-    /// Open files without a name, by their inodes.
+    /// Open files without a name, by inode number.
     files: HashMap<u64, OwnedFd>,
 }
 
@@ -74,7 +75,7 @@ impl Held {
         })
     }
 
-    /// Tells a worker of the files.
+    /// Sends the files to a worker.
     fn hand_on_files(&self, socket: &OwnedFd) -> SysResult<()> {
         self.files.iter().try_for_each(|(number, file)| {
             send_patiently(
@@ -87,7 +88,7 @@ impl Held {
     }
 }
 
-/// How a worker's time went.
+/// Outcome of a worker.
 #[derive(Default)]
 struct Served {
     since: Option<Instant>,
@@ -98,7 +99,7 @@ struct Holder {
     arguments: daemon::Args,
     signals: Signals,
     held: Option<Held>,
-    /// What it holds of the tree's branches, and of theirs.
+    /// State of the tree's branches, and of their branches.
     branches: HashMap<StoreId, Held>,
     takeovers: u32,
     taken_over: String,
@@ -106,7 +107,8 @@ struct Holder {
     brief: u32,
 }
 
-/// Holds a mount: starts a worker, and another when that one dies. Returns when the mount is gone.
+/// Keeps a mount alive: starts a worker, and a successor when it dies. Returns when the mount is
+/// gone.
 pub fn hold(args: daemon::Args) -> Outcome {
     super::logging::log_to_stderr(Some("warn,fuser=error"));
     if !args.foreground {
@@ -136,7 +138,7 @@ pub fn hold(args: daemon::Args) -> Outcome {
         match status {
             _ if served.in_order => return Ok(()),
             Some(status) if holder.held.is_none() && status.success() => return Ok(()),
-            // What went wrong was told by it.
+            // The worker reported the error.
             _ if holder.held.is_none() => return Err(Failure::No),
             _ => {}
         }
@@ -157,7 +159,7 @@ pub fn hold(args: daemon::Args) -> Outcome {
 }
 
 impl Holder {
-    /// Starts a worker, and stays with it until it is gone.
+    /// Starts a worker, and serves it until it is gone.
     fn one_worker(&mut self) -> VerbResult<(Served, Option<ExitStatus>)> {
         let (ours, theirs) = sys::message_pair().on("starting the daemon")?;
         let mut worker = self.spawn(theirs).on("starting the daemon")?;
@@ -165,7 +167,7 @@ impl Holder {
         if self.brief_it(&ours).is_ok() {
             self.listen(&ours, &worker, &mut served);
         }
-        // One that ends in order waits for our end.
+        // A worker that ends in order waits for the end of the holder.
         let status = if served.in_order {
             None
         } else {
@@ -185,7 +187,7 @@ impl Holder {
         command.spawn()
     }
 
-    /// Tells a new worker what it finds.
+    /// Sends the state to a new worker.
     fn brief_it(&self, socket: &OwnedFd) -> SysResult<()> {
         let mut message = vec![if self.held.is_some() { b'T' } else { b'S' }];
         message.extend(self.takeovers.to_le_bytes());
@@ -202,7 +204,7 @@ impl Holder {
         send_patiently(socket, b"E", &[], None)
     }
 
-    /// Does what the worker says until it is gone, and hands signals on to it.
+    /// Processes the messages of the worker until it is gone, and forwards signals to it.
     fn listen(&mut self, socket: &OwnedFd, worker: &Child, served: &mut Served) {
         let mut buffer = [0; MESSAGE_MAX];
         loop {
@@ -253,7 +255,7 @@ impl Holder {
                 if let Some(log) = log {
                     let_go_of_terminal(&log);
                 }
-                // If it does not hear it, it has died, and that will be seen.
+                // A failure means that the worker died, which is detected later.
                 let _ = sys::send_message(socket, b"m", &[]);
             }
             (Some(b'R'), _) => served.since = Some(Instant::now()),
@@ -290,7 +292,7 @@ impl Holder {
         }
     }
 
-    /// Whether another worker may do better than those before.
+    /// Reports whether another worker should be started.
     fn is_worth_it(&mut self, served: &Served) -> bool {
         let now = Instant::now();
         self.brief = if served.since.is_some_and(|since| since.elapsed() > BRIEF) {
@@ -305,7 +307,7 @@ impl Holder {
     }
 }
 
-/// How a worker ended; `None` if threads of it wait for something still.
+/// Returns the exit status of a worker; `None` if threads of it still wait.
 fn reap(worker: &mut Child) -> Option<ExitStatus> {
     let started = Instant::now();
     loop {
@@ -317,7 +319,7 @@ fn reap(worker: &mut Child) -> Option<ExitStatus> {
     }
 }
 
-/// From the first mount on, what there is to say goes to the log.
+/// Redirects messages from the terminal to the log, from the first mount on.
 fn let_go_of_terminal(log: &OwnedFd) {
     let Ok(null) = null() else {
         return;
@@ -327,7 +329,7 @@ fn let_go_of_terminal(log: &OwnedFd) {
     }
 }
 
-/// What takes the place of a terminal.
+/// Opens the replacement of a terminal.
 pub fn null() -> std::io::Result<File> {
     File::options().read(true).write(true).open("/dev/null")
 }

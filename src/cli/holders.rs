@@ -1,14 +1,13 @@
-//! Who uses a mount, or the directory below it, so that it can be said with names. Linux only:
-//! elsewhere nobody is found.
+//! Processes that use a mount, or the directory below it, for messages; found on Linux only.
 //!
-//! **Below a mount** is whoever had something of the directory open when it was mounted, or has the
-//! filesystem mounted elsewhere too: a shell with its working directory there, a program with an
-//! open file or a mapping, a container with a bind mount. What they do passes the mount by.
+//! A process is **below a mount** if it opened something in the directory before the mount, or uses
+//! the filesystem through another mount (a container with a bind mount). It may have its working
+//! directory, an open file or a mapping there. Its changes bypass the mount.
 //!
-//! Nothing of theirs is opened and no filesystem is asked: links in `/proc` are read, and what the
-//! kernel says of descriptors. To read the mappings of a process can take as long as it likes
-//! (whoever serves a filesystem of its own can have it hold its `mmap_lock`), so threads do it,
-//! which are not waited for beyond a limit.
+//! No file of a process is opened and no filesystem receives a request: only `/proc` is read.
+//! Reading the mappings of a process can block without limit, because a process that serves a
+//! filesystem can cause its own `mmap_lock` to be held. Threads do this, and the wait for them is
+//! limited.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -29,41 +28,41 @@ use crate::engine::api::host_path;
 use crate::store::layout::TREE_PATH;
 use crate::sys::{self, MountPoint, host};
 
-/// Threads that look at processes: one may be made to wait.
+/// Threads that inspect processes: one may block.
 const THREADS: usize = 4;
-/// So long a process is waited for.
+/// Limit of the wait for one process.
 const STUCK: Duration = Duration::from_millis(300);
-/// So long is looked where it matters that nobody is missed.
+/// Limit of a search that should be complete.
 pub const THOROUGH: Duration = Duration::from_secs(2);
-/// So long is looked where somebody waits for something else.
+/// Limit of a search that delays another operation.
 pub const QUICK: Duration = Duration::from_millis(200);
-/// Processes that are named.
+/// Limit of the processes that are named.
 const SHOWN_MAX: usize = 5;
 
-/// How a process uses a mount.
+/// A use of a mount by a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "use", content = "path", rename_all = "kebab-case")]
 pub enum Use {
-    /// Its working directory is there.
+    /// Its working directory.
     WorkingDirectory,
-    /// Its root directory is there, or its program.
+    /// Its root directory, or its program.
     Program,
-    /// It has this open.
+    /// An open file.
     Open(#[serde(with = "host_path")] PathBuf),
-    /// It has this mapped.
+    /// A mapped file.
     Mapped(#[serde(with = "host_path")] PathBuf),
-    /// It is a loop device of this file.
+    /// A loop device with this backing file.
     Device(#[serde(with = "host_path")] PathBuf),
 }
 
 /// A process that uses a mount.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holder {
-    /// Its number; 0: the kernel.
+    /// Process id; 0: the kernel.
     pub pid: u32,
-    /// Its name.
+    /// Name of its command.
     pub name: String,
-    /// The first use that was found; one that is more than a working directory before that.
+    /// The first use that was found; a working directory last.
     #[serde(flatten)]
     pub by: Use,
 }
@@ -71,7 +70,7 @@ pub struct Holder {
 impl std::fmt::Display for Holder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Holder { pid, name, by } = self;
-        // Both are somebody else's to choose.
+        // Other users choose both.
         let (name, shown) = (escape(name.as_bytes()), |path: &Path| {
             escape(path.as_os_str().as_bytes())
         });
@@ -87,7 +86,7 @@ impl std::fmt::Display for Holder {
     }
 }
 
-/// The names of some, and how many more there are.
+/// Formats some processes, and the number of the others.
 pub fn named<'a>(holders: impl ExactSizeIterator<Item = &'a Holder>) -> String {
     let more = holders.len().saturating_sub(SHOWN_MAX);
     let mut named: Vec<String> = holders.take(SHOWN_MAX).map(Holder::to_string).collect();
@@ -95,7 +94,7 @@ pub fn named<'a>(holders: impl ExactSizeIterator<Item = &'a Holder>) -> String {
     named.join(", ")
 }
 
-/// What it means that these have something of the directory below the mount.
+/// Formats the warning about processes that use the directory below the mount.
 pub fn passed_by<'a>(holders: impl ExactSizeIterator<Item = &'a Holder>) -> String {
     format!(
         "these have the directory under the mount open, and what they change there bypasses the mount: {}",
@@ -103,8 +102,8 @@ pub fn passed_by<'a>(holders: impl ExactSizeIterator<Item = &'a Holder>) -> Stri
     )
 }
 
-/// Warns of who has something of the directory below the mount, but for the shells that wait for
-/// this program: they are told to enter the mount.
+/// Warns about processes below the mount, except waiting shells, which another message asks to
+/// enter it.
 pub fn warn(below: &[Holder], out: &Out) {
     let waiting = ancestors();
     let others: Vec<&Holder> = below
@@ -116,8 +115,8 @@ pub fn warn(below: &[Holder], out: &Out) {
     }
 }
 
-/// Says so if the working directory of this process, and of the shell that started it, is the
-/// directory below a mount of ours. It costs two system calls.
+/// Warns if the working directory of this process, and of the shell that started it, is the
+/// directory below a mount of ckptfs. Costs two system calls.
 pub fn warn_if_below(out: &Out) {
     let Ok(cwd) = std::env::current_dir() else {
         return;
@@ -140,51 +139,52 @@ pub fn warn_if_below(out: &Out) {
     }
 }
 
-/// A file of the tree that somebody may write to.
+/// A file of the tree that a process may write to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HeldFile {
-    /// Its number, if that was told.
+    /// Inode number, if reported.
     pub ino: Option<u64>,
-    /// Its path in the tree.
+    /// Path in the tree.
     pub path: PathBuf,
 }
 
-/// What was found.
+/// Result of a search.
 #[derive(Debug, Default)]
 pub struct Found {
-    /// Processes, by number.
+    /// Processes, by id.
     pub holders: Vec<Holder>,
-    /// Files that may be mapped, or are open, to be written.
+    /// Files that are open for writing, or mapped.
     pub files: HashSet<HeldFile>,
-    /// Every process was looked at that we may look at.
+    /// Every process that may be inspected was inspected.
     pub complete: bool,
 }
 
-/// A mount through which the tree is seen.
+/// A mount through which the tree is visible.
 #[derive(Debug)]
 struct Sight {
     mount: u64,
-    /// The tree, or what of it is seen there.
+    /// Path of the tree, or of the part visible there.
     at: PathBuf,
-    /// Where in the tree that is.
+    /// Path of that part in the tree.
     below: PathBuf,
 }
 
-/// A tree, and every mount through which it is seen.
+/// A tree, and every mount through which it is visible.
 #[derive(Debug)]
 pub struct Tree {
     sights: Vec<Sight>,
-    /// The device, as mappings name it.
+    /// The device, as in mappings.
     dev: u64,
-    /// Where the tree is on its filesystem.
+    /// Path of the tree on its filesystem.
     root: PathBuf,
-    /// There are no other mounts.
+    /// No other mounts exist.
     complete: bool,
-    /// Where files of it are whose mount the kernel does not tell; empty: its sights say so.
+    /// Path of the files whose mount the kernel does not report (backing files of devices); empty:
+    /// any.
     at: PathBuf,
 }
 
-/// What of the tree at `root` of the device `dev` is seen through a mount.
+/// Returns the part of the tree at `root` of device `dev` that is visible through a mount.
 fn sight(mount: &MountPoint, dev: u64, root: &Path) -> Option<Sight> {
     let (at, below) = match root.strip_prefix(&mount.root) {
         Ok(rest) => (mount.at.join(rest), PathBuf::new()),
@@ -201,12 +201,12 @@ fn sight(mount: &MountPoint, dev: u64, root: &Path) -> Option<Sight> {
 }
 
 impl Tree {
-    /// All that is on a mount.
+    /// Returns the tree of all files on a mount.
     pub fn on(mount: &MountPoint) -> Tree {
         Tree::on_all(mount, &[])
     }
 
-    /// The same of a mount that is in the tables of others too.
+    /// Like [`Tree::on`], of a mount that is in other mount tables also.
     pub fn on_all(mount: &MountPoint, others: &[(u32, MountPoint)]) -> Tree {
         let all = std::iter::once(mount).chain(others.iter().map(|(_, other)| other));
         let sights = all
@@ -225,7 +225,7 @@ impl Tree {
         }
     }
 
-    /// All that is on a mount that is in no table any more, by its number and device.
+    /// Returns the tree of all files on a detached mount, by its id and device.
     pub fn on_detached((id, dev): (u64, u64), at: &Path) -> Tree {
         let below = PathBuf::new();
         let sight = |mount, at| Sight { mount, at, below };
@@ -238,7 +238,7 @@ impl Tree {
         }
     }
 
-    /// The directory below a mount of ours that serves `backing`, as its filesystem is mounted
+    /// Returns the directory below the mount that serves `backing`, as its filesystem is mounted
     /// here.
     pub fn below(backing: &Path) -> Option<Tree> {
         let table: Vec<MountPoint> = sys::mounts()
@@ -261,19 +261,19 @@ impl Tree {
         })
     }
 
-    /// It is seen through another mount too.
+    /// Reports whether the tree is visible through another mount.
     pub fn is_elsewhere(&self) -> bool {
         self.sights.len() > 1
     }
 
-    /// In every namespace, too, that we may look into; what is found of that within `patience`.
+    /// Adds the mounts of every accessible namespace that are found within `patience`.
     fn everywhere(mut self, patience: Duration) -> Tree {
-        // There may be very many namespaces, with very many mounts in each.
+        // Many namespaces with many mounts each may exist.
         let ((tell, told), (dev, root)) = (mpsc::channel(), (self.dev, self.root.clone()));
         let look = move || {
             let others =
                 sys::mounts_of_all(|mount| sight(mount, dev, &root).is_some()).unwrap_or_default();
-            // Nobody may be waiting any more.
+            // The receiver may be gone.
             let _ = tell.send(
                 others
                     .iter()
@@ -287,7 +287,7 @@ impl Tree {
             .and_then(|_| told.recv_timeout(patience).ok());
         self.complete = others.is_some();
         for other in others.into_iter().flatten() {
-            // Of one mount count the paths of our own table.
+            // Of a mount in both tables, the paths of our table count.
             if !self.sights.iter().any(|known| known.mount == other.mount) {
                 self.sights.push(other);
             }
@@ -295,8 +295,8 @@ impl Tree {
         self
     }
 
-    /// Where in the tree a path is that the kernel told; `mount`: the mount that it is on, if that
-    /// is known.
+    /// Returns the path in the tree of a path from the kernel; `mount`: the mount that it is on, if
+    /// known.
     fn place(&self, path: &Path, mount: Option<u64>) -> Option<PathBuf> {
         let sights = self
             .sights
@@ -308,14 +308,14 @@ impl Tree {
                 .map(|rest| sight.below.join(rest))
         });
         places.find_map(|place| match place.strip_prefix(TREE_PATH) {
-            // Of a branch.
+            // In a branch.
             Ok(inside) => Some(inside.to_owned()),
             Err(_) => (!place.starts_with(STORE_NAME)).then_some(place),
         })
     }
 
-    /// The processes that use it, but for `except` and this one, as far as we may look, and as many
-    /// as can be looked at within `patience`.
+    /// Returns the processes that use the tree, except `except` and this one, as far as permissions
+    /// allow and as many as can be inspected within `patience`.
     pub fn users(self, except: &[u32], patience: Duration) -> Found {
         let Ok(processes) = fs::read_dir("/proc") else {
             return Found::default();
@@ -341,7 +341,7 @@ impl Tree {
                 Arc::clone(&tree),
                 tell.clone(),
             );
-            // Without a thread less is found.
+            // With fewer threads, less is found.
             let _ = std::thread::Builder::new().spawn(move || {
                 while let Some(pid) = pids.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let mut files = HashSet::new();
@@ -366,7 +366,7 @@ impl Tree {
         found
     }
 
-    /// How a process uses it, and what of it.
+    /// Returns how a process uses the tree, and adds the files that it may write to.
     fn user(&self, pid: u32, files: &mut HashSet<HeldFile>) -> Option<Holder> {
         let tasks = PathBuf::from(format!("/proc/{pid}/task"));
         let mut by: [Option<Use>; 4] = Default::default();
@@ -393,8 +393,8 @@ impl Tree {
         })
     }
 
-    /// What a link of a process leads to is there. It is asked without a request, and only where
-    /// the path says that it may be.
+    /// Reports whether a link of a process leads into the tree. This sends no request to a
+    /// filesystem, and reads the mount only if the path may be in the tree.
     fn is_at(&self, link: &Path) -> bool {
         let path = fs::read_link(link)
             .ok()
@@ -404,7 +404,7 @@ impl Tree {
         })
     }
 
-    /// Descriptors (proc_pid_fdinfo(5)); the first.
+    /// Inspects descriptors (proc_pid_fdinfo(5)); returns the first path.
     fn open_files(&self, process: &Path, files: &mut HashSet<HeldFile>) -> Option<PathBuf> {
         let mut first = None;
         for entry in fs::read_dir(process.join("fd"))
@@ -430,7 +430,7 @@ impl Tree {
             let Some(place) = mount.and_then(|mount| self.place(&path, Some(mount))) else {
                 continue;
             };
-            // The last octal digit has the access mode: 1 and 2 are to write.
+            // The last octal digit is the access mode: 1 and 2 permit writing.
             if field("flags:").is_some_and(|flags| flags.ends_with(['1', '2'])) {
                 files.insert(HeldFile {
                     ino: field("ino:").and_then(|ino| ino.parse().ok()),
@@ -442,8 +442,8 @@ impl Tree {
         first
     }
 
-    /// Mapped files of the device (proc_pid_maps(5): range, permissions, offset, device, inode,
-    /// path); the first.
+    /// Inspects mapped files of the device (proc_pid_maps(5): range, permissions, offset, device,
+    /// inode, path); returns the first path.
     fn mappings(&self, process: &Path, files: &mut HashSet<HeldFile>) -> Option<PathBuf> {
         let wanted = format!(
             "{:02x}:{:02x}",
@@ -460,7 +460,8 @@ impl Tree {
             let ino = fields
                 .next()
                 .and_then(|ino| std::str::from_utf8(ino).ok()?.parse().ok());
-            // A line end in a name is `\012` here, and a name may hold just that: the number tells.
+            // A newline in a name is shown as `\012`, which a name may also contain: the inode
+            // number decides.
             let text = fields.next().unwrap_or_default().trim_ascii_start();
             let path = bytes_path(text);
             for path in [&path, &bytes_path(&with_line_ends(text))] {
@@ -471,7 +472,7 @@ impl Tree {
         first
     }
 
-    /// Loop devices of files: whoever made one is gone, and the kernel writes to the file.
+    /// Finds loop devices of files: their creator has ended, and the kernel writes to the file.
     fn devices(&self) -> Found {
         let mut found = Found::default();
         for device in fs::read_dir("/sys/block")
@@ -517,8 +518,7 @@ fn bytes_path(bytes: &[u8]) -> PathBuf {
     PathBuf::from(OsStr::from_bytes(bytes))
 }
 
-/// The threads of a process that have open files, mappings or directories of their own: one,
-/// mostly.
+/// Returns the threads of a process with separate open files, mappings or directories; usually one.
 fn distinct(tasks: &Path, pid: u32) -> Vec<u32> {
     let mut found = vec![pid];
     for entry in fs::read_dir(tasks)
@@ -539,7 +539,7 @@ fn distinct(tasks: &Path, pid: u32) -> Vec<u32> {
     found
 }
 
-/// This process's parent, its parent, and so on.
+/// Returns the parent of this process, its parent, and further ancestors.
 pub fn ancestors() -> Vec<u32> {
     let mut found = Vec::new();
     let mut pid = std::process::id();
@@ -550,7 +550,7 @@ pub fn ancestors() -> Vec<u32> {
     found
 }
 
-/// Field 4 of proc_pid_stat(5), counted after the name, which may hold anything.
+/// Returns field 4 of proc_pid_stat(5), counted from the name, which may contain any character.
 fn parent(pid: u32) -> Option<u32> {
     let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
     let name_end = stat.iter().rposition(|byte| *byte == b')')?;

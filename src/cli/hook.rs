@@ -11,23 +11,23 @@ use serde_json::Value;
 use super::error::{On, error, hinted};
 use crate::engine::api::{Code, VerbResult};
 
-/// A hook's message is not longer.
+/// Limit of a hook's message.
 const INPUT_BYTES_MAX: u64 = 16 << 20;
-/// Characters of what the agent does that are kept.
+/// Limit of the subject, in characters.
 const SUBJECT_CHARS_MAX: usize = 200;
-/// Characters of a label's value that are kept.
+/// Limit of the value of a label, in characters.
 const LABEL_CHARS_MAX: usize = 100;
 
-/// What a checkpoint for a hook is made of.
+/// Options of a checkpoint for a hook.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Hook {
-    /// A first line for people, and labels.
+    /// A subject line, and labels.
     pub note: String,
-    /// Where the agent works.
+    /// Working directory of the agent.
     pub dir: Option<PathBuf>,
 }
 
-/// The fields that are understood; agents send more.
+/// The fields in use; agents send more.
 #[derive(Deserialize)]
 struct Message {
     session_id: Option<String>,
@@ -43,7 +43,7 @@ struct Message {
 /// Reads a hook's message.
 ///
 /// # Errors
-/// `bad-hook` if it is no JSON object.
+/// `bad-hook` if it is not a JSON object.
 pub fn read(input: impl Read) -> VerbResult<Hook> {
     let mut text = Vec::new();
     input
@@ -109,7 +109,7 @@ fn hook(message: Message) -> Hook {
     }
 }
 
-/// What a tool works on: a command, a file, or whatever its first text is.
+/// Returns the subject of a tool call: a command, a file, or its first text.
 pub fn subject(input: &Value) -> Option<String> {
     let known = [
         "command",
@@ -129,7 +129,7 @@ pub fn subject(input: &Value) -> Option<String> {
     known.into_iter().find_map(text).or_else(first)
 }
 
-/// The first characters, white space drawn together.
+/// Returns the first characters, with white space collapsed.
 pub fn one_line(text: &str, chars: usize) -> String {
     let words: Vec<&str> = text.split_whitespace().collect();
     let line = words.join(" ");

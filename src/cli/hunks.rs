@@ -1,5 +1,5 @@
-//! The hunks of a patch: as `git apply` takes them, or for a person, with colors, what changed
-//! within a line, or word by word (git-diff(1), `--word-diff=plain`).
+//! The hunks of a patch: for `git apply`, or for reading, with colors, the changes within a line,
+//! or word by word (git-diff(1), `--word-diff=plain`).
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -8,9 +8,9 @@ use similar::{Algorithm, ChangeTag, DiffOp, DiffTag, TextDiff, capture_diff_slic
 
 use super::output::{Out, Role};
 
-/// After so long the difference of one file is told coarsely.
+/// Time after which the difference of one file is approximated.
 const DIFF_TIME_MAX: Duration = Duration::from_secs(5);
-/// After so long the words of one change, or what changed within its lines, are told coarsely.
+/// Time after which the words of one change, or the changes within its lines, are approximated.
 const WORDS_TIME_MAX: Duration = Duration::from_millis(500);
 /// Unchanged lines around a change.
 const CONTEXT_LINES: usize = 3;
@@ -18,16 +18,16 @@ const NO_NEWLINE: &[u8] = b"\\ No newline at end of file";
 
 type Diff<'a> = TextDiff<'a, 'a, 'a, [u8]>;
 
-/// How a patch is shown.
+/// Style of a patch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Style {
-    /// Words that came and went are marked in the line, instead of whole lines.
+    /// Mark added and removed words in the line, instead of whole lines.
     pub words: bool,
 }
 
-/// The hunks from one text to another.
+/// Appends the hunks from one text to another.
 pub fn print(patch: &mut Vec<u8>, old: &[u8], new: &[u8], style: Style, out: &Out) {
-    // A line ends with a newline, as it does for git, and not with a carriage return alone.
+    // A line ends with a newline, as in git, and not with a carriage return alone.
     let [old, new] = [old, new].map(|text| {
         let lines = text.split_inclusive(|byte| *byte == b'\n');
         lines.collect::<Vec<&[u8]>>()
@@ -57,7 +57,7 @@ pub fn print(patch: &mut Vec<u8>, old: &[u8], new: &[u8], style: Style, out: &Ou
     }
 }
 
-/// The lines of a change, with emphasis on what changed within them.
+/// Appends the lines of a change, with emphasis on the changes within them.
 fn emphasised<'a>(patch: &mut Vec<u8>, diff: &'a Diff<'a>, op: &DiffOp, out: &Out) {
     let deadline = Instant::now() + WORDS_TIME_MAX;
     for change in diff.iter_inline_changes_deadline(op, Some(deadline)) {
@@ -65,7 +65,7 @@ fn emphasised<'a>(patch: &mut Vec<u8>, diff: &'a Diff<'a>, op: &DiffOp, out: &Ou
     }
 }
 
-/// One line of a patch, in parts: whether each is emphasised.
+/// Appends one line, in parts with or without emphasis.
 fn line(patch: &mut Vec<u8>, tag: ChangeTag, parts: &[(bool, &[u8])], out: &Out) {
     let (sign, role, strong) = match tag {
         ChangeTag::Equal => (" ", None, None),
@@ -74,7 +74,7 @@ fn line(patch: &mut Vec<u8>, tag: ChangeTag, parts: &[(bool, &[u8])], out: &Out)
     };
     patch.extend(out.painted(role, sign.as_bytes()));
     let is_other = |(is_emphasised, text): &(bool, &[u8])| *is_emphasised || *text == b"\n";
-    // Emphasis on all of a line says nothing.
+    // Emphasis on a whole line is useless.
     let strong = if parts.iter().all(is_other) {
         role
     } else {
@@ -92,7 +92,7 @@ fn line(patch: &mut Vec<u8>, tag: ChangeTag, parts: &[(bool, &[u8])], out: &Out)
     }
 }
 
-/// The lines of a change, or between changes, word by word.
+/// Appends the lines of a change, or between changes, word by word.
 fn words_of(patch: &mut Vec<u8>, diff: &Diff<'_>, op: &DiffOp, out: &Out) {
     let lines = |all: &[&[u8]], of: Range<usize>| all.get(of).unwrap_or_default().concat();
     let new = lines(diff.new_slices(), op.new_range());
@@ -106,8 +106,8 @@ fn words_of(patch: &mut Vec<u8>, diff: &Diff<'_>, op: &DiffOp, out: &Out) {
     }
 }
 
-/// The new text, with the words that came and those that went marked. White space does not count,
-/// and is that of the new text.
+/// Appends the new text, with added and removed words marked. White space is ignored, and printed
+/// as in the new text.
 fn words(patch: &mut Vec<u8>, old: &[u8], new: &[u8], out: &Out) {
     let (old_words, new_words) = (split(old), split(new));
     let ops = capture_diff_slices_deadline(
@@ -140,7 +140,7 @@ fn texts<'a>(text: &'a [u8], words: &[Range<usize>]) -> Vec<&'a [u8]> {
     words.iter().map(|word| part(text, word.clone())).collect()
 }
 
-/// A part of a text, each line of it between marks.
+/// Appends a part of a text, each line of it between marks.
 fn marked(patch: &mut Vec<u8>, text: &[u8], marks: Option<(Role, &str, &str)>, out: &Out) {
     for line in text.split_inclusive(|byte| *byte == b'\n') {
         let end = if line.ends_with(b"\n") { "\n" } else { "" };
@@ -156,7 +156,7 @@ fn marked(patch: &mut Vec<u8>, text: &[u8], marks: Option<(Role, &str, &str)>, o
     }
 }
 
-/// Where the words of a text are.
+/// Returns the ranges of the words of a text.
 fn split(text: &[u8]) -> Vec<Range<usize>> {
     let mut words = Vec::new();
     let mut start = 0;
@@ -169,7 +169,8 @@ fn split(text: &[u8]) -> Vec<Range<usize>> {
     words
 }
 
-/// From the first of some words to the last; of none the place after the word before.
+/// Returns the range from the first of some words to the last; without words, the end of the word
+/// before.
 fn span(words: &[Range<usize>], of: Range<usize>) -> Range<usize> {
     match words.get(of.clone()) {
         Some([first, .., last]) => first.start..last.end,
@@ -198,7 +199,7 @@ mod tests {
         String::from_utf8(patch).expect("text")
     }
 
-    /// As `git diff --word-diff` of git 2.39 prints them.
+    /// The output of `git diff --word-diff` of git 2.39.
     #[test]
     fn words_are_marked_as_git_marks_them() {
         let told = [
@@ -221,7 +222,7 @@ mod tests {
         }
     }
 
-    /// similar ends a line there too, and git does not: what it made was no patch.
+    /// The crate similar ends a line there and git does not, so the patch was invalid.
     #[test]
     fn a_carriage_return_alone_ends_no_line() {
         let (mut patch, out) = (Vec::new(), Out::to_memory(0));

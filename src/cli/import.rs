@@ -24,36 +24,36 @@ use crate::engine::word::{count as plural, word};
 use crate::sys;
 use crate::transfer::import::contents::Found;
 
-/// Threads if nothing is said: more than these wait for each other in the filesystem.
+/// Default limit of threads: more would contend in the filesystem.
 const THREADS_MAX: usize = 4;
-/// Paths that were left out that are told one by one.
+/// Limit of the skipped paths that are printed one by one.
 const LEFT_TOLD_MAX: usize = 20;
 
-/// Bring existing directories, and series of snapshots, into a tree with a history
+/// Import existing directories, and series of snapshots, into a tree with a history
 ///
-/// Each DIR becomes a checkpoint, in the order given. Of a series of snapshots each becomes one,
-/// the oldest first: snapper's (`.snapshots/N/snapshot`), or sibling directories as rsync makes
-/// them. The sources are only read. If the tree already exists, only what differs is changed, and
-/// it becomes equal to the last DIR.
+/// Each DIR becomes a checkpoint, in the given order. Each snapshot of a series becomes one, the
+/// oldest first: snapper's (`.snapshots/N/snapshot`), or sibling directories as made by rsync. The
+/// sources are only read. If the tree already exists, only the differences are applied, and it
+/// becomes equal to the last DIR.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// A directory to import, or a directory of snapshots
     #[arg(value_name = "DIR", required = true)]
     dirs: Vec<PathBuf>,
-    /// The tree: a new or an existing one, mounted or not; by default DIR with `-history` appended
+    /// The tree: new or existing, mounted or not; by default DIR with `-history` appended
     #[arg(long, value_name = "DIR2")]
     into: Option<PathBuf>,
     /// Tag the (last) checkpoint
     #[arg(long, value_name = "NAME")]
     tag: Option<String>,
-    /// Hash every imported file: files with the same content then share their data
+    /// Hash every imported file, and share the data of files with the same content
     #[arg(long)]
     hash: bool,
     /// With --hash: also share with the files of this tree, on the same filesystem; it is hashed
     /// now unless it was imported with --hash
     #[arg(long, value_name = "TREE", requires = "hash", num_args = 1..)]
     with: Vec<PathBuf>,
-    /// How many threads read and write; by default as many as there are cores, but at most 4
+    /// Number of threads; by default the number of cores, up to 4
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
     threads: Option<u8>,
     /// Treat each DIR as a series of snapshots, whatever it looks like
@@ -72,7 +72,7 @@ struct Answer {
     #[serde(with = "host_path")]
     tree: PathBuf,
     checkpoints: Vec<Made>,
-    /// Snapshots of a series that the tree has already.
+    /// Snapshots of a series that the tree already contains.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     known: Vec<String>,
     dry_run: bool,
@@ -139,14 +139,14 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     )
 }
 
-/// Threads that read and make files, unless told otherwise.
+/// Returns the default number of threads that read and write files.
 fn threads() -> usize {
     std::thread::available_parallelism()
         .map_or(1, usize::from)
         .min(THREADS_MAX)
 }
 
-/// What an import of each would do. Snapshots are only listed.
+/// Returns the result of a dry run. Snapshots are only listed.
 fn look(items: &[Item], target: Option<&Target>, how: &How) -> VerbResult<Vec<Made>> {
     let before = std::iter::once(None).chain(items.iter().map(Some));
     items
@@ -159,7 +159,7 @@ fn look(items: &[Item], target: Option<&Target>, how: &How) -> VerbResult<Vec<Ma
         .collect()
 }
 
-/// Imports one after the other, and closes the tree whatever came of it.
+/// Imports one item after the other, and always closes the tree.
 fn import(items: &[Item], mut target: Target, how: &How, context: &Context) -> Outcome<Vec<Made>> {
     let last = items.len().saturating_sub(1);
     let made: Outcome<Vec<Made>> = items
@@ -173,7 +173,7 @@ fn import(items: &[Item], mut target: Target, how: &How, context: &Context) -> O
     Ok(made)
 }
 
-/// The tree that is meant.
+/// Returns the path of the tree.
 fn into(args: &Args, cwd: &Path) -> VerbResult<PathBuf> {
     match (&args.into, args.dirs.as_slice()) {
         (Some(into), _) => Ok(copies::destination(cwd, into)),
@@ -191,7 +191,7 @@ fn into(args: &Args, cwd: &Path) -> VerbResult<PathBuf> {
     }
 }
 
-/// A tree is not imported into itself.
+/// Rejects the import of a tree into itself.
 fn apart(items: &[Item], into: &Path) -> VerbResult<()> {
     let real = into
         .canonicalize()
@@ -213,7 +213,7 @@ fn apart(items: &[Item], into: &Path) -> VerbResult<()> {
     }
 }
 
-/// Snapshots of a series that are in the tree already are not imported again; their names.
+/// Removes the snapshots of a series that the tree already contains, and returns their names.
 fn without_known(items: &mut Vec<Item>, target: &mut Target) -> Outcome<Vec<String>> {
     let mut known = Vec::new();
     if target.state != State::Tree || items.iter().all(|item| item.snapshot.is_none()) {
@@ -251,7 +251,7 @@ fn tell(answer: Answer, items: &[Item], context: &mut Context) -> Outcome {
         out.flush()?;
         let at = answer.tree.display().to_string();
         for (made, item) in answer.checkpoints.iter().zip(items) {
-            // Of a series every line would say nearly the same.
+            // The lines of a series would be nearly equal.
             if item.snapshot.is_none() {
                 say(made, answer.dry_run, context);
             }
@@ -295,7 +295,7 @@ fn tell(answer: Answer, items: &[Item], context: &mut Context) -> Outcome {
     Ok(())
 }
 
-/// What was taken for what.
+/// Formats the number of trees and snapshots.
 fn counted(items: &[Item]) -> String {
     let series = items.iter().filter(|item| item.snapshot.is_some()).count();
     match (series, items.len() - series) {
@@ -329,7 +329,7 @@ fn line(made: &Made, dry_run: bool, name: &str) -> String {
     }
 }
 
-/// What was found of contents.
+/// Formats the result of the hashing.
 fn hashed(found: &Found, bytes: u64) -> String {
     let same = found.duplicate_bytes + found.known_bytes + found.unshared_bytes;
     let percent = same
@@ -358,7 +358,7 @@ fn hashed(found: &Found, bytes: u64) -> String {
     )
 }
 
-/// What there was, how it came there, and what did not.
+/// Prints the counts of an import, its hashed contents, and its guard.
 fn say(made: &Made, dry_run: bool, context: &Context) {
     let out = &context.out;
     let count = made.count;
@@ -398,7 +398,7 @@ fn say(made: &Made, dry_run: bool, context: &Context) {
     }
 }
 
-/// What is not as it was.
+/// Warns about lost attributes and skipped paths.
 fn warn(made: &Made, context: &Context) {
     let out = &context.out;
     copies::warn_lost(out, (made.owners_lost, made.xattrs_lost));

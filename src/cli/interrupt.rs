@@ -1,9 +1,9 @@
-//! Ctrl-C, and whatever else asks this program to end, while the daemon restores something: the
-//! daemon is told, and its answer says what became of it.
+//! Ctrl-C and other termination signals, during an operation of the daemon: the request is
+//! cancelled, and the answer of the daemon reports the result.
 //!
-//! What has changed nothing yet is given up. What has begun to change the tree is finished: half of
-//! it is nobody's wish, and `ckptfs undo` takes it back. A second signal ends this program at once;
-//! the daemon notices that nobody waits any more, and does the same.
+//! An operation that has changed nothing yet is abandoned. One that has begun to change the tree is
+//! finished, because half of it is useless; `ckptfs undo` reverts it. A second signal ends this
+//! program at once; the daemon detects that its client is gone, and does the same.
 
 use std::io;
 use std::process::{Command, ExitStatus};
@@ -19,26 +19,26 @@ use crate::engine::verb::Verb;
 use crate::engine::verbs::Request;
 use crate::sys;
 
-/// Added to the number of a signal; the status of a program that died of one, in a shell.
+/// Added to the number of a signal: the status, in a shell, of a program that it killed.
 pub const SIGNAL_STATUS: i32 = 128;
 const CANCELLED: &str = "cancelled: nothing was changed";
 
-/// What a signal is for: nothing is done now.
+/// Target of a signal: none at present.
 const NOTHING: i32 = -1;
-/// The daemon is asked.
+/// Target of a signal: the request to the daemon.
 const DAEMON: i32 = 0;
 
-/// See the module.
+/// The handler of termination signals; see the module.
 pub struct Interrupt {
-    /// The signal that came, or 0.
+    /// The received signal, or 0.
     came: Arc<AtomicI32>,
-    /// What it is for: [`NOTHING`], [`DAEMON`], or a process.
+    /// Its target: [`NOTHING`], [`DAEMON`], or a process.
     meant_for: Arc<AtomicI32>,
 }
 
 impl Interrupt {
-    /// From now on a signal gives up what is asked of the daemon. Call it before a thread is
-    /// started.
+    /// Installs the handler: from now on a signal cancels the request to the daemon. Must be called
+    /// before a thread is started.
     pub fn gives_up(client: &Client) -> VerbResult<Interrupt> {
         let canceller = client.canceller().on("the connection")?;
         let ours = Interrupt {
@@ -51,7 +51,8 @@ impl Interrupt {
             match meant_for.load(Ordering::SeqCst) {
                 NOTHING => {}
                 DAEMON => {
-                    // It is gone: then there is an answer, or nobody to ask.
+                    // It fails if the connection is gone: the answer is there, or the daemon has
+                    // ended.
                     let _ = canceller.cancel();
                 }
                 process => {
@@ -69,8 +70,8 @@ impl Interrupt {
         Ok(ours)
     }
 
-    /// Runs a command of the user's to its end. A signal is passed on to it; one that came before
-    /// ends it at once.
+    /// Runs a command of the user until it ends. A signal is forwarded to it; an earlier one is
+    /// sent to it at once.
     ///
     /// # Errors
     /// Those of starting it.
@@ -80,10 +81,10 @@ impl Interrupt {
         })
     }
 
-    /// What was to be done is given up, if a signal came.
+    /// Abandons the operation if a signal was received.
     ///
     /// # Errors
-    /// The status of a program that died of it.
+    /// The status of a program that the signal killed.
     pub fn check(&self, out: &Out) -> Outcome {
         match self.status() {
             Some(status) => {
@@ -99,8 +100,8 @@ impl Interrupt {
         (signal > 0).then(|| u8::try_from(SIGNAL_STATUS + signal).unwrap_or(u8::MAX))
     }
 
-    /// Asks the daemon, whose answer may take a while; one that says that it gave up ends this
-    /// program.
+    /// Sends a request whose answer may take a while. If the daemon cancelled it, the result is a
+    /// failure that ends this program.
     pub fn ask<V: Verb + Into<Request>>(
         &self,
         client: &mut Client,
@@ -123,7 +124,7 @@ impl Interrupt {
         }
     }
 
-    /// What was done is told; whether that came too late to be given up.
+    /// Reports a signal that came too late to cancel the operation, after its result is printed.
     pub fn end(&self, out: &Out) -> Outcome {
         match self.status() {
             Some(status) => {
@@ -135,9 +136,9 @@ impl Interrupt {
     }
 }
 
-/// Runs a command of the user's to its end. Its number is in `running` meanwhile, for whoever passes
-/// signals on to it, and then `nobody`. Once it is there, `came` tells of a signal that came before,
-/// by what was in its place; 0: none did.
+/// Runs a command of the user until it ends. `running` is set to its process id, to forward
+/// signals, and to `nobody` at its end. `came` receives the earlier value of `running` and returns
+/// a signal that was received before, or 0.
 ///
 /// # Errors
 /// Those of starting it and of waiting for it.
@@ -156,7 +157,7 @@ pub fn run_to_end(
         let _ = sys::kill(process, signal);
     }
     let waited = sys::wait_ended(child.id());
-    // From here on its number may become another's.
+    // From here on its process id may be reused.
     running.store(nobody, Ordering::SeqCst);
     waited.map_err(io::Error::from)?;
     child.wait()

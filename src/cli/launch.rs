@@ -1,5 +1,5 @@
-//! Starts the daemon: this program once more, with nothing of its caller's but a pipe to say "it
-//! serves" or why not.
+//! Starts the daemon: this program again, without descriptors of its caller except a pipe for the
+//! handshake.
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
@@ -19,45 +19,45 @@ use crate::engine::origin::TYPED_PASSWORD;
 use crate::sys::host;
 use crate::volumes::tool;
 
-/// What the daemon tells its parent, as one line of JSON. Every other line is talk.
+/// The message from the daemon to its parent, as one line of JSON. All other lines are its output.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Handshake {
-    /// It serves.
+    /// The mount serves.
     Ready(Ready),
-    /// It does not, and ends.
+    /// The mount failed, and the daemon exits.
     Error(VerbError),
 }
 
-/// What a daemon that serves says of itself.
+/// State of a daemon that serves.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Ready {
-    /// Its process.
+    /// Its process id.
     pub pid: u32,
-    /// Who does reads.
+    /// I/O path of reads.
     pub io: String,
-    /// Who does writes.
+    /// I/O path of writes.
     pub writes: String,
-    /// What somebody should know.
+    /// Warnings for the user.
     pub warnings: Vec<String>,
-    /// What was changed while nothing was mounted.
+    /// Changes made while nothing was mounted.
     #[serde(default)]
     pub absence: Option<AbsenceInfo>,
-    /// Who has something of the directory below the mount.
+    /// Processes that use the directory below the mount.
     #[serde(default)]
     pub below: Vec<Holder>,
 }
 
-/// What the daemon says before it serves is kept up to so many bytes.
+/// Limit of the output that is buffered before the daemon serves.
 const TALK_BYTES_MAX: usize = 64 << 10;
 
-/// Who starts a daemon.
+/// The parent of a daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Starter {
-    /// A verb, which ends when the daemon serves: what the daemon says until then is said to the
-    /// user.
+    /// A verb, which exits when the daemon serves. The output of the daemon until then is printed
+    /// for the user.
     Verb,
-    /// Somebody who goes on, and waits for the end of what it has started; it has a log.
+    /// A driver, which continues, and reaps its children; it has a log.
     Driver,
 }
 
@@ -74,7 +74,7 @@ impl Starter {
 
     fn leave(self, mut child: Child) {
         if self == Starter::Driver {
-            // Without a thread it is nobody's, until whoever started it ends.
+            // Without a thread it stays a zombie until this process ends.
             drop(
                 std::thread::Builder::new()
                     .name("daemon".into())
@@ -85,8 +85,7 @@ impl Starter {
 }
 
 /// Starts the daemon with `arguments`, and waits until it serves. No time limit: an index may have
-/// to be rebuilt first. `password`: that of a remote, which goes to the daemon by its environment
-/// alone.
+/// to be rebuilt first. `password`: of a remote; it is passed only in the environment.
 pub fn launch(
     mut arguments: Vec<OsString>,
     password: Option<&str>,
@@ -119,7 +118,7 @@ fn spawn(
         .spawn()
 }
 
-/// This program, also when its file was replaced since.
+/// Returns the path of this program, even if its file was replaced since.
 pub fn program() -> PathBuf {
     match std::env::current_exe() {
         Ok(path) if path.exists() => path,
@@ -157,12 +156,12 @@ fn wait(child: &mut Child, pipe: UnixStream, starter: Starter) -> VerbResult<Rea
     ))
 }
 
-/// In the daemon: tells the parent, through what is its stdout.
+/// In the daemon: notifies the parent on stdout.
 pub fn tell(handshake: &Handshake) -> VerbResult<()> {
     tell_on(&mut std::io::stdout().lock(), handshake)
 }
 
-/// In the daemon: tells the parent, through a copy of what was its stdout.
+/// In the daemon: notifies the parent on a copy of the original stdout.
 pub fn tell_on(pipe: &mut impl Write, handshake: &Handshake) -> VerbResult<()> {
     let mut line =
         serde_json::to_vec(handshake).map_err(|cause| error(Code::Internal, cause.to_string()))?;

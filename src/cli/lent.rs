@@ -1,4 +1,4 @@
-//! What the verbs do, for volumes. What they would say is nobody's to hear.
+//! The verbs for volumes, in this process or in a child; their output is discarded.
 
 use std::fs::File;
 use std::io::{Read, Seek};
@@ -20,17 +20,17 @@ use crate::sys;
 use crate::volumes::options::Options;
 use crate::volumes::{Place, Pushed, Verbs, tool};
 
-/// What only looks at a remote, or forgets something there, has so many seconds.
+/// Time limit of a request that only lists the snapshots of a remote, or removes one.
 const LOOK_SECONDS: u32 = 60;
-/// What sends or fetches a tree has a day, and is begun again after that: what is there stays.
+/// Time limit of a transfer of a tree: a day. A repeated transfer skips the data already there.
 const TREE_SECONDS: u32 = 24 * 60 * 60;
-/// The same number on every system that there is.
+/// The number is the same on every system.
 const SIGKILL: i32 = 9;
 
 /// The verbs, for a pool.
 #[derive(Debug)]
 pub struct Lent {
-    /// The file that has the remotes; `None`: those of the user.
+    /// The file of the remotes; `None`: the user's.
     pub remotes: Option<PathBuf>,
 }
 
@@ -80,7 +80,7 @@ impl Verbs for Lent {
     fn pushed(&self, remote: &str) -> VerbResult<Vec<Pushed>> {
         self.check_remote(remote)?;
         let log = command(["remote", "log", "--all", "--", remote]);
-        // It lists the newest first.
+        // The list has the newest first.
         let mut all: Vec<Pushed> = self.answer(log, LOOK_SECONDS)?;
         all.reverse();
         Ok(all)
@@ -108,14 +108,14 @@ impl Verbs for Lent {
     }
 }
 
-/// This program once more, with a verb.
+/// Returns a command that runs a verb of this program.
 fn command<'a>(arguments: impl IntoIterator<Item = &'a str>) -> Command {
     let mut command = Command::new(launch::program());
     command.arg("--json").args(arguments);
     command
 }
 
-/// How a verb tells with `--json` why it has failed.
+/// The output of a failed verb with `--json`.
 #[derive(Deserialize)]
 struct Told {
     error: VerbError,
@@ -127,10 +127,11 @@ impl Lent {
             .map(drop)
     }
 
-    /// What a verb answers that is run by a process of its own: what hangs in it, or fails in a way
-    /// that nobody has expected, is ended with it. It ends with this one, too.
+    /// Runs a verb in a child process, and returns its answer. A verb that hangs or fails
+    /// unexpectedly does not affect this process: it is killed after `seconds`, and ends with this
+    /// process.
     fn answer<T: DeserializeOwned>(&self, mut command: Command, seconds: u32) -> VerbResult<T> {
-        // Files, and no pipes: what it has started may hold them open when it is gone.
+        // Files, not pipes: processes that the verb started may outlive it and keep a pipe open.
         let answers = || sys::unnamed_file(None).on("memory");
         let (mut out, mut err) = (answers()?, answers()?);
         tool::clean(&mut command);
@@ -143,7 +144,7 @@ impl Lent {
         let mut child = command.spawn().on("starting a verb")?;
         let ended = child.wait().on("waiting for a verb")?;
         let group = i32::try_from(child.id()).unwrap_or_default();
-        // Most have started nothing that outlives them.
+        // Usually the group is empty.
         let _ = sys::kill_group(group, SIGKILL);
         if ended.success() {
             return serde_json::from_str(&text(&mut out)?)

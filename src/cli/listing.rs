@@ -1,4 +1,4 @@
-//! Lists: of checkpoints, a line for each, and as long as the terminal is high.
+//! Lists of checkpoints, one line each, and lists that fit the height of the terminal.
 
 use super::error::Outcome;
 use super::graph::Graph;
@@ -7,11 +7,12 @@ use super::{changes, time};
 use crate::engine::api::CheckpointInfo;
 use crate::store::record::Reason;
 
-/// So many lines of a list are shown on however small a terminal.
+/// The number of lines that are shown on any terminal, however small.
 const SHOWN_MIN: usize = 8;
 
-/// What of a list fits on the terminal beside `other` lines, and the line that tells how many more
-/// there are and which option shows them. All of it where there is no option, or no terminal.
+/// Returns the part of a list that fits on the terminal with `other` lines, and a line with the
+/// number of remaining items and the option that shows them. Without an option or a terminal,
+/// returns all.
 pub fn fitting<'a, T>(
     out: &Out,
     all: &'a [T],
@@ -21,9 +22,9 @@ pub fn fitting<'a, T>(
     let Some((rows, option)) = out.rows().zip(option) else {
         return (all, None);
     };
-    // With the line that is given, and that of the shell's prompt.
+    // Includes the returned line, and that of the shell's prompt.
     let room = rows.saturating_sub(other + 2).max(SHOWN_MIN);
-    // The line takes as much room as the only one that it would tell of.
+    // The line takes as much room as a single remaining item.
     match all.split_at_checked(room) {
         Some((shown, rest)) if rest.len() > 1 => {
             let more = format!("... and {} more ({option} shows them)", rest.len());
@@ -38,7 +39,7 @@ pub fn print_checkpoints(checkpoints: &[CheckpointInfo], out: &mut Out) -> Outco
     Printer::default().print(checkpoints, out)
 }
 
-/// Prints one line for each checkpoint, in columns as wide as they had to be so far.
+/// Prints one line for each checkpoint, in columns as wide as the widest value so far.
 #[derive(Default)]
 pub struct Printer {
     graph: Option<Graph>,
@@ -47,7 +48,7 @@ pub struct Printer {
 }
 
 impl Printer {
-    /// With a graph of where each comes from before the lines.
+    /// Returns a printer that draws a graph of the checkpoints before the lines.
     pub fn new(graph: Option<Graph>) -> Printer {
         Printer {
             graph,
@@ -75,7 +76,8 @@ impl Printer {
     }
 }
 
-/// As many as `diff` tells; as the operations counted them, if it would take long to compare.
+/// Formats the number of changes as in `diff`, or as counted by the operations if a comparison
+/// would take long.
 fn count(checkpoint: &CheckpointInfo) -> String {
     match checkpoint.changes {
         Some(exact) => changes::count(exact),
@@ -96,7 +98,7 @@ fn line(out: &Out, checkpoint: &CheckpointInfo, id_width: usize, count_width: us
     )
 }
 
-/// Tags, what it guards, and the note's first line.
+/// Formats the tags, the restore that it guards, and the first line of the note.
 pub fn remarks(out: &Out, checkpoint: &CheckpointInfo) -> String {
     let mut line = String::new();
     if !checkpoint.tags.is_empty() {

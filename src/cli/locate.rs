@@ -1,7 +1,7 @@
-//! Which mount, or which store, a verb acts on: the one that contains the working directory.
+//! The mount or store that a verb acts on: the one that contains the working directory.
 //!
-//! Walking up and looking for `.ckptfs` costs a few microseconds. Where there is one the kernel is
-//! asked whose it is ([`look`]) before anything else is.
+//! The search for `.ckptfs` in each directory above costs a few microseconds. If one exists, the
+//! kernel is asked for its owner ([`look`]) before anything else.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -18,24 +18,25 @@ use crate::engine::offline::Offline;
 use crate::engine::word::word;
 use crate::sys::{self, Errno, MountPoint, host};
 
-/// How often a daemon is looked for where one should be, and how long after each other.
+/// Attempts to find a daemon that should be there, and the pause between them.
 const TRIES_MAX: u32 = 40;
 const TRY_PAUSE: std::time::Duration = std::time::Duration::from_millis(25);
 
 /// A tree with a daemon.
 #[derive(Debug)]
 pub struct Served {
-    /// The directory that the tree is seen at: its mount, or its backing directory if that is
+    /// The directory where the tree was found: its mount, or its backing directory if the mount is
     /// elsewhere.
     pub root: PathBuf,
-    /// Where the user is; absolute.
+    /// The directory that the verb starts from; absolute.
     pub cwd: PathBuf,
-    /// The daemon.
+    /// Connection to the daemon.
     pub client: Client,
 }
 
 impl Served {
-    /// Where the tree is mounted. The kernel says so: what a daemon would say of that is not asked.
+    /// Returns the path of the mount. The kernel reports it; an answer of the daemon is not
+    /// trusted.
     pub fn mount(&self) -> VerbResult<PathBuf> {
         if self.client.store().is_some_and(Store::is_mounted) {
             return Ok(self.root.clone());
@@ -53,7 +54,7 @@ impl Served {
         })
     }
 
-    /// The root of the mount (`O_PATH`), and where it is.
+    /// Returns the path of the mount, and its root (`O_PATH`).
     pub fn open_mount(&self) -> VerbResult<(PathBuf, OwnedFd)> {
         let at = self.mount()?;
         let opened = self
@@ -66,40 +67,40 @@ impl Served {
     }
 }
 
-/// What was found around a directory.
+/// Result of a search around a directory.
 #[derive(Debug)]
 pub enum Located {
     /// A tree with a daemon.
     Served(Served),
     /// A tree that has a history and no daemon.
     Store {
-        /// The directory that holds the store.
+        /// The directory that contains the store.
         root: PathBuf,
         /// The store.
         store: Store,
     },
-    /// What may be a tree, of somebody who is neither the caller nor root: nothing is asked there,
-    /// and nothing beyond.
+    /// A directory that may be a tree, and belongs to another user than the caller or root: no
+    /// request is sent there, and the search ends.
     Foreign {
         /// The directory.
         root: PathBuf,
-        /// Whose it is, if that could be found out.
+        /// Its owner, if known.
         owner: Option<u32>,
     },
     /// A mount whose daemon has died.
     Stale {
-        /// Where it is mounted.
+        /// Path of the mount.
         root: PathBuf,
     },
-    /// Nothing of ours.
+    /// No tree of ckptfs.
     Nothing {
-        /// Where the search began.
+        /// Start of the search.
         cwd: PathBuf,
     },
 }
 
-/// The directory that a verb starts from, absolute: `dir`, or else the working directory. It may
-/// belong to a dead mount.
+/// Returns the directory that a verb starts from, absolute: `dir`, or else the working directory.
+/// It may be on a dead mount.
 pub fn start(dir: Option<&Path>) -> VerbResult<PathBuf> {
     let cwd = || std::env::current_dir().on("the working directory");
     let Some(dir) = dir else { return cwd() };
@@ -108,7 +109,7 @@ pub fn start(dir: Option<&Path>) -> VerbResult<PathBuf> {
     } else {
         cwd()?.join(dir)
     };
-    // realpath(3) alone would not notice: it asks a dead mount for nothing.
+    // realpath(3) alone would not detect this: it sends no request to a dead mount.
     match std::fs::metadata(&path).and_then(|found| Ok((found.is_dir(), path.canonicalize()?))) {
         Ok((true, real)) => Ok(real),
         Ok((false, _)) => Err(error(
@@ -125,12 +126,12 @@ pub fn start(dir: Option<&Path>) -> VerbResult<PathBuf> {
 
 /// Finds the mount or store that contains `cwd`, an absolute path.
 ///
-/// A daemon that has just taken over from another may not be found at once.
+/// Retries on a live mount, because a daemon that has just taken over may not be found at once.
 pub fn locate(cwd: PathBuf) -> VerbResult<Located> {
     for _ in 1..TRIES_MAX {
         match locate_once(&cwd)? {
             Located::Served(served) => return Ok(Located::Served(served)),
-            // Asking the mount waits until somebody has taken over; a dead one says so.
+            // The check waits until a worker has taken over; on a dead mount it fails.
             _ if mounts::serves_around(&mounts::all()?, &cwd) => std::thread::sleep(TRY_PAUSE),
             other => return Ok(other),
         }
@@ -138,7 +139,7 @@ pub fn locate(cwd: PathBuf) -> VerbResult<Located> {
     locate_once(&cwd)
 }
 
-/// As [`locate`], but where another user controls what is found nobody is waited for.
+/// Like [`locate`], but does not wait if another user controls the tree that is found.
 pub fn at_once(cwd: &Path) -> VerbResult<Located> {
     match locate_once(cwd)? {
         found @ (Located::Served(_) | Located::Foreign { .. }) => Ok(found),
@@ -146,7 +147,7 @@ pub fn at_once(cwd: &Path) -> VerbResult<Located> {
     }
 }
 
-/// The daemon of the tree that contains `cwd`, if it is there now: nothing is waited for.
+/// Returns the daemon of the tree that contains `cwd`, if it answers now; does not wait.
 pub fn served_at_once(cwd: &Path) -> VerbResult<Option<Served>> {
     Ok(match locate_once(cwd)? {
         Located::Served(served) => Some(served),
@@ -159,7 +160,7 @@ fn locate_once(cwd: &Path) -> VerbResult<Located> {
         let root = dir.to_owned();
         let store = match look(dir) {
             Ok(Seen::Nothing) => continue,
-            // Beyond it nothing is looked for, or another tree would be taken.
+            // The search ends, because it could find another tree above.
             Ok(Seen::Gone) => break,
             Ok(Seen::Foreign(owner)) => {
                 return Ok(Located::Foreign {
@@ -185,7 +186,7 @@ fn locate_once(cwd: &Path) -> VerbResult<Located> {
                 return Ok(Located::Store { root, store });
             }
             Err(cause) if cause.kind() == io::ErrorKind::NotFound => {
-                // Anybody may have a directory of this name; a store says what it is.
+                // Any directory may have this name; a store has a format.
                 if host::holds(store.dir(), "format") {
                     return Ok(Located::Store { root, store });
                 }
@@ -196,8 +197,8 @@ fn locate_once(cwd: &Path) -> VerbResult<Located> {
             Err(cause) => return Err(io_error(format!("the daemon of {}", dir.display()), cause)),
         }
     }
-    // A dead mount may show what the kernel remembers of it, or fail: the table of mounts is asked
-    // only now, where there is time.
+    // A dead mount may show cached entries, or fail. The mount table is read only now, because that
+    // takes longer.
     match mounts::dead_around(&mounts::all()?, cwd) {
         Some(mount) => Ok(Located::Stale {
             root: mount.at.clone(),
@@ -208,8 +209,8 @@ fn locate_once(cwd: &Path) -> VerbResult<Located> {
     }
 }
 
-/// The daemon of the tree that contains `dir`, or the working directory; what to do if there is
-/// none.
+/// Returns the daemon of the tree that contains `dir`, or the working directory, or an error with a
+/// hint.
 pub fn served(dir: Option<&Path>) -> VerbResult<Served> {
     match locate(start(dir)?)? {
         Located::Served(served) => Ok(served),
@@ -217,8 +218,8 @@ pub fn served(dir: Option<&Path>) -> VerbResult<Served> {
     }
 }
 
-/// Whoever can tell the history of the tree that contains `dir`, or the working directory: its
-/// daemon, or without one its store.
+/// Returns the history of the tree that contains `dir`, or the working directory: from its daemon,
+/// or without one from its store.
 pub fn history(dir: Option<&Path>) -> VerbResult<History> {
     match locate(start(dir)?)? {
         Located::Served(served) => Ok(History::Daemon(served.client)),
@@ -230,7 +231,7 @@ pub fn history(dir: Option<&Path>) -> VerbResult<History> {
     }
 }
 
-/// The checkpoint that is meant, where the beginning of a tag is not enough.
+/// Returns the checkpoint of a name, for which a prefix of a tag is not enough.
 ///
 /// # Errors
 /// Those of `show`; `not-exact`.
@@ -256,7 +257,7 @@ pub fn whole(name: &str, history: &mut History) -> VerbResult<CheckpointInfo> {
     }
 }
 
-/// Why there is no daemon to ask.
+/// Returns the error for a tree without an available daemon.
 pub fn not_served(located: &Located) -> VerbError {
     match located {
         Located::Served(_) => error(Code::Internal, "the daemon was found"),
@@ -306,7 +307,7 @@ pub fn not_served(located: &Located) -> VerbError {
     }
 }
 
-/// Whether this is how a mount fails whose daemon has died.
+/// Reports whether an error is that of a mount whose daemon has died.
 pub fn is_disconnected(cause: &io::Error) -> bool {
     cause
         .raw_os_error()

@@ -16,13 +16,13 @@ use crate::engine::api::{
     VersionKind,
 };
 
-/// Checkpoints that are asked for at once.
+/// Checkpoints per request.
 const PAGE: usize = 256;
 
 /// List the checkpoints, or every version of one path, newest first
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// List at most this many
+    /// List at most COUNT entries
     #[arg(
         short = 'n',
         long = "max-count",
@@ -30,28 +30,27 @@ pub struct Args {
         value_name = "COUNT"
     )]
     max_count: Option<usize>,
-    /// List only those before this one: the next page
+    /// List only checkpoints before this one: the next page
     #[arg(long, value_name = "ID", conflicts_with = "path")]
     before: Option<String>,
-    /// Draw which checkpoint each one comes from
+    /// Draw a graph of the checkpoints and their parents
     #[arg(long, conflicts_with_all = ["path", "deleted"])]
     graph: bool,
-    /// List those that were deleted, which `undo` can bring back until they are freed
+    /// List deleted checkpoints, which `undo` can bring back until they are freed
     #[arg(long, conflicts_with = "path")]
     deleted: bool,
-    /// List the versions of this file, or the checkpoints that changed something below this
-    /// directory
+    /// List the versions of this file, or the checkpoints with changes below this directory
     #[arg(value_name = "PATH")]
     path: Option<PathBuf>,
-    /// Show what each checkpoint changed, as a patch; with PATH only of that
+    /// Show the changes of each checkpoint as a patch; with PATH only those of PATH
     #[arg(short, long, conflicts_with_all = ["graph", "deleted", "json"])]
     patch: bool,
-    /// One line per checkpoint, which is the default
+    /// One line per checkpoint (the default)
     #[arg(long)]
     oneline: bool,
     #[command(flatten)]
     filters: find::Filters,
-    /// That changed this path, or something below it; relative to the working directory
+    /// With changes of this path, or of something below it; relative to the working directory
     #[arg(long, value_name = "PATH")]
     changed: Option<PathBuf>,
 }
@@ -112,8 +111,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     Ok(())
 }
 
-/// Asks for so many checkpoints at once and prints them, so that the first are there at once
-/// however many there are. Gives how many there were.
+/// Requests and prints checkpoints by page, so that the first appear at once. Returns their number.
 fn print_by_page(
     source: &mut History,
     mut query: Query,
@@ -136,10 +134,10 @@ fn print_by_page(
     Ok(printed)
 }
 
-/// Prints each checkpoint, and what it changed since the one that it comes from.
+/// Prints each checkpoint, and its changes since its parent.
 ///
 /// # Errors
-/// `incomplete`, in the end: something of a patch cannot be read.
+/// `incomplete`, at the end, if part of a patch cannot be read.
 fn patches(args: &Args, context: &mut Context) -> Outcome {
     let mut served = locate::served(context.dir())?;
     let path = args.path.as_ref();

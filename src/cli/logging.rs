@@ -1,7 +1,7 @@
-//! Log lines.
+//! Logging.
 
-/// Writes log lines to stderr: what `CKPTFS_LOG` selects (`debug`, `ckptfs::fuse=trace`, ...), else
-/// what `otherwise` does, else nothing.
+/// Writes log lines to stderr, selected by `CKPTFS_LOG` (`debug`, `ckptfs::fuse=trace`, ...), else
+/// by `otherwise`; without either, no lines.
 pub(super) fn log_to_stderr(otherwise: Option<&str>) {
     let selected = std::env::var("CKPTFS_LOG")
         .ok()
@@ -12,10 +12,10 @@ pub(super) fn log_to_stderr(otherwise: Option<&str>) {
             .with_env_filter(filter)
             .with_writer(std::io::stderr)
             .with_ansi(false);
-        // A line that cannot be written (the disk is full) is lost. It would be told on stderr too,
-        // by a macro that panics when that fails; a thread of the session would end by it, and
-        // whoever waits for its answer waits for ever. A second call finds a logger in place, and
-        // that one stays.
+        // A line that cannot be written (the disk is full) is lost. Otherwise the failure would be
+        // reported on stderr by a macro that panics if that fails. The panic would end a thread of
+        // the session, and its requests would never be answered. A second call keeps the first
+        // logger.
         let _ = log.log_internal_errors(false).try_init();
     }
 }

@@ -10,7 +10,7 @@ use super::error::{On, Outcome};
 /// Write the manual to a directory: ckptfs.1, and a page for each verb
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The directory, which is made if it is not there
+    /// The directory, which is created if missing
     #[arg(value_name = "DIR")]
     dir: PathBuf,
 }
@@ -23,8 +23,7 @@ pub fn run(args: Args, _: &mut Context) -> Outcome {
     Ok(clap_mangen::generate_to(command, &args.dir).on(args.dir.display())?)
 }
 
-/// A command whose page begins with how it is called, with the names of all values: clap_mangen
-/// leaves those of options out.
+/// Adds a synopsis with the names of all values, because clap_mangen omits those of options.
 fn with_synopsis(command: Command, name: &str) -> Command {
     let shown = |arg: &&Arg| !arg.is_hide_set() && !arg.is_global_set() && arg.get_id() != "help";
     let mut usage = name.to_owned();

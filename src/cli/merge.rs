@@ -23,59 +23,59 @@ use crate::engine::api::{
 };
 use crate::engine::word::{count, word};
 
-/// Merge what a branch changed since it began, or since it was last merged or updated
+/// Merge the changes of a branch since it began, or since it was last merged or updated
 ///
-/// What only one side changed is taken from that side; what both changed is merged line by line. If
-/// something conflicts, nothing is changed and the conflicts are listed. The current state is saved
-/// as a checkpoint first; `ckptfs undo` takes the merge back.
+/// Changes of only one side are taken from that side; files that both changed are merged line by
+/// line. If something conflicts, nothing is changed and the conflicts are listed. The current state
+/// is saved as a checkpoint first; `ckptfs undo` reverts the merge.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// A branch; with --base a checkpoint: a number, a tag, or `latest`
     #[arg(value_name = "WHAT")]
     what: String,
-    /// Only these paths, and what is below them; relative to the working directory
+    /// Only these paths, and paths below them; relative to the working directory
     #[arg(value_name = "PATHS")]
     paths: Vec<PathBuf>,
-    /// Merge what was changed from checkpoint ID to checkpoint WHAT, on another line of this tree's
+    /// Merge the changes from checkpoint ID to checkpoint WHAT, on another line of this tree's
     /// history
     #[arg(long, value_name = "ID")]
     base: Option<String>,
     #[command(flatten)]
     policy: PolicyArgs,
-    /// The modification time of changed files: `now` (the default), so that what is built from them
-    /// is rebuilt, or `kept`, as it is there
+    /// The modification time of changed files: `now` (the default), so that build tools rebuild
+    /// from them, or `kept`, their time on the other side
     #[arg(long, value_enum, value_name = "WHICH")]
     times: Option<TimesArg>,
-    /// Drop the branch after merging; `ckptfs branch restore` brings it back, until gc
+    /// Drop the branch after the merge; `ckptfs branch restore` brings it back, until gc
     #[arg(long, conflicts_with_all = ["base", "paths", "dry_run"])]
     drop: bool,
-    /// Only list what would change, and the conflicts
+    /// Only list the changes and the conflicts
     #[arg(short = 'n', long)]
     dry_run: bool,
     #[command(flatten)]
     listed: Listed,
 }
 
-/// What comes of conflicts.
+/// Resolution of conflicts.
 #[derive(Debug, clap::Args)]
 #[group(multiple = false)]
 pub struct PolicyArgs {
-    /// Where both changed something, keep what is here
+    /// Resolve conflicts with the target's version
     #[arg(long)]
     ours: bool,
-    /// Where both changed something, take what is there, even a removal
+    /// Resolve conflicts with the source's version, even if that is a removal
     #[arg(long)]
     theirs: bool,
-    /// Where both changed lines, keep both versions, with git's conflict markers
+    /// Resolve conflicts between lines by keeping both versions, with git's conflict markers
     #[arg(long)]
     markers: bool,
-    /// Keep what is here, and put what is there beside it, as NAME.WHAT
+    /// Keep the target's version, and store the source's next to it as NAME.WHAT
     #[arg(long)]
     keep_both: bool,
-    /// Have CMD merge the content of files that both changed, like git's merge drivers: %O, %A, %B
-    /// are files with the base, what is here, and what is there; the result is left in %A; %P is
-    /// the path, %L the length of a marker, %S, %X, %Y the names of the three. Exit status 0:
-    /// merged; 1 to 127: conflicts remain; otherwise it failed
+    /// Run CMD to merge the content of files that both changed, like git's merge drivers: %O, %A,
+    /// %B are files with the base, the target's version, and the source's; the result is left in
+    /// %A; %P is the path, %L the length of a marker, %S, %X, %Y the names of the three. Exit
+    /// status 0: merged; 1 to 127: conflicts remain; otherwise it failed
     #[arg(long, value_name = "CMD")]
     tool: Option<OsString>,
 }
@@ -143,10 +143,10 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     Ok(())
 }
 
-/// Whether nothing is left to be resolved; `back` is the command that takes it back.
+/// Succeeds if no conflict is left; `back` is the command that reverts the operation.
 ///
 /// # Errors
-/// Something is: it was refused for that, or conflict markers are in the files.
+/// `Failure::No` if the merge was refused, or if files contain conflict markers.
 pub fn is_whole(merged: &Merged, back: &str, out: &Out) -> Outcome {
     let marked = merged.conflicts.iter().filter(|conflict| conflict.marked);
     match marked.count() {
@@ -164,7 +164,7 @@ pub fn is_whole(merged: &Merged, back: &str, out: &Out) -> Outcome {
     }
 }
 
-/// What came of a conflict, behind it on its line.
+/// Formats the outcome of a conflict, as the end of its line.
 pub fn outcome(conflict: &MergeConflict, merged: &Merged) -> &'static str {
     match conflict.settled && !merged.refused {
         _ if conflict.tool => " (left to the tool)",
@@ -191,11 +191,11 @@ fn tell(merged: &Merged, listed: Listed, context: &mut Context) -> Outcome {
     }
 }
 
-/// What the tool makes of files whose content clashes; `None`: it was only asked of which it would
-/// be asked, and that is told.
+/// Returns the results of the tool for files with conflicting content. `None`: this is a dry run,
+/// and its result is printed.
 ///
 /// # Errors
-/// Something is left that clashes, which is told; those of the tool, and of the merge.
+/// Conflicts are left, which are printed; those of the tool, and of the merge.
 fn answered(
     command: &OsStr,
     ask: &Merge,
@@ -243,7 +243,8 @@ fn answered(
         tell(&would, listed, context)?;
         return Err(Failure::No);
     }
-    // What has changed meanwhile is told before anything is done, and a daemon that took over found.
+    // A dry run reports changes made since, before anything is done, and finds a daemon that took
+    // over.
     let would = Merge {
         answers: answers.clone(),
         ..dry
@@ -252,7 +253,7 @@ fn answered(
     Ok(Some(answers))
 }
 
-/// What changed or would, and what clashes, a line each.
+/// Prints the changes and the conflicts, one line each.
 pub fn print_merged(merged: &Merged, listed: Listed, context: &mut Context) -> Outcome {
     if !merged.refused || merged.dry_run {
         listed.print(&mut context.out, &merged.changes)?;
@@ -267,7 +268,7 @@ pub fn print_merged(merged: &Merged, listed: Listed, context: &mut Context) -> O
     Ok(())
 }
 
-/// What clashes, for people.
+/// Describes a conflict.
 pub fn why(conflict: &MergeConflict) -> String {
     let by = |removed: &str| match conflict.by {
         Some(MergeSide::Ours) => format!("{removed} here"),
@@ -297,7 +298,7 @@ pub fn why(conflict: &MergeConflict) -> String {
     }
 }
 
-/// How many conflicts nothing was said of, and no tool is to be asked of.
+/// Formats the number of unresolved conflicts, without those left to a tool.
 pub fn clashes(merged: &Merged) -> String {
     let left = |conflict: &&MergeConflict| !conflict.settled && !conflict.tool;
     match merged.conflicts.iter().filter(left).count() {
@@ -306,7 +307,7 @@ pub fn clashes(merged: &Merged) -> String {
     }
 }
 
-/// How to go on where there are so many conflicts.
+/// Formats the message that names the options to resolve conflicts.
 pub fn settle_by(clash: &str) -> String {
     format!(
         "nothing was changed: {clash}; resolve with --ours, --theirs, --markers, --keep-both or --tool"

@@ -1,7 +1,7 @@
-//! The command line: one file per verb, which parses, asks the daemon and prints.
+//! The command line: one file per verb, which parses, sends requests to the daemon and prints.
 //!
-//! stdout is data and stderr is talk. Exit codes: 0 done, 1 it failed or the answer is no, 2 the
-//! command line is wrong, 4 damage was found (docs/cli.md).
+//! stdout is for data and stderr for messages. Exit status: 0 success, 1 failure or negative
+//! result, 2 wrong command line, 4 damage found (docs/cli.md).
 //!
 //! Start-up is part of a checkpoint's cost: nothing is read and no thread is started before a verb
 //! needs it.
@@ -112,7 +112,7 @@ use self::error::{Failure, Outcome};
 use self::logging::log_to_stderr;
 use self::output::{Color, Out};
 
-/// The verbs of remotes in [`HELP`], where they are built.
+/// The verbs of remotes in [`HELP`], if built in.
 #[cfg(feature = "remote")]
 macro_rules! remote_verbs {
     () => {
@@ -129,7 +129,7 @@ macro_rules! remote_verbs {
     };
 }
 
-/// What `ckptfs --help` prints: clap has no groups of verbs.
+/// Output of `ckptfs --help`, because clap does not support groups of verbs.
 const HELP: &str = concat!(
     "\
 {about}
@@ -197,13 +197,13 @@ struct Cli {
     verb: Verb,
 }
 
-/// What every verb understands.
+/// Options of all verbs.
 #[derive(Debug, Args)]
 struct Global {
     /// Run as if started in DIR
     #[arg(short = 'C', value_name = "DIR", global = true, display_order = 900)]
     change_dir: Option<PathBuf>,
-    /// Act on this container volume, which is mounted for that if necessary
+    /// Act on this container volume, and mount it if necessary
     #[arg(
         long,
         value_name = "NAME",
@@ -230,10 +230,10 @@ struct Global {
     no_pager: bool,
 }
 
-/// The verbs, and the module of each, whose `Args` clap reads and whose `run` does it.
+/// Defines the verbs by their modules, each with `Args` for clap and a function `run`.
 macro_rules! verbs {
     ($($(#[cfg($condition:meta)])? $(#[command($shown:meta)])? $verb:ident($($module:ident)::+),)*) => {
-        // The arguments of a verb are built when that verb is typed: the start of a process is
+        // The arguments of a verb are built only when that verb is used: the start of a process is
         // most of the cost of a checkpoint.
         #[derive(Debug, Subcommand)]
         #[command(defer = true)]
@@ -335,7 +335,7 @@ pub fn main() -> ExitCode {
     if !goes_on(&verb) {
         unanswered::watch(&context.out, context.dir());
     }
-    // These say it in their own way, or act on no tree.
+    // These warn by themselves, or act on no tree.
     if !matches!(
         verb,
         Verb::Mount(_)
@@ -360,17 +360,17 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Whether this program has a verb.
+/// Reports whether this program has a verb.
 fn has_verb(name: &str) -> bool {
     Cli::command().find_subcommand(name).is_some()
 }
 
-/// The command line as it is shown.
+/// Returns the command line with examples.
 fn command() -> clap::Command {
     examples::with_examples(Cli::command())
 }
 
-/// The names of all verbs, hidden ones too, each with those above it: `branch create`.
+/// Returns the names of all verbs, including hidden ones, with their parents: `branch create`.
 pub fn verbs() -> Vec<String> {
     let mut command = Cli::command().disable_help_subcommand(true);
     command.build();
@@ -387,8 +387,8 @@ pub fn verbs() -> Vec<String> {
     found
 }
 
-/// What was typed; a mistake, or a question for help, ends the process. The examples are added
-/// only for help: the start of a program is part of what a checkpoint costs.
+/// Parses the command line; a mistake, or a request for help, ends the process. Examples are added
+/// only for help, because start-up is part of the cost of a checkpoint.
 fn parsed() -> Cli {
     let typed = |mut command: clap::Command| {
         let matches = command.try_get_matches_from_mut(std::env::args_os())?;
@@ -402,7 +402,7 @@ fn parsed() -> Cli {
     .unwrap_or_else(|error| elsewhere::end(error, Cli::command()))
 }
 
-/// Whether a verb runs until it is ended. Most of that time it waits for requests.
+/// Reports whether a verb runs until it is ended; such a verb mostly waits for requests.
 fn goes_on(verb: &Verb) -> bool {
     match verb {
         Verb::Daemon(_) => true,

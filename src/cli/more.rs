@@ -1,9 +1,9 @@
-//! `ckptfs help more`: the verbs that the overview only names.
+//! `ckptfs help more`: the verbs that `ckptfs --help` only names.
 
 use super::Context;
 use super::error::Outcome;
 
-/// What `ckptfs help more` prints.
+/// Output of `ckptfs help more`.
 pub const VERBS: &str = "The verbs that `ckptfs --help` only names:
   bisect      Find the first checkpoint in which a test fails
   completion  Print a shell's completions
@@ -18,7 +18,7 @@ pub const VERBS: &str = "The verbs that `ckptfs --help` only names:
   serve       Serve container volumes to Docker, Podman or Kubernetes
 ";
 
-/// What the verbs are for that `ckptfs --help` only names
+/// The purpose of the verbs that `ckptfs --help` only names
 #[derive(Debug, clap::Args)]
 #[command(long_about = VERBS, help_template = "{about}")]
 pub struct Args {}

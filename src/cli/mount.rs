@@ -33,34 +33,35 @@ use crate::volumes::options::Options;
 /// Returns when the mount serves. A mount whose daemon has died is repaired.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The directory to serve; its history is kept in DIR/.ckptfs
+    /// The directory to serve; its history is stored in DIR/.ckptfs
     #[arg(value_name = "DIR")]
     dir: PathBuf,
-    /// Where to mount it; over DIR itself by default
+    /// The mountpoint; DIR itself by default
     #[arg(value_name = "MOUNTPOINT")]
     mountpoint: Option<PathBuf>,
     /// Mount a checkpoint of a remote (`ckptfs remote`) in DIR, which is empty or does not exist:
-    /// usable at once, content comes when it is opened. ID as `ckptfs pull` takes it; default: the
+    /// usable at once, content is fetched when it is opened. ID as for `ckptfs pull`; default: the
     /// newest. Later mounts need only DIR
     #[arg(long, value_name = "REMOTE[:ID]")]
     from: Option<String>,
     #[command(flatten)]
     serving: Serving,
-    /// If the daemon dies, leave a dead mount; by default another takes over, and programs continue
+    /// If the daemon dies, leave a dead mount; by default another daemon takes over, and programs
+    /// continue
     #[arg(long)]
     no_holder: bool,
     /// Stay in the foreground; log to stderr
     #[arg(long)]
     foreground: bool,
-    /// Let other users in (permissions still apply); the default where this is allowed
+    /// Allow access by other users (permissions still apply); the default where permitted
     #[arg(long, overrides_with = "no_allow_other")]
     allow_other: bool,
-    /// Let no other user in, not even root
+    /// Deny access by other users, even root
     #[arg(long)]
     no_allow_other: bool,
 }
 
-/// What `--json` prints.
+/// Output of `--json`.
 #[derive(Serialize)]
 struct Mounted<'a> {
     #[serde(serialize_with = "host_path::serialize")]
@@ -76,15 +77,15 @@ struct Mounted<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     absence: Option<&'a AbsenceInfo>,
     warnings: &'a [String],
-    /// Who has something of the directory below the mount.
+    /// Processes that use the directory below the mount.
     below: &'a [Holder],
 }
 
-/// A mount that can be made, as far as is known without its daemon.
+/// A mount that passed all checks that are possible without its daemon.
 pub struct Prepared {
     daemon: daemon::Args,
     origin: Begun,
-    /// Dead mounts that were taken away.
+    /// Number of dead mounts that were removed.
     repaired: usize,
 }
 
@@ -92,7 +93,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let cwd = locate::start(context.dir())?;
     let dest = cwd.join(&args.dir);
     let begun = match &args.from {
-        // That it is mounted, or was and its daemon has died, is seen to below.
+        // A mount of ckptfs, live or dead, is handled below.
         Some(from)
             if !mounts::top(&mounts::all()?, &normal(&dest)).is_some_and(MountPoint::is_ours) =>
         {
@@ -154,13 +155,13 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
 }
 
 impl Args {
-    /// Those of a volume for containers.
+    /// Returns the arguments for a container volume.
     ///
     /// # Errors
-    /// A variable of the environment cannot be understood.
+    /// A variable of the environment is invalid.
     pub fn of_volume(place: &Place, options: &Options) -> VerbResult<Args> {
         let serving = Serving {
-            // Whoever is in the containers of one volume is one party, whatever users they run as.
+            // The containers of one volume are one party, whatever users they run as.
             others_io: Some(OthersIo::Kernel),
             snapdir: options
                 .snapdir
@@ -188,7 +189,7 @@ impl Args {
     }
 }
 
-/// What the tree began as is kept under a number of its own.
+/// Makes a checkpoint of the initial tree.
 fn first_checkpoint(backing: &Path, note: &str) -> VerbResult<()> {
     let store = Store::of(backing).on(backing.join(STORE_NAME).display())?;
     let store = store.ok_or_else(|| error(Code::DaemonLost, "the daemon is gone"))?;
@@ -200,10 +201,10 @@ fn first_checkpoint(backing: &Path, note: &str) -> VerbResult<()> {
     client.ask(options).map(drop)
 }
 
-/// Looks whether a directory can be mounted, and takes dead mounts away that are in the way.
+/// Checks whether a directory can be mounted, and removes dead mounts that are in the way.
 ///
 /// # Errors
-/// In words for a person.
+/// A message for the user.
 pub fn prepare(mut args: Args, cwd: &Path) -> VerbResult<Prepared> {
     let mut repaired = 0;
     let backing = directory(&cwd.join(&args.dir), &args.dir, &mut repaired)?;
@@ -212,7 +213,7 @@ pub fn prepare(mut args: Args, cwd: &Path) -> VerbResult<Prepared> {
         None => backing.clone(),
     };
     check_mounts(&backing, &mountpoint, &mut repaired)?;
-    // What is there may be the mount that another process has made meanwhile.
+    // The cause may be a mount that another process has made since.
     check_store(&backing).or_else(|error| check_unserved(&backing, &mut 0).and(Err(error)))?;
     check_flags(&args.serving)?;
     let allow_other = allow_other(&args)?;
@@ -240,7 +241,8 @@ pub fn prepare(mut args: Args, cwd: &Path) -> VerbResult<Prepared> {
     })
 }
 
-/// The real path of the directory that somebody named, dead mounts on the way taken away.
+/// Returns the real path of a directory on the command line, and removes dead mounts on the way to
+/// it.
 fn directory(path: &Path, shown: &Path, repaired: &mut usize) -> VerbResult<PathBuf> {
     let shown = shown.display();
     let unlinked = normal(path);
@@ -267,7 +269,7 @@ fn directory(path: &Path, shown: &Path, repaired: &mut usize) -> VerbResult<Path
     }
 }
 
-/// Refuses what cannot be mounted there because of what is mounted already.
+/// Rejects mountpoints that conflict with existing mounts.
 fn check_mounts(backing: &Path, mountpoint: &Path, repaired: &mut usize) -> VerbResult<()> {
     if [backing, mountpoint].contains(&Path::new("/")) {
         let message = "/ cannot be mounted: every running process would stay below the mount";
@@ -299,7 +301,7 @@ fn check_mounts(backing: &Path, mountpoint: &Path, repaired: &mut usize) -> Verb
     Ok(())
 }
 
-/// Refuses a directory that is served already; by a daemon that has died it is not.
+/// Rejects a directory that is already served; a dead mount is removed instead.
 fn check_unserved(backing: &Path, repaired: &mut usize) -> VerbResult<()> {
     let table = mounts::all()?;
     for mount in table.iter().filter(|mount| is_of(mount, backing)) {
@@ -327,8 +329,9 @@ fn check_unserved(backing: &Path, repaired: &mut usize) -> VerbResult<()> {
     Ok(())
 }
 
-/// Whether a mount serves a directory: it covers it, or its source names it and the stores are the
-/// same. A source has the path of the start, and a directory above may have been renamed since.
+/// Reports whether a mount serves a directory: it covers it, or its source names it and the stores
+/// are the same. A source is the path at the start, and a directory above may have been renamed
+/// since.
 fn is_of(mount: &MountPoint, backing: &Path) -> bool {
     if mount.at == backing {
         return mount.is_ours() && mount.root == Path::new("/");
@@ -340,7 +343,7 @@ fn is_of(mount: &MountPoint, backing: &Path) -> bool {
     mount.serves(backing) && (mounts::is_dead(&mount.at) || is_same() == Some(true))
 }
 
-/// Refuses to serve what a mount of ours has already, and to cover one.
+/// Rejects a directory inside a mount of ckptfs, or with such a mount inside.
 fn check_around(table: &[MountPoint], backing: &Path, mountpoint: &Path) -> VerbResult<()> {
     for path in [backing, mountpoint] {
         if let Some(mount) = mounts::containing(table, path).filter(|mount| mount.is_ours()) {
@@ -373,14 +376,14 @@ fn check_around(table: &[MountPoint], backing: &Path, mountpoint: &Path) -> Verb
     Ok(())
 }
 
-/// What is mounted inside a directory.
+/// Returns the mounts inside a directory.
 fn inside<'a>(table: &'a [MountPoint], dir: &Path) -> impl Iterator<Item = &'a MountPoint> {
     table
         .iter()
         .filter(move |mount| mount.at != dir && mount.at.starts_with(dir))
 }
 
-/// Refuses a store that cannot work, before a daemon is started.
+/// Rejects a store that cannot work, before a daemon is started.
 pub fn check_store(backing: &Path) -> VerbResult<()> {
     let trusted = Store::of(backing).on(backing.join(STORE_NAME).display())?;
     if trusted.is_some_and(|store| keep::is_unfinished(store.dir())) {
@@ -421,8 +424,8 @@ pub fn check_store(backing: &Path) -> VerbResult<()> {
     Ok(())
 }
 
-/// Refuses a tree that has its own entry with the name of the snapshot directory: the mount would hide
-/// it, and no checkpoint would have it.
+/// Rejects a tree that has an entry with the name of the snapshot directory: the mount would hide
+/// it, and no checkpoint would contain it.
 fn check_snapdir(daemon: &daemon::Args) -> VerbResult<()> {
     let store = Store::of(&daemon.backing).ok().flatten();
     let asked = daemon.serving.snapdir_name.clone();
@@ -446,9 +449,9 @@ fn check_snapdir(daemon: &daemon::Args) -> VerbResult<()> {
     Err(hinted(Code::BadMountpoint, message, hint))
 }
 
-/// Whether a directory without a history has the mark that was set by an import until it ended,
-/// before that was noted in the store. Anybody who may write to the directory can set it: it
-/// forbids nothing.
+/// Reports whether a directory without a history has the mark of an unfinished import by an older
+/// version, which did not use the store for it. Any user who may write to the directory can set it,
+/// so it only causes a warning.
 fn has_old_mark(backing: &Path) -> bool {
     !backing.join(STORE_NAME).exists()
         && sys::open_root(backing)
@@ -456,8 +459,8 @@ fn has_old_mark(backing: &Path) -> bool {
             .is_ok()
 }
 
-/// The real path of the directory of hooks, which is not in the tree: whoever may write there must
-/// not choose what the daemon runs.
+/// Returns the real path of the hooks directory, which must be outside of the tree: users who may
+/// write there must not choose the programs that the daemon runs.
 fn hooks_dir(path: &Path, trees: &[&Path]) -> VerbResult<PathBuf> {
     let real = path.canonicalize().on(path.display())?;
     if trees.iter().any(|tree| real.starts_with(tree)) {
@@ -480,8 +483,7 @@ fn hooks_dir(path: &Path, trees: &[&Path]) -> VerbResult<PathBuf> {
     Ok(real)
 }
 
-/// Refuses what the kernel lets root alone have: fusermount would leave it out with a warning, and
-/// the mount not be what was asked for.
+/// Rejects options that only root may use: fusermount would drop them with a warning.
 fn check_flags(serving: &Serving) -> VerbResult<()> {
     if (serving.dev() || serving.suid()) && sys::ids().0 != 0 {
         let message = "only root may mount with the options dev or suid";
@@ -494,7 +496,7 @@ fn check_flags(serving: &Serving) -> VerbResult<()> {
     Ok(())
 }
 
-/// Whether other users are let in.
+/// Reports whether other users have access.
 fn allow_other(args: &Args) -> VerbResult<bool> {
     let permitted = sys::ids().0 == 0 || user_allow_other();
     match (args.allow_other, args.no_allow_other) {
@@ -509,13 +511,13 @@ fn allow_other(args: &Args) -> VerbResult<bool> {
     }
 }
 
-/// Whether fuse.conf(5) lets ordinary users use `allow_other`.
+/// Reports whether fuse.conf(5) permits `allow_other` to ordinary users.
 pub fn user_allow_other() -> bool {
     std::fs::read_to_string("/etc/fuse.conf")
         .is_ok_and(|conf| conf.lines().any(|line| line.trim() == "user_allow_other"))
 }
 
-/// Tells what is mounted now.
+/// Prints the result of the mount.
 fn report(daemon: &daemon::Args, ready: &Ready, repaired: usize, context: &mut Context) -> Outcome {
     let (mount, backing, store) = (
         &daemon.mountpoint,

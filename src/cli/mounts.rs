@@ -1,4 +1,4 @@
-//! Our mounts among all mounts: which are there, which are dead, and how they go.
+//! The mounts of ckptfs among all mounts: search, detection of dead ones, and unmounting.
 
 use std::path::Path;
 
@@ -8,30 +8,30 @@ pub use crate::engine::unmount::{top, unmount, unmount_error};
 use crate::sys::host;
 use crate::sys::{self, Errno, MountPoint};
 
-/// Dead mounts at one place are taken away one by one, up to so many.
+/// Limit of the stacked dead mounts that are removed at one place.
 const STACKED_MAX: usize = 64;
 
-/// All mounts of the machine, as this process sees them.
+/// Returns all mounts in the namespace of this process.
 pub fn all() -> VerbResult<Vec<MountPoint>> {
     sys::mounts().on("the table of mounts")
 }
 
-/// The mount that `path` is on.
+/// Returns the mount that `path` is on.
 pub fn containing<'a>(mounts: &'a [MountPoint], path: &Path) -> Option<&'a MountPoint> {
     path.ancestors().find_map(|dir| top(mounts, dir))
 }
 
-/// Whether the daemon of the mount at `at` is gone.
+/// Reports whether the daemon of the mount at `at` is gone.
 ///
-/// Asked with statfs(2), which always goes to the daemon: what stat(2) gives the kernel may have
-/// kept. A daemon that dies while it is asked makes that ECONNABORTED.
+/// Uses statfs(2), which always sends a request to the daemon; the attributes for stat(2) may be
+/// cached. A daemon that dies during the request causes ECONNABORTED.
 pub fn is_dead(at: &Path) -> bool {
     host::open_dir_path(at)
         .and_then(sys::statfs_fd)
         .is_err_and(|cause| matches!(cause, Errno::ENOTCONN | Errno::ECONNABORTED))
 }
 
-/// The uppermost mount of ours around `path` whose daemon is gone.
+/// Returns the uppermost mount of ckptfs around `path` whose daemon is gone.
 pub fn dead_around<'a>(table: &'a [MountPoint], path: &Path) -> Option<&'a MountPoint> {
     let around = path
         .ancestors()
@@ -40,13 +40,12 @@ pub fn dead_around<'a>(table: &'a [MountPoint], path: &Path) -> Option<&'a Mount
     around.last()
 }
 
-/// Whether `path` is on a mount of ours that lives.
+/// Reports whether `path` is on a live mount of ckptfs.
 pub fn serves_around(table: &[MountPoint], path: &Path) -> bool {
     containing(table, path).is_some_and(|mount| mount.is_ours() && !is_dead(&mount.at))
 }
 
-/// Takes the dead mounts of ours away that are on top at `at`, however many are stacked; their
-/// number.
+/// Removes the dead mounts of ckptfs that are stacked on top at `at`, and returns their number.
 pub fn repair(at: &Path) -> VerbResult<usize> {
     for repaired in 0..STACKED_MAX {
         if !top(&all()?, at).is_some_and(MountPoint::is_ours) || !is_dead(at) {
@@ -63,12 +62,13 @@ pub fn repair(at: &Path) -> VerbResult<usize> {
     ))
 }
 
-/// Takes the dead mounts of ours away at `path` and above it, the uppermost first; their number.
+/// Removes the dead mounts of ckptfs at `path` and above it, the uppermost first, and returns their
+/// number.
 pub fn repair_above(path: &Path) -> VerbResult<usize> {
     let mut repaired = 0;
     while let Some(mount) = dead_around(&all()?, path) {
         match repair(&mount.at)? {
-            // Somebody else was quicker.
+            // Another process was faster.
             0 => break,
             some => repaired += some,
         }

@@ -1,6 +1,6 @@
 //! Mounts and subvolumes inside a directory that is mounted. They are not part of the history. The
-//! mount hides them, so each is bound over its place in the mount, and taken away again before the
-//! mount ends.
+//! mount hides them, so each is bound over its place in the mount, and removed before the mount
+//! ends.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -13,19 +13,19 @@ use crate::engine::api::{Code, VerbResult};
 use crate::engine::word::word;
 use crate::sys::{self, Errno, MountPoint, OpenKind, SysResult, host};
 
-/// How many are named.
+/// Limit of the paths in a message.
 const SHOWN_MAX: usize = 8;
 
-/// One of them.
+/// A mount or subvolume inside the directory.
 pub struct Place {
-    /// Where it is, relative to the directory.
+    /// Its path, relative to the directory.
     inside: PathBuf,
-    /// A copy of it that can be attached; `None`: the caller may not make one.
+    /// A copy that can be attached; `None`: the caller may not make one.
     copy: Option<OwnedFd>,
 }
 
-/// What is mounted on the tree of a mount or is a subvolume in it, relative to its root, topmost
-/// ones only.
+/// Returns the paths of the topmost mounts on a mount, relative to its root. Subvolumes are among
+/// them, because they are bound.
 pub fn in_mount(table: &[MountPoint], mount: &MountPoint) -> Vec<PathBuf> {
     let on_it = table.iter().filter(|other| other.parent == mount.id);
     let inside = on_it.filter_map(|other| other.at.strip_prefix(&mount.at).ok());
@@ -38,10 +38,10 @@ pub fn in_mount(table: &[MountPoint], mount: &MountPoint) -> Vec<PathBuf> {
     found
 }
 
-/// The mounts and subvolumes in a directory, with a copy of each.
+/// Returns the mounts and subvolumes in a directory, with a copy of each.
 ///
 /// # Errors
-/// Those of reading the table of mounts and the directory.
+/// Those of reading the mount table and the directory.
 pub fn below(backing: &Path) -> VerbResult<Vec<Place>> {
     let table = mounts::all()?;
     let mut found: Vec<PathBuf> = table
@@ -65,7 +65,7 @@ pub fn below(backing: &Path) -> VerbResult<Vec<Place>> {
     Ok(found.into_iter().map(copied).collect())
 }
 
-/// What a path in a directory names, without following a link.
+/// Opens a path in a directory (`O_PATH`), without following a link.
 fn named_by(root: impl AsFd, inside: &Path) -> SysResult<OwnedFd> {
     sys::open_beneath(root, inside.as_os_str().as_bytes(), OpenKind::Path)
 }
@@ -75,8 +75,8 @@ fn attach(copy: OwnedFd, (root, inside): (impl AsFd, &Path)) -> SysResult<()> {
     sys::attach_mount(copy, named_by(root, inside)?)
 }
 
-/// Binds them over their places in the mount, and says which are there and which are not to be
-/// reached.
+/// Binds the copies over their places in the mount. Returns a warning that lists the bound and the
+/// hidden ones.
 pub fn bind(places: Vec<Place>, mountpoint: &Path) -> Option<String> {
     let (mut bound, mut hidden) = (Vec::new(), Vec::new());
     let root = host::open_dir_path(mountpoint);
@@ -106,7 +106,7 @@ pub fn bind(places: Vec<Place>, mountpoint: &Path) -> Option<String> {
     })
 }
 
-/// The first of some paths, in words.
+/// Formats the first of some paths, and the number of the others.
 pub fn named(paths: &[PathBuf]) -> String {
     let shown = paths.iter().take(SHOWN_MAX);
     let shown: Vec<String> = shown.map(|path| path.display().to_string()).collect();
@@ -116,14 +116,14 @@ pub fn named(paths: &[PathBuf]) -> String {
     }
 }
 
-/// Those that were taken away from a mount that is about to end, and can be put back.
+/// Mounts that were removed from a mount that is about to end, and can be attached again.
 pub struct Taken<'a> {
     mount: &'a MountPoint,
     copies: Vec<(PathBuf, OwnedFd)>,
 }
 
 impl Taken<'_> {
-    /// Puts them back: the mount stays.
+    /// Attaches them again: the mount stays.
     pub fn put_back(self) {
         let root = host::open_dir_path(&self.mount.at);
         for (inside, copy) in self.copies {
@@ -138,10 +138,11 @@ impl Taken<'_> {
     }
 }
 
-/// Takes away what is bound over its own place in a mount: below the mount it is there again.
+/// Removes the mounts that are bound over their own places in a mount. Below the mount they are
+/// visible again.
 ///
 /// # Errors
-/// `busy`: one is in use, and all are where they were.
+/// `busy` if one is in use; then all are attached again.
 pub fn take_away(mount: &MountPoint) -> VerbResult<Taken<'_>> {
     let table = mounts::all()?;
     let mut taken = Taken {
@@ -154,7 +155,7 @@ pub fn take_away(mount: &MountPoint) -> VerbResult<Taken<'_>> {
     for inside in in_mount(&table, mount) {
         let at = mount.at.join(&inside);
         let bound = mounts::top(&table, &at);
-        // Over the directory itself its path is right, and the source may have an earlier name.
+        // Over the directory itself its path is right, while the source may be an earlier name.
         let is_bound = |bound: &MountPoint| {
             let below = [&mount.at, &backing].map(|dir| dir.join(&inside));
             below
@@ -183,7 +184,7 @@ pub fn take_away(mount: &MountPoint) -> VerbResult<Taken<'_>> {
     Ok(taken)
 }
 
-/// As [`take_away`], of the mount at a path, which is to end in any case.
+/// Like [`take_away`], for the mount at a path, which ends in any case.
 pub fn end_at(mountpoint: &Path) {
     let table = mounts::all().unwrap_or_default();
     let mount = mounts::top(&table, mountpoint).filter(|mount| mount.is_ours());
@@ -192,7 +193,7 @@ pub fn end_at(mountpoint: &Path) {
     }
 }
 
-/// Unmounts what is mounted at and below a path in a mount.
+/// Unmounts everything at and below a path in a mount.
 fn end(
     mount: &MountPoint,
     table: &[MountPoint],
@@ -204,7 +205,7 @@ fn end(
     let all = table
         .iter()
         .filter(|other| other.at.starts_with(&at) && is_on(other, mount.id, table));
-    // Those on top were made last.
+    // The uppermost were mounted last.
     let all: Vec<&MountPoint> = all.collect();
     let (mut ended, mut count) = (Ok(()), 0);
     for mounted in all.into_iter().rev() {
@@ -222,14 +223,14 @@ fn end(
         }
         count += 1;
     }
-    // What it had mounted on it itself may be gone, which the copy has.
+    // Mounts on top of it may be gone even after a failure; the copy contains them.
     if ended.is_ok() || count > 0 {
         taken.copies.push((inside.to_owned(), copy));
     }
     ended
 }
 
-/// Whether a mount shows what is at a path of the tree below the mount of this device.
+/// Reports whether a mount shows a path of the tree below the mount of this device.
 fn shows(bound: &MountPoint, table: &[MountPoint], path: &Path, dev: u64) -> bool {
     let lower = path.ancestors().find_map(|dir| {
         let there = |mount: &&MountPoint| mount.at == dir && mount.dev != dev;
@@ -242,7 +243,7 @@ fn shows(bound: &MountPoint, table: &[MountPoint], path: &Path, dev: u64) -> boo
     })
 }
 
-/// Whether a mount is mounted on another, or on one that is.
+/// Reports whether a mount is on another mount, directly or not.
 fn is_on(mount: &MountPoint, below: u64, table: &[MountPoint]) -> bool {
     let mut parent = mount.parent;
     for _ in 0..table.len() {

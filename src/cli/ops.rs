@@ -8,19 +8,19 @@ use super::output::{Out, Role, width};
 use super::{audit, locate, time};
 use crate::engine::api::{ListOperations, OperationInfo, OperationKind};
 
-/// Operations that are listed unless told otherwise.
+/// Default limit of the listed operations.
 const LISTED: usize = 50;
 
-/// List the operations on the history, newest first: what `undo` undoes
+/// List the operations on the history, for `undo`, newest first
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// List at most this many
+    /// List at most COUNT operations
     #[arg(short = 'n', long = "max-count", visible_alias = "limit", value_name = "COUNT", default_value_t = LISTED)]
     max_count: usize,
-    /// Only those before this one
+    /// Only operations before this one
     #[arg(long, value_name = "OP")]
     before: Option<u64>,
-    /// List everything that was done, and by whom, oldest first: checkpoints, restores, mounts, ...
+    /// List all actions and their users, oldest first: checkpoints, restores, mounts, ...
     #[arg(long, conflicts_with_all = ["max_count", "before"])]
     all: bool,
 }
@@ -107,7 +107,7 @@ fn line(out: &Out, operation: &OperationInfo, width: usize) -> io::Result<Vec<u8
     Ok(line)
 }
 
-/// What an operation was, for people.
+/// Formats the kind and the arguments of an operation.
 pub fn what(out: &Out, operation: &OperationInfo) -> io::Result<Vec<u8>> {
     let id = operation
         .checkpoint

@@ -1,4 +1,4 @@
-//! Trees that look through to a remote, where remotes are built.
+//! Trees that look through to a remote, if remotes are built in.
 
 #[cfg(feature = "remote")]
 pub use super::remote::lazy::{begin, goes_on, of};
@@ -6,12 +6,12 @@ pub use super::remote::lazy::{begin, goes_on, of};
 #[cfg(not(feature = "remote"))]
 pub use self::none::{begin, goes_on, of};
 
-/// What the mount of such a tree needs besides.
+/// Additional parameters for the mount of such a tree.
 #[derive(Debug, Default)]
 pub struct Begun {
-    /// The password of the remote, if somebody has typed it.
+    /// The password of the remote, if the user has typed it.
     pub password: Option<String>,
-    /// The note of the first checkpoint, if the tree was made just now.
+    /// The note of the first checkpoint, if the tree is new.
     pub note: Option<String>,
 }
 
@@ -26,7 +26,7 @@ mod none {
     use crate::engine::api::{Code, VerbResult};
     use crate::engine::origin::ServedOrigin;
 
-    /// There are no remotes.
+    /// Fails: remotes are not built in.
     pub fn begin(_: &str, _: &Path, _: &mut Context) -> VerbResult<Begun> {
         Err(hinted(
             Code::Usage,
@@ -35,12 +35,12 @@ mod none {
         ))
     }
 
-    /// There are no remotes.
+    /// Returns nothing: remotes are not built in.
     pub fn goes_on(_: impl AsFd, _: &mut Context) -> VerbResult<Begun> {
         Ok(Begun::default())
     }
 
-    /// The engine refuses such a tree.
+    /// Returns `None`: the engine rejects such a tree.
     pub fn of(_: &OwnedFd, _: (Option<u64>, bool)) -> VerbResult<Option<ServedOrigin>> {
         Ok(None)
     }

@@ -1,4 +1,4 @@
-//! stdout and stderr: JSON, colors, and names that are safe to show.
+//! stdout and stderr: JSON, colors, and escaped names.
 
 use std::borrow::Cow;
 use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
@@ -10,10 +10,10 @@ use super::error::{Failure, Outcome};
 use super::pager::{self, Pager};
 use crate::sys::{self, lock::Mutex};
 
-/// Labels stand before what they are of, so wide.
+/// Width of the column of labels.
 const LABEL_WIDTH: usize = 8;
 
-/// When to color.
+/// When to use colors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Color {
     /// If stdout is a terminal, unless NO_COLOR is set
@@ -25,25 +25,25 @@ pub enum Color {
     Never,
 }
 
-/// What a piece of text is, and so its color.
+/// The meaning of a piece of text, which determines its color.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// A checkpoint's number.
     Id,
     /// A tag.
     Tag,
-    /// Something new, or in order.
+    /// Something new, or correct.
     Good,
-    /// Something changed, or to be known.
+    /// Something changed, or notable.
     Notice,
-    /// Something gone, or wrong.
+    /// Something removed, or wrong.
     Bad,
-    /// What is new, or gone, within a line.
+    /// An added or removed part of a line.
     GoodPart,
     BadPart,
     /// A heading.
     Strong,
-    /// Something beside the point.
+    /// Something secondary.
     Faint,
 }
 
@@ -64,7 +64,7 @@ impl Role {
     }
 }
 
-/// Where data goes.
+/// Destination of data.
 #[derive(Debug)]
 enum Sink {
     Stdout(BufWriter<Stdout>),
@@ -94,28 +94,28 @@ impl Write for Sink {
     }
 }
 
-/// Standard output, and how to talk on standard error; or a place in memory for both.
+/// stdout for data and stderr for messages, or memory for both.
 #[derive(Debug)]
 pub struct Out {
     writer: Sink,
-    /// Data is printed as JSON.
+    /// Print data as JSON.
     pub json: bool,
     /// stdout is a terminal.
     pub terminal: bool,
     color: bool,
     talk_terminal: bool,
     talk_color: bool,
-    /// What was said, where nothing goes to stderr.
+    /// The messages, if they do not go to stderr.
     said: Option<Mutex<Vec<String>>>,
-    /// Nobody asked for no pager.
+    /// A pager is permitted.
     may_page: bool,
-    /// What is said while a pager has the terminal.
+    /// Messages that are deferred while a pager has the terminal.
     held_back: Mutex<Vec<String>>,
 }
 
 impl Out {
-    /// Nothing is printed: [`Out::kept`] tells what would have been. Data beyond `bytes_max` fails
-    /// with `WriteZero`.
+    /// Returns an output to memory; [`Out::kept`] returns its content. Data beyond `bytes_max`
+    /// fails with `WriteZero`.
     pub fn to_memory(bytes_max: usize) -> Out {
         Out {
             writer: Sink::Memory {
@@ -133,7 +133,7 @@ impl Out {
         }
     }
 
-    /// The data of one that prints nothing, and what it said for a person.
+    /// Returns the data and the messages of an output to memory.
     pub fn kept(self) -> (Vec<u8>, Vec<String>) {
         let data = match self.writer {
             Sink::Stdout(_) | Sink::Pager(_) => Vec::new(),
@@ -144,7 +144,7 @@ impl Out {
         (data, said)
     }
 
-    /// The process's stdout.
+    /// Returns the output of the process.
     pub fn new(json: bool, color: Color) -> Out {
         let terminal = io::stdout().is_terminal();
         let talk_terminal = io::stderr().is_terminal();
@@ -168,18 +168,19 @@ impl Out {
         }
     }
 
-    /// Data goes to a file or a program, not to a terminal and not into an answer to an agent.
+    /// Reports whether data goes to a file or a program, not to a terminal or the answer to an
+    /// agent.
     pub fn is_for_programs(&self) -> bool {
         !self.terminal && matches!(self.writer, Sink::Stdout(_))
     }
 
-    /// With a pager for the verbs that ask for one ([`Out::page`]).
+    /// Permits a pager for the verbs that request one ([`Out::page`]).
     pub fn with_pager(self, may_page: bool) -> Out {
         Out { may_page, ..self }
     }
 
-    /// What is printed from now on goes through the user's pager, if it goes to a terminal. Not for
-    /// a verb that asks something.
+    /// Sends all further output to the user's pager, if stdout is a terminal. Not for a verb that
+    /// asks a question.
     pub fn page(&mut self) {
         let is_direct = matches!(self.writer, Sink::Stdout(_));
         let may = self.may_page && self.terminal && !self.json && is_direct;
@@ -188,13 +189,13 @@ impl Out {
         }
     }
 
-    /// How many lines fit on the terminal that is printed on; `None`: on none, or through a pager.
+    /// Returns the number of lines of the terminal; `None` without a terminal, and with a pager.
     pub fn rows(&self) -> Option<usize> {
         let direct = self.terminal && matches!(self.writer, Sink::Stdout(_));
         sys::terminal_rows(io::stdout()).filter(|_| direct)
     }
 
-    /// Waits until the user has left the pager, and then says what was to be said meanwhile.
+    /// Waits until the user leaves the pager, and then prints the deferred messages.
     pub fn end_page(&mut self) {
         if !matches!(self.writer, Sink::Pager(_)) {
             return;
@@ -223,13 +224,13 @@ impl Out {
         self.writer.write_all(b"\n")
     }
 
-    /// Prints a line with a text of somebody else, harmless on a terminal.
+    /// Prints a line with a text of another user, escaped on a terminal.
     pub fn text_line(&mut self, text: &str) -> io::Result<()> {
         let text = self.text(text).into_owned();
         self.line(&text)
     }
 
-    /// Prints a label, and behind it what it is of, harmless on a terminal.
+    /// Prints a label and a text, escaped on a terminal.
     pub fn labelled(&mut self, label: &str, text: &str) -> io::Result<()> {
         let line = format!(
             "{} {}",
@@ -239,7 +240,7 @@ impl Out {
         self.line(&line)
     }
 
-    /// Prints `value` as JSON where that is wanted, and otherwise as `print` does.
+    /// Prints `value` as JSON with `--json`, and otherwise with `print`.
     pub fn answer<T: Serialize>(
         &mut self,
         value: &T,
@@ -252,10 +253,10 @@ impl Out {
         }?)
     }
 
-    /// Asks whether to go on, where there is somebody to ask who has not said yes already.
+    /// Asks for confirmation, on a terminal and unless `yes` is set.
     ///
     /// # Errors
-    /// The answer is no, which `otherwise` says.
+    /// `Failure::No` if the answer is no; `otherwise` is printed.
     pub fn go_on(&self, yes: bool, question: &str, otherwise: &str) -> Outcome {
         if !yes && can_ask() && !confirmed(&self.talk_text(question))? {
             self.talk(otherwise);
@@ -264,17 +265,17 @@ impl Out {
         Ok(())
     }
 
-    /// Prints bytes as they are.
+    /// Prints bytes unchanged.
     pub fn bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.writer.write_all(bytes)
     }
 
-    /// Sends out what was printed so far.
+    /// Flushes the output.
     pub fn flush(&mut self) -> io::Result<()> {
         self.writer.flush()
     }
 
-    /// `text` in the color of `role`.
+    /// Returns `text` in the color of `role`.
     pub fn paint(&self, role: Role, text: &str) -> String {
         if self.color {
             format!("\x1b[{}m{text}\x1b[0m", role.sgr())
@@ -283,7 +284,7 @@ impl Out {
         }
     }
 
-    /// `bytes` in the color of a role, if they have one.
+    /// Returns `bytes` in the color of a role, if given.
     pub fn painted(&self, role: Option<Role>, bytes: &[u8]) -> Vec<u8> {
         match role.filter(|_| self.color && !bytes.is_empty()) {
             Some(role) => [b"\x1b[", role.sgr().as_bytes(), b"m", bytes, b"\x1b[0m"].concat(),
@@ -291,12 +292,12 @@ impl Out {
         }
     }
 
-    /// stdout is colored.
+    /// Reports whether stdout is colored.
     pub fn has_color(&self) -> bool {
         self.color
     }
 
-    /// A piece of a file's line for stdout: as it is, but harmless on a terminal.
+    /// Returns a piece of a file's line for stdout: unchanged, but escaped on a terminal.
     pub fn content<'a>(&self, text: &'a [u8]) -> Cow<'a, [u8]> {
         if !self.terminal {
             return Cow::Borrowed(text);
@@ -305,7 +306,7 @@ impl Out {
         Cow::Owned(cells.join("\t").into_bytes())
     }
 
-    /// A name or path for stdout: as it is, but harmless on a terminal.
+    /// Returns a name or path for stdout: unchanged, but escaped on a terminal.
     pub fn name<'a>(&self, name: &'a [u8]) -> Cow<'a, [u8]> {
         if self.terminal {
             Cow::Owned(escape(name).into_bytes())
@@ -314,7 +315,8 @@ impl Out {
         }
     }
 
-    /// A text of somebody else (a note, a tag) for stdout: as it is, but harmless on a terminal.
+    /// Returns a text of another user (a note, a tag) for stdout: unchanged, but escaped on a
+    /// terminal.
     pub fn text<'a>(&self, text: &'a str) -> Cow<'a, str> {
         if self.terminal {
             Cow::Owned(escape(text.as_bytes()))
@@ -323,7 +325,7 @@ impl Out {
         }
     }
 
-    /// A text for stderr, harmless on a terminal.
+    /// Returns a text for stderr, escaped on a terminal.
     pub fn talk_text<'a>(&self, text: &'a str) -> Cow<'a, str> {
         if self.talk_terminal {
             Cow::Owned(escape(text.as_bytes()))
@@ -332,7 +334,7 @@ impl Out {
         }
     }
 
-    /// `Error:`, `Hint:` or `Warning:` for stderr.
+    /// Returns `Error:`, `Hint:` or `Warning:` for stderr, in color.
     pub fn talk_label(&self, label: &str) -> String {
         let sgr = match label {
             "Error:" => "1;31",
@@ -346,12 +348,12 @@ impl Out {
         }
     }
 
-    /// Whether a person sees what is said on stderr at once.
+    /// Reports whether messages appear on a terminal.
     pub fn talks_to_terminal(&self) -> bool {
         self.talk_terminal && !self.json
     }
 
-    /// Says something on stderr; not with `--json`, whose users read data only.
+    /// Prints a message on stderr; not with `--json`, whose users read data only.
     pub fn talk(&self, text: &str) {
         if let Some(said) = &self.said {
             said.lock().push(text.to_owned());
@@ -360,7 +362,7 @@ impl Out {
         }
     }
 
-    /// Tells a line at once, or after the pager that has the terminal.
+    /// Prints a line now, or after the pager that has the terminal.
     fn say(&self, line: String) {
         match &self.writer {
             Sink::Pager(pager) if self.talk_terminal && pager.is_running() => {
@@ -370,7 +372,7 @@ impl Out {
         }
     }
 
-    /// Warns on stderr from another thread.
+    /// Returns a function that prints warnings on stderr from another thread.
     pub fn warner(&self) -> impl Fn(&str) + Send + 'static {
         let (label, terminal) = (self.talk_label("Warning:"), self.talk_terminal);
         move |text| match terminal {
@@ -379,7 +381,7 @@ impl Out {
         }
     }
 
-    /// Warns on stderr.
+    /// Prints a warning on stderr.
     pub fn warn(&self, text: &str) {
         if let Some(said) = &self.said {
             said.lock().push(text.to_owned());
@@ -394,21 +396,21 @@ impl Out {
 }
 
 fn tell(line: &str) {
-    // Whoever closed stderr does not want to be told.
+    // stderr may be closed.
     let _ = writeln!(io::stderr(), "{line}");
 }
 
-/// How wide a column is.
+/// Returns the width of a column.
 pub fn width<T>(all: &[T], text: impl Fn(&T) -> String) -> usize {
     all.iter().map(|one| text(one).len()).max().unwrap_or(0)
 }
 
-/// Whether there is somebody to ask.
+/// Reports whether the user can be asked.
 pub fn can_ask() -> bool {
     io::stdin().is_terminal() && io::stderr().is_terminal()
 }
 
-/// Asks a question on the terminal.
+/// Asks a question on the terminal; returns whether the answer is yes.
 pub fn confirmed(question: &str) -> io::Result<bool> {
     write!(io::stderr(), "{question} [y/N] ")?;
     let mut answer = String::new();
@@ -416,8 +418,8 @@ pub fn confirmed(question: &str) -> io::Result<bool> {
     Ok(matches!(answer.trim().to_lowercase().as_str(), "y" | "yes"))
 }
 
-/// Hands on to stderr what another process said for it, harmless on a terminal: where that went it
-/// was not known to be one.
+/// Copies the output of another process to stderr, escaped on a terminal, because that process
+/// wrote to a pipe.
 pub fn hand_on(said: &[u8]) {
     let mut stderr = io::stderr().lock();
     let harmless = if stderr.is_terminal() {
@@ -429,7 +431,7 @@ pub fn hand_on(said: &[u8]) {
     } else {
         String::new()
     };
-    // Whoever closed stderr does not want to be told.
+    // stderr may be closed.
     let _ = stderr.write_all(if harmless.is_empty() {
         said
     } else {
@@ -437,8 +439,8 @@ pub fn hand_on(said: &[u8]) {
     });
 }
 
-/// `bytes` with everything escaped that a terminal may obey or cannot show: control characters,
-/// bytes that are not UTF-8, and the marks that turn the direction of the text around them.
+/// Escapes everything in `bytes` that a terminal may interpret or cannot show: control characters,
+/// bytes that are not UTF-8, and the marks that change the direction of the text around them.
 pub fn escape(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {

@@ -1,7 +1,7 @@
-//! The pager: what a verb prints on a terminal goes through it, as with git.
+//! The pager: the output of a verb on a terminal goes through it, as in git.
 //!
-//! It is started with the first byte that is printed, so that a verb that fails shows its error and
-//! no empty page, and Ctrl-C ends a verb that still waits for the daemon. From then on a signal
+//! It starts at the first printed byte. Therefore a verb that fails shows its error without an
+//! empty page, and Ctrl-C ends a verb that still waits for the daemon. After the start a signal
 //! waits for the pager, which has the terminal.
 
 use std::ffi::OsString;
@@ -12,19 +12,19 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use super::interrupt::SIGNAL_STATUS;
 use crate::sys;
 
-/// Unless something else is asked for.
+/// The default pager.
 const DEFAULT: &str = "less";
-/// What `less` does unless `LESS` says otherwise: it ends at once where everything fits on the
-/// screen (F), shows colors (R) and leaves the text on the screen (X).
+/// Default of `LESS`: exit at once if everything fits on the screen (F), show colors (R), and leave
+/// the text on the screen (X).
 const LESS: &str = "FRX";
 const SHELL: &str = "/bin/sh";
-/// What needs it to be run.
+/// Characters that require a shell.
 const OF_SHELL: &[u8] = b"|&;<>()$`\\\"' \t\n*?[#~=%";
-/// The status of a shell that has not found the command.
+/// Exit status of a shell that has not found the command.
 const NOT_FOUND: i32 = 127;
 
-/// What the user wants it to be: `CKPTFS_PAGER`, else `PAGER`, else `less`; `None` if that is
-/// nothing, or `cat`.
+/// Returns the user's pager: `CKPTFS_PAGER`, else `PAGER`, else `less`; `None` if it is empty or
+/// `cat`.
 pub fn wanted() -> Option<OsString> {
     let of = |name| std::env::var_os(name);
     let command = of("CKPTFS_PAGER")
@@ -33,7 +33,7 @@ pub fn wanted() -> Option<OsString> {
     (!command.is_empty() && command != "cat").then_some(command)
 }
 
-/// Where the data of a paged verb goes.
+/// Destination of the data of a paged verb.
 #[derive(Debug)]
 pub struct Pager {
     command: OsString,
@@ -50,7 +50,7 @@ enum To {
 }
 
 impl Pager {
-    /// Nothing is started yet.
+    /// Returns a pager that is not started yet.
     pub fn new(command: OsString) -> Pager {
         Pager {
             command,
@@ -58,17 +58,18 @@ impl Pager {
         }
     }
 
-    /// It has the terminal.
+    /// Reports whether the pager runs, and has the terminal.
     pub fn is_running(&self) -> bool {
         matches!(self.to, To::Pager(..))
     }
 
-    /// Tells it that this was all, and waits until the user has left it. Gives what to warn of.
+    /// Closes the pipe to the pager, and waits until the user leaves it. Returns a warning if the
+    /// command was not found.
     pub fn end(self) -> Option<String> {
         let To::Pager(mut child, input) = self.to else {
             return None;
         };
-        // Flushed by whoever asks to know whether that works; here the pipe is closed.
+        // Callers that need the result of a flush have flushed before; here the pipe is closed.
         drop(input.into_parts());
         let ended = child.wait();
         let missing = ended.is_ok_and(|status| status.code() == Some(NOT_FOUND));
@@ -80,12 +81,12 @@ impl Pager {
         })
     }
 
-    /// Where it goes; the pager is started if it is not yet.
+    /// Returns the destination, and starts the pager if necessary.
     fn to(&mut self) -> &mut To {
         if matches!(self.to, To::Nothing) {
             self.to = match start(&self.command) {
                 Ok((child, input)) => To::Pager(child, BufWriter::new(input)),
-                // As if none had been asked for: the user sees the data.
+                // As without a pager: the user sees the data.
                 Err(_) => To::Stdout(BufWriter::new(io::stdout())),
             };
         }
@@ -131,11 +132,11 @@ fn start(command: &OsString) -> io::Result<(Child, ChildStdin)> {
     let input = child.stdin.take().ok_or(io::ErrorKind::BrokenPipe)?;
     let pager = child.id();
     let end = move |signal| {
-        // It may have ended, and been waited for, just now.
+        // It may have ended, and been reaped, just now.
         let _ = sys::wait_ended(pager);
         std::process::exit(SIGNAL_STATUS + signal);
     };
-    // Without it a signal ends us and leaves the pager alone with the terminal.
+    // Without this a signal would end this process and leave the pager with the terminal.
     let _ = sys::on_terminate(end);
     Ok((child, input))
 }

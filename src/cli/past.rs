@@ -15,14 +15,14 @@ use crate::engine::word::word;
 use crate::store::layout::snapdir::{SNAPDIR, is_snapdir_name, noted_snapdir};
 use crate::sys::{self, Errno, Kind, Open, OpenKind, Stat, SysResult};
 
-/// The name of the snapshot directory in the mount of a store.
+/// Returns the name of the snapshot directory in the mount of a store.
 pub fn snapdir(store: Option<&Store>) -> String {
     let noted = store.and_then(|store| noted_snapdir(store.dir()));
     noted.unwrap_or_else(|| SNAPDIR.to_owned())
 }
 
-/// The same in a mount of another user, whose store cannot be read: a link leads to it, unless the tree
-/// has its own entry `.zfs`.
+/// Returns the same for a mount of another user, whose store cannot be read: a link leads to it,
+/// unless the tree has an entry `.zfs`.
 pub fn snapdir_of_others(root: &Path) -> String {
     let link = std::fs::read_link(root.join(".zfs/snapshot"));
     let name = link
@@ -32,13 +32,13 @@ pub fn snapdir_of_others(root: &Path) -> String {
         .unwrap_or_else(|| SNAPDIR.to_owned())
 }
 
-/// One state of a mounted tree, to be read.
+/// One state of a mounted tree, for reading.
 pub struct Tree {
     root: OwnedFd,
 }
 
 impl Tree {
-    /// The tree as it was at a checkpoint; `None`: as it is now.
+    /// Opens the tree at a checkpoint; `None`: the live tree.
     pub fn at(served: &Served, checkpoint: Option<&CheckpointInfo>) -> VerbResult<Tree> {
         let (at, root) = served.open_mount()?;
         let Some(checkpoint) = checkpoint else {
@@ -50,17 +50,17 @@ impl Tree {
         Ok(Tree { root })
     }
 
-    /// Its root (`O_PATH`).
+    /// Returns its root (`O_PATH`).
     pub fn into_root(self) -> OwnedFd {
         self.root
     }
 
-    /// What a path leads to, itself if it is a link. No link on the way is followed.
+    /// Opens a path (`O_PATH`), a link itself. No link on the way is followed.
     pub fn open_path(&self, path: &TreePath) -> SysResult<OwnedFd> {
         sys::open_beneath(&self.root, relative(path), OpenKind::Path)
     }
 
-    /// Opens a regular file, and nothing else: a FIFO would block.
+    /// Opens a regular file, and nothing else, because a FIFO would block.
     pub fn open_file(&self, path: &TreePath) -> SysResult<File> {
         let there = self.open_path(path)?;
         match sys::stat_fd(&there)?.kind {
@@ -75,7 +75,7 @@ impl Tree {
         sys::open_beneath(&self.root, relative(path), OpenKind::Dir)
     }
 
-    /// Attributes of a path, of a link itself.
+    /// Returns the attributes of a path, of a link itself.
     pub fn stat(&self, path: &TreePath) -> SysResult<Stat> {
         sys::stat_fd(self.open_path(path)?)
     }
@@ -85,20 +85,20 @@ fn relative(path: &TreePath) -> &[u8] {
     if path.0.is_empty() { b"." } else { &path.0 }
 }
 
-/// What `ID:PATH` means: the state, the path in it, and the tree to read it from.
+/// The meaning of `ID:PATH`: the state, the path in it, and the tree to read it from.
 pub struct Found {
     /// The checkpoint; `None`: the live tree.
     pub checkpoint: Option<CheckpointInfo>,
-    /// Relative to the root of the tree.
+    /// Path relative to the root of the tree.
     pub path: TreePath,
     /// The state.
     pub tree: Tree,
-    /// The name of the directory of views.
+    /// Name of the snapshot directory.
     snapdir: String,
 }
 
 impl Found {
-    /// A path in a checkpoint, or (`None`) in the live tree.
+    /// Returns a path in a checkpoint, or (`None`) in the live tree.
     pub fn new(
         served: &Served,
         checkpoint: Option<CheckpointInfo>,
@@ -112,7 +112,7 @@ impl Found {
         })
     }
 
-    /// The path below the mount.
+    /// Returns the path below the mount.
     fn below_mount(&self, path: &str) -> String {
         match &self.checkpoint {
             Some(checkpoint) => format!("{}/{}/{path}", self.snapdir, checkpoint.id),
@@ -120,7 +120,7 @@ impl Found {
         }
     }
 
-    /// Why the path cannot be read.
+    /// Returns the error for a path that cannot be read.
     pub fn failed(&self, cause: Errno) -> VerbError {
         let path = String::from_utf8_lossy(&self.path.0);
         let state = self
@@ -168,8 +168,8 @@ impl Found {
     }
 }
 
-/// Understands `ID:PATH`; PATH starts at the working directory, and is that directory if nothing
-/// follows the colon. An ID may have colons in it: the first beginning that means a state is it.
+/// Parses `ID:PATH`. PATH starts at the working directory, and an empty PATH is that directory. An
+/// ID may contain colons: the first prefix that names a state is the ID.
 pub fn find(dir: Option<&Path>, text: &std::ffi::OsStr) -> VerbResult<Found> {
     use std::os::unix::ffi::OsStrExt;
     let bytes = text.as_bytes();
@@ -210,7 +210,7 @@ pub fn find(dir: Option<&Path>, text: &std::ffi::OsStr) -> VerbResult<Found> {
     }))
 }
 
-/// The checkpoint that is meant; `None`: the live tree.
+/// Returns the checkpoint of a name; `None`: the live tree.
 pub fn state(served: &mut Served, name: &str) -> VerbResult<Option<CheckpointInfo>> {
     if name == "live" {
         Ok(None)

@@ -1,8 +1,9 @@
-//! Changes as a patch that `git apply` takes (git-diff(1), "Generating patch text with -p").
+//! Changes as a patch for `git apply` (git-diff(1), "Generating patch text with -p").
 //!
-//! Regular files and symbolic links are in it; git knows no others, and no directories. What is not
-//! text is in it as git writes it with `--binary`, but for a terminal, where it is named. Files
-//! larger than [`BYTES_MAX`] are left out, for git refuses a patch that only names them.
+//! It contains regular files and symbolic links; git supports no other types, and no directories.
+//! Binary content is written as by `git diff --binary`, except for a terminal, where the file is
+//! only named. Files larger than [`BYTES_MAX`] are left out, because git rejects a patch that only
+//! names them.
 
 use std::collections::HashSet;
 use std::io::{self, Read};
@@ -17,13 +18,13 @@ use crate::sys::{self, Errno, Kind, SysResult};
 
 /// A larger file is left out.
 const BYTES_MAX: u64 = 64 << 20;
-/// A NUL in so many bytes makes a file binary, as it does for git (`FIRST_FEW_BYTES` in its
+/// A NUL in this many bytes makes a file binary, as in git (`FIRST_FEW_BYTES` in
 /// xdiff-interface.c).
 const LOOKED_AT_BYTES: usize = 8000;
 
 /// One side of a change.
 struct Side {
-    /// git's mode.
+    /// Mode as in git.
     mode: &'static str,
     content: Vec<u8>,
 }
@@ -37,12 +38,12 @@ impl Side {
     }
 }
 
-/// What is in no patch.
+/// Paths that are in no patch.
 #[derive(Debug, Default)]
 pub struct LeftOut {
-    /// Git knows no such things.
+    /// Paths with a type that git does not support.
     pub strange: Vec<TreePath>,
-    /// What could not be read.
+    /// Paths that could not be read.
     pub unread: Vec<(TreePath, Errno)>,
 }
 
@@ -77,7 +78,7 @@ pub fn print(
         match (old, new) {
             (Ok(None), Ok(None)) if change.kind == Kind::Dir => {}
             (Ok(Some(old)), Ok(Some(new))) if old.mode.get(..2) != new.mode.get(..2) => {
-                // Of another kind: git tells that as one going and one coming.
+                // Another type: in git a deletion and an addition.
                 let part = text((before, &change.path), Some(&old), None, style, out);
                 out.bytes(&part)?;
                 let part = text((before, &change.path), None, Some(&new), style, out);
@@ -96,8 +97,8 @@ pub fn print(
     Ok(left_out)
 }
 
-/// What moved along with a directory and is told of by no change of its own: git knows no
-/// directories, so each file is renamed.
+/// Prints a rename for each file that moved with a directory and has no change itself, because git
+/// does not support directories.
 fn moved_along(
     out: &mut Out,
     before: &TreePath,
@@ -154,7 +155,7 @@ fn moved_along(
     Ok(())
 }
 
-/// What is at a path; `None`: nothing that git knows.
+/// Reads one side of a change; `None` if nothing is there that git supports.
 fn side(tree: &Tree, path: &TreePath) -> SysResult<Option<Side>> {
     let there = match tree.open_path(path) {
         Err(Errno::ENOENT | Errno::ENOTDIR) => return Ok(None),
@@ -185,7 +186,8 @@ fn side(tree: &Tree, path: &TreePath) -> SysResult<Option<Side>> {
     }
 }
 
-/// The patch of one path; nothing, where all that changed is what git does not know: times, owners.
+/// Returns the patch of one path; empty if only attributes changed that git does not store: times,
+/// owners.
 fn text(
     (before, after): (&TreePath, &TreePath),
     old: Option<&Side>,
@@ -252,7 +254,7 @@ fn text(
     patch
 }
 
-/// git ends a name that has a space with a tab, so that it can tell where it ends.
+/// Returns the tab with which git marks the end of a name that contains a space.
 fn end_of(name: &[u8]) -> &'static [u8] {
     if name.contains(&b' ') && !name.starts_with(b"\"") {
         b"\t"
@@ -261,7 +263,7 @@ fn end_of(name: &[u8]) -> &'static [u8] {
     }
 }
 
-/// The name of a blob with this content in a repository of git; of none, zeros.
+/// Returns the hash of a blob with this content in git; zeros without content.
 fn blob(content: Option<&[u8]>) -> String {
     let Some(content) = content else {
         return "0".repeat(40);
@@ -272,16 +274,16 @@ fn blob(content: Option<&[u8]>) -> String {
     hash.digest().to_string()
 }
 
-/// The digits of base 85, as git has them (base85.c).
+/// The digits of base 85 in git (base85.c).
 const DIGITS: &[u8; 85] =
     b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~";
-/// How much is deflated: as git does.
+/// Level of compression in git.
 const LEVEL: u8 = 6;
 /// Bytes in a line of a binary patch (emit_binary_diff_body, diff.c).
 const LINE_BYTES: usize = 52;
 
-/// One direction of a binary patch: all of the content, deflated, in lines of base 85 that begin
-/// with the number of bytes as a letter.
+/// Returns one direction of a binary patch: all of the content, deflated, in lines of base 85 that
+/// begin with their number of bytes as a letter.
 fn literal(content: &[u8]) -> Vec<u8> {
     let deflated = compress_to_vec_zlib(content, LEVEL);
     let mut text = format!("literal {}\n", content.len()).into_bytes();
@@ -311,8 +313,7 @@ fn literal(content: &[u8]) -> Vec<u8> {
     text
 }
 
-/// A name as git writes it: in double quotes with C's escapes if it has anything in it that needs
-/// them (`core.quotePath`).
+/// Quotes a name as git does: in double quotes with C escapes if necessary (`core.quotePath`).
 fn quoted(prefix: &[u8], name: &[u8]) -> Vec<u8> {
     let plain = |byte: &u8| (0x20..0x7f).contains(byte) && !b"\"\\".contains(byte);
     let whole = [prefix, name].concat();
@@ -357,7 +358,7 @@ mod tests {
         assert_eq!(String::from_utf8(patch).unwrap(), expected);
     }
 
-    /// A file that was restored has another time: it was a header with nothing below it.
+    /// A restored file has another time; its patch was a header without content.
     #[test]
     fn what_git_sees_no_change_of_is_not_in_the_patch() {
         let same = side("100644", "1\n");
@@ -376,7 +377,7 @@ mod tests {
         let name = "20b5be91886d0b6f26dc98a225c0dac05fe2c86e";
         assert_eq!(blob(Some(b"a\0b")), name);
         let empty = String::from_utf8(literal(b"")).unwrap();
-        // Eight bytes, which are ten digits.
+        // Eight bytes are ten digits.
         assert!(empty.starts_with("literal 0\nH"), "{empty}");
         assert_eq!(empty.len(), "literal 0\nH0123456789\n\n".len());
     }

@@ -6,16 +6,16 @@ use super::listing::print_checkpoints;
 use super::locate;
 use crate::engine::api::{CheckpointInfo, PinCheckpoint, Query, StateName};
 
-/// Pin a checkpoint, so that it cannot be deleted; without arguments list pinned ones
+/// Pin a checkpoint, so that it cannot be deleted; without arguments list pinned checkpoints
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The checkpoint: a number, a tag, `latest`, `latest~2`, `@{10min ago}`
     #[arg(value_name = "ID")]
     id: Option<String>,
-    /// Unpin it
+    /// Unpin the checkpoint
     #[arg(short, long, requires = "id", conflicts_with = "reason")]
     delete: bool,
-    /// Why it is pinned, for whoever wants to delete it
+    /// The reason, for users who want to delete the checkpoint
     #[arg(
         short,
         long,
@@ -33,7 +33,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     }
 }
 
-/// Every checkpoint that is pinned.
+/// Lists the pinned checkpoints.
 fn list(context: &mut Context) -> Outcome {
     let pinned = locate::history(context.dir())?.ask(Query {
         pinned: true,
@@ -54,7 +54,7 @@ pub fn pin(id: String, reason: Option<String>, context: &mut Context) -> Outcome
     print(&pinned, context)
 }
 
-/// Prints whether a checkpoint is pinned now.
+/// Prints whether a checkpoint is pinned.
 fn print(checkpoint: &CheckpointInfo, context: &mut Context) -> Outcome {
     let now = match checkpoint.pinned.as_deref() {
         None => "is not pinned".to_owned(),

@@ -1,4 +1,4 @@
-//! A sign of life while the daemon works, and how far something is.
+//! Spinners and progress bars for operations of the daemon.
 
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
@@ -8,20 +8,20 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::output::Out;
 
-/// What takes less long is over before anybody has looked.
+/// A shorter operation shows nothing.
 const QUIET: Duration = Duration::from_millis(250);
 
-/// How often the sign moves.
+/// Period of the animation.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Turns on a terminal's stderr, from [`QUIET`] after its start until it is stopped.
+/// A spinner on a terminal's stderr, from [`QUIET`] after its start until it is stopped.
 #[derive(Debug)]
 pub struct Spinner {
     running: Option<(Sender<()>, JoinHandle<()>)>,
 }
 
 impl Spinner {
-    /// Starts to wait; shows nothing without a terminal.
+    /// Starts a spinner; shows nothing without a terminal.
     pub fn start(out: &Out, what: &'static str) -> Spinner {
         if !out.talks_to_terminal() {
             return Spinner { running: None };
@@ -34,7 +34,7 @@ impl Spinner {
                     .with_message(what)
                     .with_elapsed(QUIET);
                 bar.enable_steady_tick(TICK);
-                // Whatever comes, it is over.
+                // Any result means the end.
                 let _ = stopped.recv();
                 bar.finish_and_clear();
             }
@@ -51,36 +51,36 @@ impl Spinner {
     pub fn stop(self) {
         if let Some((stop, thread)) = self.running {
             drop(stop);
-            // A panic there has told the user what it had to.
+            // A panic of the thread is already reported.
             let _ = thread.join();
         }
     }
 }
 
-/// A bar on a terminal's stderr that shows how far something is, from [`QUIET`] after its start
-/// until it is stopped: where nobody knows how much there is, only how much is done.
+/// A progress bar on a terminal's stderr, from [`QUIET`] after its start until it is stopped; with
+/// an unknown total, a counter.
 #[derive(Debug)]
 pub struct Bar {
     bar: ProgressBar,
     started: Instant,
-    /// What is shown where the total is known.
+    /// Template for a known total.
     whole: &'static str,
 }
 
-/// See [`Bar::whole`].
+/// Values of [`Bar::whole`].
 const BYTES: &str = "{spinner} {msg} [{wide_bar}] {bytes} of {total_bytes} {eta}";
 const THINGS: &str = "{spinner} {msg} [{wide_bar}] {pos} of {len} {eta}";
 const FILES: &str = "{spinner} {msg} [{wide_bar}] {pos} of {len} {per_sec} {eta}";
-/// Where it is not.
+/// Template for an unknown total.
 const COUNT: &str = "{spinner} {msg} {pos} {elapsed}";
 
 impl Bar {
-    /// Starts; shows nothing without a terminal. `bytes`: that is the unit.
+    /// Starts a bar; shows nothing without a terminal. `bytes`: the unit is bytes.
     pub fn start(out: &Out, what: &'static str, bytes: bool) -> Bar {
         Bar::of(out, what, if bytes { BYTES } else { THINGS })
     }
 
-    /// As [`Bar::start`], of files: with how many there are a second.
+    /// Like [`Bar::start`], for files, with their number per second.
     pub fn files(out: &Out, what: &'static str) -> Bar {
         Bar::of(out, what, FILES)
     }
@@ -98,7 +98,7 @@ impl Bar {
         }
     }
 
-    /// It is so far now, of so much; 0: nobody knows of how much.
+    /// Sets the position and the total; 0: unknown.
     pub fn at(&self, done: u64, total: u64) {
         if self.started.elapsed() >= QUIET {
             if total > 0 && self.bar.length() != Some(total) {

@@ -10,29 +10,30 @@ use super::locate;
 use super::output::{Color, Out};
 use crate::engine::api::{Glance, Glanced, VerbResult};
 
-/// Nobody waits longer for a prompt.
+/// Limit of the wait for the daemon.
 const LIMIT: Duration = Duration::from_millis(200);
 
-/// Print the checkpoint the tree comes from, and * if something has changed: for a shell's prompt
+/// Print the checkpoint that the tree comes from, and * if something has changed, for a shell's
+/// prompt
 ///
-/// Prints nothing where no tree is mounted, or where its daemon does not answer at once. Exit status
-/// is always 0. For bash: PS1='$(ckptfs prompt) \w \$ '
+/// Prints nothing if no tree is mounted, or if its daemon does not answer at once. Exit status is
+/// always 0. For bash: PS1='$(ckptfs prompt) \w \$ '
 #[derive(Debug, clap::Args)]
 pub struct Args {}
 
-/// Whether nothing but the prompt was asked for.
+/// Reports whether the command line is only `prompt`.
 pub fn is_plain() -> bool {
     std::env::args_os().skip(1).eq(["prompt"])
 }
 
-/// Runs the program for a prompt alone, without reading the whole command line, which takes longer
-/// than the question.
+/// Prints the prompt without parsing the whole command line, which would take longer than the
+/// request.
 pub fn main() -> ExitCode {
     let mut context = Context {
         dir: None,
         out: Out::new(false, Color::Auto),
     };
-    // A shell goes on whatever becomes of its prompt.
+    // A shell ignores the failure of its prompt.
     let _ = run(Args {}, &mut context).and_then(|()| Ok(context.out.flush()?));
     ExitCode::SUCCESS
 }
@@ -47,10 +48,10 @@ pub fn run(_: Args, context: &mut Context) -> Outcome {
                 .map(|mut served| served.client.ask(Glance))
                 .transpose()
         };
-        // Who waits no more has gone on.
+        // The receiver may have timed out.
         let _ = tell.send(glance());
     };
-    // A daemon that hangs must not hang the shell: its thread ends with this process.
+    // A daemon that hangs must not block the shell: the thread ends with this process.
     let asked = std::thread::Builder::new().spawn(ask);
     let glanced = asked.ok().and_then(|_| told.recv_timeout(LIMIT).ok());
     let Some(Ok(Some(glanced))) = glanced else {

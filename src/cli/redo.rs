@@ -5,13 +5,13 @@ use super::error::Outcome;
 use super::{changes, undo};
 use crate::engine::api::{UndoOptions, UndoWalk};
 
-/// Redo what was undone last
+/// Redo the operations that were undone last
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// How many operations
+    /// Number of operations
     #[arg(value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     count: u32,
-    /// Skip what cannot be redone
+    /// Skip operations that cannot be redone
     #[arg(long)]
     skip: bool,
     /// Only show what would be done

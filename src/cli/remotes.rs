@@ -1,6 +1,6 @@
-//! Which remotes there are: those of the user and of the system, or of a file that is named.
+//! The configured remotes: those of the user and of the system, or those of a file.
 
-/// Names that file.
+/// The environment variable with the path of that file.
 pub const REMOTES_VARIABLE: &str = "CKPTFS_REMOTES";
 
 #[cfg(feature = "remote")]
@@ -15,7 +15,7 @@ mod names {
     use crate::engine::api::VerbResult;
     use crate::remote::restic::names::Names;
 
-    /// The remotes of whoever types a command.
+    /// Returns the remotes of the user.
     ///
     /// # Errors
     /// `no-directory`, `bad-config`.

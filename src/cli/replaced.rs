@@ -1,4 +1,4 @@
-//! Who goes on with files that a restore has replaced.
+//! Processes that still use files that a restore has replaced.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 
 use super::holders::{Holder, Use};
 
-/// Processes that are looked at take no longer than this in all.
+/// Time limit of the search.
 const LOOK_MAX: Duration = Duration::from_millis(500);
-/// So many are told.
+/// Limit of the reported processes.
 const TOLD_MAX: usize = 8;
 
-/// The processes that have one of these files of the tree at `root` open, as another file than is
-/// there now: what they read and write is what was there before. One is told of each process; no
-/// more than [`TOLD_MAX`], as far as we may look and as [`LOOK_MAX`] goes.
+/// Returns the processes that have one of these files of the tree at `root` open, as another inode
+/// than the current one: they read and write the earlier file. The result has one file of each
+/// process, and up to [`TOLD_MAX`] processes, as far as permissions and [`LOOK_MAX`] allow.
 pub fn holders(root: &Path, files: &HashSet<PathBuf>) -> Vec<Holder> {
     let began = Instant::now();
     let Ok(processes) = fs::read_dir("/proc") else {
@@ -44,7 +44,7 @@ fn replaced_file(pid: u32, root: &Path, dev: u64, files: &HashSet<PathBuf>) -> O
         .filter_map(Result::ok)
         .find_map(|entry| {
             let link = fs::read_link(entry.path()).ok()?;
-            // proc_pid_fd(5): the kernel says so of what has no name any more.
+            // proc_pid_fd(5): the kernel appends this for a file without a name.
             let bytes = link.as_os_str().as_bytes();
             let path = PathBuf::from(OsStr::from_bytes(
                 bytes.strip_suffix(b" (deleted)").unwrap_or(bytes),

@@ -24,29 +24,28 @@ pub struct Args {
     /// from the tree
     #[arg(value_name = "ID", required_unless_present = "only_by")]
     id: Option<String>,
-    /// Only these paths, and what is below them; relative to the working directory
+    /// Only these paths, and paths below them; relative to the working directory
     #[arg(value_name = "PATHS")]
     paths: Vec<PathBuf>,
-    /// The modification time of changed files: `kept`, as it was then, or `now`, so that what is
-    /// built from them is rebuilt. By default `now` for paths and --only-by, `kept` for the whole
-    /// tree
+    /// The modification time of changed files: `kept`, the earlier time, or `now`, so that build
+    /// tools rebuild from them. By default `now` for paths and --only-by, `kept` for the whole tree
     #[arg(long, value_enum, value_name = "WHICH")]
     times: Option<TimesArg>,
-    /// Only list what would change
+    /// Only list the changes
     #[arg(short = 'n', long)]
     dry_run: bool,
     #[command(flatten)]
     listed: changes::Listed,
-    /// Take back only what this process changed since ID (by default since the newest checkpoint):
-    /// a process id, session:PID for its whole session, the path of a control group (/...), or a
-    /// name. What others changed too is left alone, and named
+    /// Revert only the changes of this process since ID (by default since the newest checkpoint): a
+    /// process id, session:PID for its whole session, the path of a control group (/...), or a
+    /// name. Paths that others also changed are left unchanged, and listed
     #[arg(
         long,
         value_name = "PID|session:PID|CGROUP|NAME",
         conflicts_with = "paths"
     )]
     only_by: Option<String>,
-    /// With --only-by: also take back what others changed too
+    /// With --only-by: also revert the paths that others changed
     #[arg(long, requires = "only_by")]
     also_shared: bool,
 }
@@ -102,8 +101,8 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     told(&restored)
 }
 
-/// Names who goes on with files that were replaced: what they write goes nowhere, and a database
-/// may not notice.
+/// Warns about processes that still use replaced files: their writes are lost, and a database may
+/// not notice.
 pub fn warn_of_holders(root: &Path, restored: &Restored, out: &Out) {
     let replaced =
         |change: &&Change| change.kind == Kind::File && change.change != ChangeKind::Added;
@@ -123,8 +122,7 @@ pub fn warn_of_holders(root: &Path, restored: &Restored, out: &Out) {
     }
 }
 
-/// Something stays as it is because it could not be told what it was: that is not what was asked
-/// for.
+/// Fails if a path was left unchanged because its earlier state is unknown.
 pub fn told(restored: &Restored) -> Outcome {
     if restored.unknown.is_empty() {
         Ok(())
@@ -163,7 +161,7 @@ pub fn print(restored: &Restored, listed: changes::Listed, context: &mut Context
     Ok(context.out.line(&summary)?)
 }
 
-/// Tells on stderr what a restore leaves as it is, or makes another file of.
+/// Warns about paths that a restore leaves unchanged, or separates from their hard links.
 pub fn warn(restored: &Restored, out: &Out) {
     for path in &restored.unknown {
         let path = String::from_utf8_lossy(&path.0);

@@ -1,4 +1,4 @@
-//! `ckptfs rewind`: to before a prompt of a coding agent.
+//! `ckptfs rewind`: back to the state before a prompt of a coding agent.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -21,7 +21,7 @@ use crate::engine::verbs::ListCheckpoints;
 use crate::engine::word::word;
 use crate::sys;
 
-/// Prompts that a list shows.
+/// Limit of the listed prompts.
 const LISTED_MAX: usize = 50;
 /// Characters of a session's name in a list.
 const SESSION_CHARS: usize = 8;
@@ -29,18 +29,18 @@ const USAGE_STATUS: u8 = 2;
 
 /// Take back what a coding agent did since a prompt
 ///
-/// Only what the agent's own processes changed is taken back; what others did meanwhile stays. It
-/// is one operation, which `ckptfs undo` takes back. Without arguments the prompts are listed.
+/// Only the changes of the agent's own processes are reverted; concurrent changes of others stay.
+/// It is one operation, which `ckptfs undo` reverts. Without arguments the prompts are listed.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Before which prompt: its number in the list, the beginning of its id, or -1 for the
+    /// Rewind to before this prompt: its number in the list, a prefix of its id, or -1 for the
     /// session's last, -2 for the one before
     #[arg(value_name = "PROMPT", allow_negative_numbers = true)]
     prompt: Option<String>,
-    /// Which session; without PROMPT everything it did is taken back
+    /// The session; without PROMPT all its changes are reverted
     #[arg(long, value_name = "SESSION")]
     session: Option<String>,
-    /// What is taken back: what the session changed, or the whole tree
+    /// The changes to revert: those of the session, or all of the tree
     #[arg(
         long,
         value_enum,
@@ -49,12 +49,12 @@ pub struct Args {
         hide_default_value = true
     )]
     code_of: CodeOf,
-    /// Only list what would change
+    /// Only list the changes
     #[arg(short = 'n', long)]
     dry_run: bool,
     #[command(flatten)]
     listed: changes::Listed,
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(short, long)]
     yes: bool,
 }
@@ -62,13 +62,13 @@ pub struct Args {
 /// `--code-of`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum CodeOf {
-    /// What the session's processes changed
+    /// Changes of the session's processes
     Session,
-    /// Everything, no matter who changed it
+    /// All changes, of any process
     All,
 }
 
-/// What `--json` prints.
+/// Output of `--json`.
 #[derive(Serialize)]
 struct Rewound<'a> {
     prompt: &'a Prompt,
@@ -77,7 +77,7 @@ struct Rewound<'a> {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
-    // Whoever looks for what the session changed does not take this for somebody else's work.
+    // By this name, later searches do not attribute the changes of this process to another author.
     sys::name_process(REWIND_PROCESS);
     let mut served = locate::served(context.dir())?;
     let all = served.client.ask(ListCheckpoints)?;
@@ -122,7 +122,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     restore::told(&done.restored)
 }
 
-/// There is nothing to rewind to.
+/// Returns the error for a tree without prompts; `installed`: agents with hooks.
 fn no_prompt(installed: &[&str]) -> VerbError {
     match installed {
         [] => hinted(
@@ -138,7 +138,7 @@ fn no_prompt(installed: &[&str]) -> VerbError {
     }
 }
 
-/// Asks the daemon for it, or what it would be.
+/// Requests the rewind, or without `to_do` a dry run.
 fn ask(
     served: &mut Served,
     prompt: &Prompt,
@@ -172,7 +172,7 @@ fn ask(
     match to_do {
         Some((interrupt, out)) => interrupt.ask(&mut served.client, options, "rewinding", out),
         None => match served.client.ask(options) {
-            // It has changed nothing.
+            // The session has changed nothing.
             Err(why) if why.code == Code::UnknownProcess => Ok(only(Restored {
                 restored: crate::store::ids::CheckpointId(prompt.checkpoint),
                 guard: None,
@@ -196,7 +196,7 @@ fn only(restored: Restored) -> RestoredOnly {
     }
 }
 
-/// Tells what came of it, or would.
+/// Prints the result of the rewind, or of the dry run.
 fn tell(prompt: &Prompt, done: &RestoredOnly, context: &mut Context) -> Outcome {
     let restored = &done.restored;
     let count = changes::count(restored.changes.len() as u64);
@@ -213,7 +213,7 @@ fn tell(prompt: &Prompt, done: &RestoredOnly, context: &mut Context) -> Outcome 
     })
 }
 
-/// The prompt that is meant.
+/// Returns the prompt of the arguments.
 fn chosen<'a>(
     args: &Args,
     prompts: &'a [Prompt],
@@ -263,13 +263,13 @@ fn unknown(text: &str) -> VerbError {
     )
 }
 
-/// Not of another user, who can give a prompt any name.
+/// Reports whether a prompt is not from another user, who can choose any name.
 fn is_own(prompt: &&Prompt) -> bool {
     prompt.of_user.is_none()
 }
 
-/// The session of this name, or the only one that begins so, by one of its prompts. What another
-/// user called so counts only where nothing else is.
+/// Returns a prompt of the session with this name, or of the only one with this prefix. Sessions of
+/// other users count only if no other session matches.
 fn named_session<'a>(name: &str, prompts: &'a [Prompt]) -> VerbResult<&'a Prompt> {
     let known = sessions(prompts);
     for own in [true, false] {
@@ -294,7 +294,7 @@ fn named_session<'a>(name: &str, prompts: &'a [Prompt]) -> VerbResult<&'a Prompt
     ))
 }
 
-/// The sessions of which prompts are known, the newest first, each by its newest prompt.
+/// Returns the newest prompt of each session, the newest first.
 fn sessions(prompts: &[Prompt]) -> Vec<&Prompt> {
     let mut known: Vec<&Prompt> = Vec::new();
     for prompt in prompts {
@@ -305,14 +305,14 @@ fn sessions(prompts: &[Prompt]) -> Vec<&Prompt> {
     known
 }
 
-/// Sessions, for people.
+/// Formats a list of sessions.
 fn told(sessions: &[&Prompt]) -> String {
     let all: Vec<String> = sessions.iter().map(|one| one.session_told()).collect();
     all.join(", ")
 }
 
-/// Whose last prompts are counted where no session is named: the one that this is called from, or
-/// the only one; of other users' only where there is no other.
+/// Returns a prompt of the default session: the one that runs this command, or the only one.
+/// Sessions of other users count only if no other session exists.
 fn meant_session(prompts: &[Prompt]) -> VerbResult<&Prompt> {
     let ancestors = process::ancestors();
     let calls = |prompt: &&Prompt| {
@@ -340,7 +340,7 @@ fn meant_session(prompts: &[Prompt]) -> VerbResult<&Prompt> {
     }
 }
 
-/// Lists the prompts, and has a person choose one.
+/// Lists the prompts, and asks the user to choose one.
 fn listed<'a>(prompts: &'a [Prompt], context: &mut Context) -> Result<&'a Prompt, Failure> {
     let shown: Vec<&Prompt> = prompts.iter().take(LISTED_MAX).collect();
     context.out.answer(&shown, |out| print(out, &shown))?;
@@ -392,7 +392,7 @@ fn print(out: &mut Out, prompts: &[&Prompt]) -> io::Result<()> {
     Ok(())
 }
 
-/// The processes that the session has had since the prompt.
+/// Returns the processes of the session since the prompt.
 fn processes(prompt: &Prompt, prompts: &[Prompt], out: &Out) -> VerbResult<String> {
     let since = || {
         prompts
@@ -413,7 +413,7 @@ fn processes(prompt: &Prompt, prompts: &[Prompt], out: &Out) -> VerbResult<Strin
             ),
         ));
     }
-    // Of one whose last prompt was before, what it did since goes too.
+    // Includes sessions whose last prompt is older: their later changes are also reverted.
     let others: BTreeSet<&str> = prompts
         .iter()
         .filter(|one| one.of_user == prompt.of_user && one.session != prompt.session)

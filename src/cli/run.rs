@@ -1,8 +1,8 @@
-//! `ckptfs run`: a command under the protection of a checkpoint, or in the tree as it was.
+//! `ckptfs run`: runs a command protected by a checkpoint, or in an earlier state of the tree.
 //!
-//! The command is of our process group, so that it has the terminal, and keys of the terminal reach
-//! it; other signals are passed on. stdout is the command's alone: what there is to say goes to
-//! stderr, or into a file.
+//! The command stays in our process group, so that it has the terminal, and receives its keys;
+//! other signals are forwarded. stdout belongs to the command: messages go to stderr, or into a
+//! file.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -31,27 +31,27 @@ use crate::engine::api::{
 use crate::store::ids::CheckpointId;
 use crate::sys;
 
-/// Exit status when the command cannot be run, and when there is none of this name; as a shell's.
+/// Exit status of a command that cannot be run, and of one that does not exist; as in a shell.
 const NOT_RUN_STATUS: u8 = 126;
 const NOT_FOUND_STATUS: u8 = 127;
-/// Added to the number of the signal that a command died of.
+/// Added to the number of the signal that killed a command.
 const SIGNAL_STATUS: i32 = 128;
-/// So many changes are listed; more are counted.
+/// Limit of the listed changes; the others are counted.
 const LISTED_MAX: usize = 50;
-/// Bytes of a command in a note.
+/// Limit of a command in a note, in characters.
 const NOTE_COMMAND_CHARS_MAX: usize = 200;
 
-/// Run a command under the protection of a checkpoint, or in the tree as it was
+/// Run a command protected by a checkpoint, or in an earlier state of the tree
 ///
-/// Makes a checkpoint, runs the command, shows on stderr what changed meanwhile, and keeps that or
-/// takes it back. The exit status is the command's, 128 plus the signal's number if it was killed
-/// by one, 125 if ckptfs itself failed.
+/// Makes a checkpoint, runs the command, lists the changes since then on stderr, and keeps or
+/// reverts them. The exit status is the command's, 128 plus the signal's number if it was killed by
+/// one, 125 if ckptfs itself failed.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// When to restore the checkpoint afterwards; the state after the command is saved too
+    /// When to restore the checkpoint after the command; the state after the command is also saved
     #[arg(long, value_enum, value_name = "WHEN", default_value_t)]
     rollback: Rollback,
-    /// Keep what the command did if it succeeds, even with `--rollback always` or `ask`
+    /// Keep the changes if the command succeeds, even with `--rollback always` or `ask`
     #[arg(long)]
     keep_on_success: bool,
     /// A note for the checkpoint; by default the command
@@ -60,14 +60,13 @@ pub struct Args {
     /// Write a report to this file, as JSON
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
-    /// Run it in the tree as it was at this checkpoint; whatever it changes there is discarded
+    /// Run the command in the tree of this checkpoint; its changes there are discarded
     #[arg(long, value_name = "ID", conflicts_with_all = ["rollback", "keep_on_success", "message"])]
     at: Option<String>,
-    /// With --at: save what it changes in this new or empty directory (an overlayfs upper
-    /// directory)
+    /// With --at: save the changes in this new or empty directory (an overlayfs upper directory)
     #[arg(long, value_name = "DIR", requires = "at")]
     keep_changes: Option<PathBuf>,
-    /// For `bisect`: what is not the test's own status ends the search
+    /// For `bisect`: any status that is not the test's ends the search
     #[arg(long, hide = true, requires = "at")]
     bisecting: bool,
     /// The command and its arguments
@@ -85,40 +84,40 @@ pub struct Args {
 enum Rollback {
     /// If the command fails
     OnFailure,
-    /// Whatever comes
+    /// In any case
     Always,
     /// Ask on the terminal
     Ask,
-    /// Not at all: it is told how
+    /// Never; print the command that restores it
     #[default]
     Never,
 }
 
-/// How a command ended.
+/// Result of a command.
 pub struct Ended {
     status: Result<ExitStatus, io::Error>,
-    /// How long it took.
+    /// Its duration.
     pub duration_us: u64,
 }
 
-/// What `--json` and `--report` give.
+/// Output of `--json` and `--report`.
 #[derive(Serialize)]
 struct Report<'a> {
     command: Vec<TreePath>,
-    /// The exit status that this process gives.
+    /// Exit status of this process.
     status: u8,
-    /// The signal that the command died of.
+    /// The signal that killed the command.
     #[serde(skip_serializing_if = "Option::is_none")]
     signal: Option<i32>,
     duration_us: u64,
-    /// The checkpoint before it; with `--at` the one that it ran in.
+    /// The checkpoint before the command; with `--at` the one that it ran in.
     checkpoint: &'a CheckpointInfo,
-    /// The command ran in the past.
+    /// The command ran with `--at`.
     in_the_past: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     changes: Option<&'a [Change]>,
     rolled_back: bool,
-    /// The checkpoint of what the command had made.
+    /// The checkpoint of the state after the command.
     #[serde(skip_serializing_if = "Option::is_none")]
     guard: Option<CheckpointId>,
 }
@@ -139,7 +138,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     }
 }
 
-/// Runs it under protection; the exit status.
+/// Runs the command after a checkpoint; returns the exit status.
 fn protected(args: &Args, context: &Context) -> VerbResult<u8> {
     if args.rollback == Rollback::Ask && !(io::stdin().is_terminal() && io::stderr().is_terminal())
     {
@@ -190,7 +189,7 @@ fn protected(args: &Args, context: &Context) -> VerbResult<u8> {
     Ok(status)
 }
 
-/// Restores the checkpoint, and says what became of that; the checkpoint of what was there.
+/// Restores the checkpoint and prints the result; returns the guard.
 fn roll_back(served: &mut Served, id: CheckpointId, out: &Out) -> VerbResult<Option<CheckpointId>> {
     out.warn(&format!(
         "everything changed since checkpoint {id} is taken back, no matter who changed it"
@@ -216,7 +215,7 @@ fn roll_back(served: &mut Served, id: CheckpointId, out: &Out) -> VerbResult<Opt
     Ok(restored.guard)
 }
 
-/// Runs it in the tree as it was; the exit status.
+/// Runs the command with `--at`; returns the exit status.
 fn in_the_past(args: &Args, at: &str, context: &Context) -> VerbResult<u8> {
     let mut report_file = args.report.as_deref().map(create).transpose()?;
     let mut served = locate::served(context.dir())?;
@@ -258,7 +257,7 @@ impl Args {
     }
 }
 
-/// Asks the person at the terminal; without an answer, no.
+/// Asks the user on the terminal; without an answer, no.
 fn asked(question: &str, context: &Context) -> bool {
     let mut stderr = io::stderr();
     let asked = write!(stderr, "{}", context.out.talk_text(question)).and_then(|()| stderr.flush());
@@ -269,8 +268,8 @@ fn asked(question: &str, context: &Context) -> bool {
         && matches!(answer.trim(), "y" | "Y" | "yes")
 }
 
-/// Runs a command to its end, in `cwd`, `prepare`d as its caller likes. What is meant for us is
-/// passed on to it, from now on.
+/// Runs a command in `cwd` until it ends, after a call of `prepare`. From the first call on,
+/// signals for this process are forwarded to the command.
 pub fn execute(
     command: &[OsString],
     cwd: &Path,
@@ -303,12 +302,12 @@ fn spawn_and_wait(
     let mut command = Command::new(program);
     command.args(arguments).current_dir(cwd);
     prepare(&mut command);
-    // A signal that came while nobody ran is there as a negative number.
+    // A signal that came while no command ran is stored as a negative number.
     run_to_end(&mut command, running, 0, |before| -before)
 }
 
 impl Ended {
-    /// The exit status that stands for it.
+    /// Returns the exit status for the result.
     pub fn code(&self) -> u8 {
         let code = match &self.status {
             Ok(status) => status
@@ -321,12 +320,12 @@ impl Ended {
             .unwrap_or(u8::MAX)
     }
 
-    /// The signal that it died of.
+    /// Returns the signal that killed the command.
     pub fn signal(&self) -> Option<i32> {
         self.status.as_ref().ok().and_then(ExitStatusExt::signal)
     }
 
-    /// Says why there was nothing to wait for, if so; the exit status.
+    /// Warns if the command could not be run; returns the exit status.
     pub fn tell(&self, command: &[OsString], context: &Context) -> u8 {
         if let Err(cause) = &self.status {
             let program = command
@@ -363,7 +362,7 @@ impl Ended {
     }
 }
 
-/// Lists what the command changed, as `diff --stat` does.
+/// Lists the changes, as `diff --stat` does.
 fn list(found: &[Change], made: &CheckpointInfo, context: &Context) {
     let out = &context.out;
     if found.is_empty() {
@@ -395,7 +394,7 @@ fn list(found: &[Change], made: &CheckpointInfo, context: &Context) {
     out.talk(&diff::sum(found));
 }
 
-/// The report, for programs.
+/// Writes the report.
 fn give(
     report: &Report<'_>,
     file: Option<&mut File>,
@@ -409,7 +408,7 @@ fn give(
     match (file, &args.report) {
         (Some(file), Some(path)) => file.write_all(&line).map_err(|cause| cannot(path, cause)),
         _ if context.out.json => {
-            // Whoever closed stderr does not want to be told.
+            // stderr may be closed.
             let _ = io::stderr().write_all(&line);
             Ok(())
         }
@@ -417,12 +416,12 @@ fn give(
     }
 }
 
-/// The file of a report, made before anything is run.
+/// Creates the file of a report, before anything is run.
 fn create(path: &Path) -> VerbResult<File> {
     File::create(path).on(path.display())
 }
 
-/// A command on one line, for people.
+/// Formats a command on one line.
 pub fn shown(command: &[OsString]) -> String {
     let words: Vec<String> = command
         .iter()

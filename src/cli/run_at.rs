@@ -1,9 +1,9 @@
-//! `ckptfs run --at`: this process moves to where the tree is as it was, in a mount namespace of
-//! its own.
+//! `ckptfs run --at`: moves this process into a mount namespace of its own, in which the tree is
+//! that of a checkpoint.
 //!
-//! Over the mount lies a directory in memory, for what will be changed, and over both an overlay of
-//! it and the view of the checkpoint: nothing is copied beforehand. All of it goes with the last
-//! process in it.
+//! A directory in memory, for changes, covers the mount, and an overlay of it and the view of the
+//! checkpoint covers both: nothing is copied in advance. The mounts end with the last process in
+//! the namespace.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -18,7 +18,7 @@ use super::unanswered;
 use crate::engine::api::{CheckpointInfo, Code, VerbError, VerbResult};
 use crate::sys::{self, Errno, host};
 
-/// What was needed only while the past is shown, and is taken away when this is dropped.
+/// The work directory of an overlay, removed on drop.
 pub struct Past {
     work: Option<PathBuf>,
 }
@@ -26,14 +26,14 @@ pub struct Past {
 impl Drop for Past {
     fn drop(&mut self) {
         if let Some(work) = &self.work {
-            // The kernel keeps nothing there that anybody needs, and what stays does no harm.
+            // Files that stay there are useless, and harmless.
             let _ = fs::remove_dir_all(work);
         }
     }
 }
 
-/// Goes to where the tree is as it was at `checkpoint`; the working directory with it. What is
-/// changed there goes to `keep`, or is thrown away.
+/// Enters the tree of `checkpoint`, with the working directory. Changes go to `keep`, or are
+/// discarded.
 pub fn enter(
     served: &mut Served,
     checkpoint: &CheckpointInfo,
@@ -48,7 +48,7 @@ pub fn enter(
         work: kept.as_ref().map(|(_, work)| work.clone()),
     };
     let user = own_mounts("cannot run a command in the past")?;
-    // Opened in this namespace: what is of another cannot be shown in an overlay.
+    // Opened in this namespace, because an overlay cannot use a mount of another one.
     let lower = Tree::at(served, Some(checkpoint))?.into_root();
     let was = sys::stat_fd(&lower).on(at.display())?;
     let cannot = |cause: Errno| no_overlay(&at, cause);
@@ -66,7 +66,7 @@ pub fn enter(
             dirs
         }
     };
-    // The root of what is shown has the attributes of the directory for changes.
+    // The root of an overlay has the attributes of its upper directory.
     let given = chown(&upper, Some(was.uid), Some(was.gid))
         .and_then(|()| fs::set_permissions(&upper, fs::Permissions::from_mode(was.mode)));
     given
@@ -77,7 +77,7 @@ pub fn enter(
     sys::mount_overlay(&at, lower.as_fd(), upper.as_fd(), work_dir.as_fd(), user)
         .map_err(cannot)?;
     if mount != at {
-        // A tree that is mounted elsewhere is seen at both places.
+        // A tree that is mounted elsewhere is visible at both places.
         sys::mount_bind(&at, &mount).map_err(cannot)?;
     }
     let then = format!("as it was at checkpoint {}", checkpoint.id);
@@ -85,7 +85,7 @@ pub fn enter(
     Ok(past)
 }
 
-/// The directory for changes, which is made or is empty, and one for the kernel beside it.
+/// Returns the directory for changes, which is created or empty, and a work directory next to it.
 fn kept_dirs(keep: &Path, trees: &[&Path], cwd: &Path) -> VerbResult<(PathBuf, PathBuf)> {
     let path = normal(&cwd.join(keep));
     let path = beyond_links(&path).unwrap_or(path);
@@ -117,8 +117,8 @@ fn kept_dirs(keep: &Path, trees: &[&Path], cwd: &Path) -> VerbResult<(PathBuf, P
     Ok((path, work))
 }
 
-/// Puts this process into a mount namespace of its own (`sys::private_mounts`); whether it is in a
-/// user namespace of its own too. `cannot`: what cannot be done without.
+/// Moves this process into a mount namespace of its own (`sys::private_mounts`); returns whether it
+/// is also in a user namespace of its own. `cannot`: the operation that fails without it.
 ///
 /// # Errors
 /// `no-namespace`.
@@ -140,8 +140,8 @@ pub fn own_mounts(cannot: &str) -> VerbResult<bool> {
     })
 }
 
-/// Goes to the working directory by its path, which leads to something else by now: to the tree at
-/// `at`, which is shown as is said by `how`.
+/// Enters the working directory again by its path, which now leads to the tree at `at`; `how`
+/// describes the state of that tree, for the error.
 ///
 /// # Errors
 /// `no-directory`.

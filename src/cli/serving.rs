@@ -1,4 +1,4 @@
-//! How a tree is served: the options of `ckptfs mount` that its daemon has too.
+//! The options of `ckptfs mount` that are also options of its daemon.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -14,70 +14,68 @@ use crate::engine::config::{AutoConfig, TripwireConfig};
 use crate::engine::settings::Settings;
 use crate::store::layout::snapdir::is_snapdir_name;
 
-/// What trips if nothing else is asked for.
+/// Default of the tripwire.
 const TRIPWIRE: TripwireConfig = TripwireConfig {
     count: 25,
     within: Duration::from_secs(1),
 };
-/// How long a hook may take.
+/// Default time limit of a hook.
 const HOOK_TIMEOUT: Duration = Duration::from_secs(30);
-/// What `--auto-absence` is unless it is given.
+/// Environment variable with the default of `--auto-absence`.
 const ABSENCE_VARIABLE: &str = "CKPTFS_AUTO_ABSENCE";
-/// The tripwire remembers so many operations.
+/// Limit of the operations that the tripwire records.
 const TRIPWIRE_MAX: u32 = 10_000;
-/// Spans of time that make sense.
+/// Bounds of spans of time.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(366 * 86_400);
 
-/// How a tree is served.
+/// Options of a served tree.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Serving {
-    /// Who reads and writes files: the kernel by itself (passthrough), or the daemon
+    /// Who reads and writes files: the kernel itself (passthrough), or the daemon
     #[arg(long, value_enum, value_name = "WHO")]
     pub io: Option<Io>,
-    /// Who does so for users other than root, the daemon's user and the owner of DIR, if the kernel
-    /// does it for these
+    /// Who does this for users other than root, the daemon's user and the owner of DIR, if the
+    /// kernel does it for these
     #[arg(long, value_enum, value_name = "WHO")]
     pub others_io: Option<OthersIo>,
     /// Who writes files; with `daemon`, writes wait during a checkpoint, so that every checkpoint
     /// is atomic
     #[arg(long, value_enum, value_name = "WHO")]
     pub writes: Option<Writes>,
-    /// Which extended attributes are supported; with `off` the kernel never asks for any, which
-    /// makes new files cheaper
+    /// Supported extended attributes; with `off` the kernel sends no requests for them, which makes
+    /// new files cheaper
     #[arg(long, value_enum, value_name = "WHICH")]
     pub xattrs: Option<Xattrs>,
-    /// Whether .snapshots is listed in the root directory
+    /// Whether the root directory lists .snapshots
     #[arg(long, value_enum, value_name = "HOW")]
     pub snapdir: Option<Snapdir>,
-    /// Name of the directory .snapshots in this tree from now on, such as .past: for a tree that has its
-    /// own .snapshots. Later mounts use it without this option
+    /// Name of the directory .snapshots in this tree from now on, such as .past, for a tree with
+    /// its own .snapshots. Later mounts use it without this option
     #[arg(long, value_name = "NAME", value_parser = snapdir_name)]
     pub snapdir_name: Option<String>,
-    /// What .snapshots calls a checkpoint: its number and tags; with `gmt` also @GMT-2026.02.03-04.05.06,
-    /// its time, as Samba's shadow_copy2 wants it
+    /// Names of a checkpoint in .snapshots: its number and tags; with `gmt` also its time as
+    /// @GMT-2026.02.03-04.05.06, for Samba's shadow_copy2
     #[arg(long, value_enum, value_name = "WHICH")]
     pub snapdir_names: Option<SnapdirNames>,
-    /// What is done in idle time: `hash` lets a deep `verify` find every flipped bit of what was
-    /// captured
+    /// Work in idle time: with `hash` a deep `verify` finds every flipped bit of captured content
     #[arg(long, value_enum, value_name = "WHAT")]
     pub seal: Option<Seal>,
-    /// Permission bits of .snapshots (octal): who may see the past; those of the root directory by
-    /// default
+    /// Permission bits of .snapshots (octal), which control access to the past; those of the root
+    /// directory by default
     #[arg(long, value_name = "MODE", value_parser = snapdir_mode)]
     pub snapdir_mode: Option<u32>,
-    /// How many threads read the kernel's requests [default: as many as there are CPUs, from 2 to
-    /// 4]
+    /// Number of threads that read the kernel's requests [default: one per CPU, from 2 to 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
     pub readers: Option<u8>,
     /// Before a process removes or empties more than N files and directories within T, make a
     /// checkpoint; off: never [default: 25/1s]
     #[arg(long, value_name = "N/T", env = "CKPTFS_TRIPWIRE", value_parser = tripwire)]
     pub tripwire: Option<Tripwire>,
-    /// Make a checkpoint this often, if something has changed
+    /// Make a checkpoint at this interval, if something has changed
     #[arg(long, value_name = "TIME", value_parser = pause)]
     pub auto_every: Option<Duration>,
-    /// Make a checkpoint when something has changed, and nothing was written since for this long
+    /// Make a checkpoint after a change, when nothing has been written for this long
     #[arg(long, value_name = "TIME", value_parser = pause)]
     pub auto_quiet: Option<Duration>,
     /// Put changes made while nothing was mounted between two checkpoints of their own [default:
@@ -91,15 +89,16 @@ pub struct Serving {
     /// Kill a hook that takes longer; it counts as failed [default: 30s]
     #[arg(long, value_name = "TIME", value_parser = pause)]
     pub hook_timeout: Option<Duration>,
-    /// Send each new checkpoint to this remote, or with /TIME the newest one so often (REMOTE/15min)
+    /// Push each new checkpoint to this remote, or with /TIME the newest at this interval
+    /// (REMOTE/15min)
     #[cfg(feature = "remote")]
     #[arg(long, value_name = "REMOTE", value_parser = push_to)]
     pub push: Option<String>,
-    /// Of a tree that was mounted from a remote: keep at most this much of what was fetched, such as
-    /// 10G; what was not opened for the longest time goes
+    /// Of a tree that was mounted from a remote: limit of the fetched content, such as 10G; the
+    /// least recently opened is dropped first
     #[arg(long, value_name = "SIZE", value_parser = super::size::parse)]
     pub cache: Option<u64>,
-    /// Of a tree that was mounted from a remote: fetch only what is opened
+    /// Of a tree that was mounted from a remote: fetch only content that is opened
     #[arg(long)]
     pub no_fetch: bool,
     /// Mount options as in mount(8), separated by commas; nodev, nosuid and exec by default
@@ -107,7 +106,7 @@ pub struct Serving {
     pub options: Vec<MountFlag>,
 }
 
-/// `-o`. Of two opposites the later one counts.
+/// `-o`. The later of two opposites applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum MountFlag {
     /// Device nodes work (root only)
@@ -122,13 +121,13 @@ pub enum MountFlag {
     Exec,
     /// Programs cannot be run
     Noexec,
-    /// Nobody can write; checkpoints can still be made
+    /// No writes; checkpoints can still be made
     Ro,
     /// Writable, as permissions allow
     Rw,
 }
 
-/// Something is done, or not.
+/// On or off.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Switch {
     /// Yes
@@ -138,8 +137,8 @@ pub enum Switch {
     Off,
 }
 
-/// Whether what was changed while nothing was mounted is an epoch of its own where nothing is
-/// mounted now either.
+/// Reports whether changes made while nothing was mounted form an epoch of their own, for a process
+/// that opens a store without a mount.
 pub fn parts_absences(settings: &Settings) -> bool {
     let told = std::env::var(ABSENCE_VARIABLE)
         .ok()
@@ -153,7 +152,7 @@ pub fn parts_absences(settings: &Settings) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tripwire(Option<TripwireConfig>);
 
-/// `N/T`, or `off`.
+/// Parses `N/T`, or `off`.
 fn tripwire(text: &str) -> Result<Tripwire, String> {
     if text == "off" {
         return Ok(Tripwire(None));
@@ -171,7 +170,7 @@ fn tripwire(text: &str) -> Result<Tripwire, String> {
     }
 }
 
-/// The name of a remote, and perhaps how often.
+/// Checks the name of a remote with an optional interval.
 #[cfg(feature = "remote")]
 fn push_to(text: &str) -> Result<String, String> {
     if let Some((_, every)) = text.split_once('/') {
@@ -180,7 +179,7 @@ fn push_to(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-/// A span of time that something waits, or takes at most.
+/// Parses an interval or a time limit.
 fn pause(text: &str) -> Result<Duration, String> {
     let span = time::span(text)?;
     if (PAUSE_MIN..=PAUSE_MAX).contains(&span) {
@@ -190,8 +189,8 @@ fn pause(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// The permission bits of a directory, with or without the sticky bit: set-id bits would mean
-/// nothing on one that nobody makes files in.
+/// Parses the permission bits of a directory, with or without the sticky bit. Set-id bits have no
+/// meaning in a directory where no files are created.
 fn snapdir_mode(text: &str) -> Result<u32, String> {
     let mode = u32::from_str_radix(text, 8)
         .ok()
@@ -210,10 +209,10 @@ fn snapdir_name(text: &str) -> Result<String, String> {
 /// `--io`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Io {
-    /// The kernel where it can
+    /// The kernel, where possible
     #[default]
     Auto,
-    /// The kernel, or not at all
+    /// The kernel, or fail
     Passthrough,
     /// The daemon
     Daemon,
@@ -222,17 +221,17 @@ pub enum Io {
 /// `--others-io`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum OthersIo {
-    /// The daemon: nobody can keep a file locked
+    /// The daemon: no user can keep a file locked
     #[default]
     Daemon,
-    /// The kernel: whoever can open files is trusted
+    /// The kernel: users who can open files are trusted
     Kernel,
 }
 
 /// `--writes`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Writes {
-    /// As --io says
+    /// As with --io
     #[default]
     Auto,
     /// The daemon
@@ -245,7 +244,7 @@ pub enum Xattrs {
     /// All
     #[default]
     All,
-    /// Those of programs (user.*): no ACLs, capabilities or labels
+    /// Only user.*: no ACLs, capabilities or labels
     User,
     /// None
     Off,
@@ -254,20 +253,20 @@ pub enum Xattrs {
 /// `--snapdir`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Snapdir {
-    /// It exists, but is not listed
+    /// Not listed, but accessible
     #[default]
     Hidden,
-    /// It is listed
+    /// Listed
     Visible,
 }
 
 /// `--snapdir-names`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum SnapdirNames {
-    /// Its number and tags
+    /// Number and tags
     #[default]
     Plain,
-    /// And its time
+    /// Number, tags and time
     Gmt,
 }
 
@@ -276,13 +275,13 @@ pub enum SnapdirNames {
 pub enum Seal {
     /// Nothing
     Off,
-    /// Captured versions are hashed
+    /// Hash captured versions
     #[default]
     Hash,
 }
 
 impl Serving {
-    /// What is not said on a command line, and may be in the environment.
+    /// Returns the options that are set in the environment.
     ///
     /// # Errors
     /// `bad-value`.
@@ -294,7 +293,7 @@ impl Serving {
         found.map_err(|cause| hinted(Code::BadValue, cause.to_string(), "fix the variable"))
     }
 
-    /// The arguments that give this again.
+    /// Returns the arguments for these options.
     pub fn arguments(&self) -> Vec<OsString> {
         fn option<T: ValueEnum>(name: &str, value: Option<&T>) -> Option<OsString> {
             let value = value?
@@ -364,7 +363,7 @@ impl Serving {
         arguments
     }
 
-    /// The checkpoints that the daemon makes by itself.
+    /// Returns the configuration of automatic checkpoints.
     pub fn auto(&self) -> AutoConfig {
         let Tripwire(tripwire) = self.tripwire.unwrap_or(Tripwire(Some(TRIPWIRE)));
         let absence = self.auto_absence.unwrap_or_default() == Switch::On;
@@ -376,7 +375,7 @@ impl Serving {
         }
     }
 
-    /// The commands around checkpoints and restores.
+    /// Returns the configuration of the commands around checkpoints and restores.
     pub fn hooks(&self) -> Option<HooksConfig> {
         self.hooks.clone().map(|dir| HooksConfig {
             dir,
@@ -384,7 +383,7 @@ impl Serving {
         })
     }
 
-    /// What was not asked for is as the configuration says.
+    /// Adds the configuration for options that are not given.
     pub fn or(self, settings: &Settings) -> VerbResult<Serving> {
         fn word<T: ValueEnum>(settings: &Settings, name: &str) -> Option<T> {
             T::from_str(settings.text(name)?, false).ok()
@@ -452,8 +451,8 @@ impl Serving {
         })
     }
 
-    /// Whether a thing is on that `on` turns on and `off` turns off; `otherwise` if neither is
-    /// asked for.
+    /// Returns whether the later of the options `on` and `off` is `on`; `otherwise` if none is
+    /// given.
     fn flag(&self, on: MountFlag, off: MountFlag, otherwise: bool) -> bool {
         self.options
             .iter()
@@ -462,22 +461,22 @@ impl Serving {
             .map_or(otherwise, |flag| *flag == on)
     }
 
-    /// Device nodes work.
+    /// Reports whether device nodes can be opened.
     pub fn dev(&self) -> bool {
         self.flag(MountFlag::Dev, MountFlag::Nodev, false)
     }
 
-    /// Set-id bits count.
+    /// Reports whether set-id bits take effect.
     pub fn suid(&self) -> bool {
         self.flag(MountFlag::Suid, MountFlag::Nosuid, false)
     }
 
-    /// Nobody can write.
+    /// Reports whether the mount is read-only.
     pub fn read_only(&self) -> bool {
         self.flag(MountFlag::Ro, MountFlag::Rw, false)
     }
 
-    /// Programs can be run.
+    /// Reports whether programs can be run.
     pub fn exec(&self) -> bool {
         self.flag(MountFlag::Exec, MountFlag::Noexec, true)
     }

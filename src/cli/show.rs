@@ -18,7 +18,7 @@ use crate::engine::word::count;
 use crate::store::record::Reason;
 use crate::sys::Kind;
 
-/// Show a checkpoint, or a file or directory as it was
+/// Show a checkpoint, or a file or directory in it
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// A number, a tag, or `latest`; with `:PATH` the content of that file, or the names in that
@@ -65,7 +65,7 @@ fn print_past(args: &Args, context: &mut Context) -> Outcome {
     content::print(&found, &args.id.to_string_lossy(), &mut context.out)
 }
 
-/// Why it was made.
+/// Describes the reason for a checkpoint.
 pub fn reason(checkpoint: &CheckpointInfo) -> String {
     match &checkpoint.reason {
         // The base of a branch.
@@ -81,7 +81,7 @@ pub fn reason(checkpoint: &CheckpointInfo) -> String {
     }
 }
 
-/// What there is to say of every checkpoint, in a line each.
+/// Returns the labels and values that every checkpoint has.
 fn lines(out: &Out, checkpoint: &CheckpointInfo) -> [(&'static str, String); 9] {
     let reason = reason(checkpoint);
     let atomic = if checkpoint.atomic {
@@ -118,7 +118,7 @@ fn lines(out: &Out, checkpoint: &CheckpointInfo) -> [(&'static str, String); 9] 
     ]
 }
 
-/// Everything there is to say of a checkpoint.
+/// Prints a checkpoint with all its details.
 pub fn print(out: &mut Out, checkpoint: &CheckpointInfo) -> io::Result<()> {
     for (label, value) in lines(out, checkpoint) {
         let label = out.paint(Role::Faint, &format!("{label:<10}"));

@@ -1,15 +1,15 @@
-//! The commands that messages, help and documents show can be typed: the verb is one of those that
-//! the help lists, and it has these options.
+//! Checks that the commands in messages, help and documents can be typed: the help lists the verb,
+//! and it has these options.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::{Arg, Command};
 
-/// Options of the program that stand before a verb, and have a value.
+/// Options of the program that precede a verb, and take a value.
 const BEFORE_VERB: [&str; 3] = ["-C", "--volume", "--color"];
 
-/// All files below a directory with this extension.
+/// Returns all files below a directory with this extension.
 fn files(dir: &Path, extension: &str) -> Vec<PathBuf> {
     let (mut found, mut pending) = (Vec::new(), vec![dir.to_owned()]);
     while let Some(dir) = pending.pop() {
@@ -25,7 +25,8 @@ fn files(dir: &Path, extension: &str) -> Vec<PathBuf> {
     found
 }
 
-/// What of a source file is shown: not its tests, nor comments other than those that become help.
+/// Returns the visible text of a source file: without tests, and without comments except help
+/// texts.
 fn shown(source: &str) -> String {
     let code = source.split("\n#[cfg(test)]\nmod tests {").next();
     let lines = code.unwrap_or_default().lines().map(str::trim_start);
@@ -36,8 +37,8 @@ fn shown(source: &str) -> String {
     lines.join("\n").replace("\\\n", "")
 }
 
-/// What is wrong with the first command in a text that begins right behind `ckptfs `; `marked`: it
-/// is known to be a command and no sentence.
+/// Returns the error in the first command of a text that begins after `ckptfs `; `marked`: it is a
+/// command and not part of a sentence.
 fn fault(text: &str, marked: bool, whole: &Command) -> Option<String> {
     let end = text.find(['`', '"', '\'', '\n', ';', '(', ')', '|', '&', '>']);
     let text = text.get(..end.unwrap_or(text.len())).unwrap_or_default();
@@ -54,7 +55,7 @@ fn fault(text: &str, marked: bool, whole: &Command) -> Option<String> {
             break;
         }
         match verb.find_subcommand(bare) {
-            // `help concepts` is for people, and a picture shows the daemon.
+            // `help concepts` is for users, and a diagram shows the daemon.
             Some(_) if verb.get_name() == "help" || bare == "daemon" => break,
             Some(found) if found.is_hide_set() => return Some(format!("{bare} is hidden")),
             Some(found) => (verb, known) = (found, true),
@@ -109,7 +110,7 @@ fn faults(text: &str, whole: &Command) -> Vec<String> {
         .collect()
 }
 
-/// Hints named `stat`, `ls`, `fsck` and `dedup`, which the help does not list any more.
+/// Hints named `stat`, `ls`, `fsck` and `dedup`, which the help no longer lists.
 #[test]
 fn a_command_that_is_shown_can_be_typed() {
     let mut whole = super::command();
@@ -151,7 +152,7 @@ fn a_command_that_is_shown_can_be_typed() {
     });
     for path in &pages {
         let text = read(path);
-        // The reference still has the sections of hidden verbs.
+        // The reference still has sections for hidden verbs.
         let lines = text
             .lines()
             .filter(|line| !line.starts_with("### `ckptfs "));

@@ -1,9 +1,9 @@
-//! Sizes for people.
+//! Parsing and formatting of sizes.
 
 use crate::engine::settings::{self, Value};
 pub use crate::engine::word::bytes as human;
 
-/// The bytes that a size on the command line says: "64K", "10G", 1048576.
+/// Parses a size on the command line, in bytes: "64K", "10G", 1048576.
 pub fn parse(text: &str) -> Result<u64, String> {
     let key = settings::find("retention.max-size").ok_or_else(String::new)?;
     match settings::parse_value(key, text)? {

@@ -6,7 +6,7 @@ use super::output::Out;
 use super::{size, time};
 use crate::engine::api::{Stats, UpkeepInfo};
 
-/// Free space, the history, gc and pushes, a line each.
+/// Formats free space, the history, gc and pushes, one line each.
 fn upkeep(upkeep: &UpkeepInfo) -> Vec<(&'static str, String)> {
     let human = size::human;
     let mut lines = vec![(
@@ -34,7 +34,7 @@ fn upkeep(upkeep: &UpkeepInfo) -> Vec<(&'static str, String)> {
     lines
 }
 
-/// Prints them, a line each.
+/// Prints the statistics, one line each.
 pub fn print(stats: &Stats, out: &mut Out) -> io::Result<()> {
     let daemon = &stats.daemon;
     let total: u64 = stats.requests.values().sum();

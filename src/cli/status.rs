@@ -20,22 +20,21 @@ use crate::engine::api::{
 use crate::engine::metrics;
 use crate::engine::word::count;
 
-/// Branches that are named.
+/// Limit of the named branches.
 const BRANCHES_SHOWN_MAX: usize = 10;
-/// For so many seconds what the history takes is not counted again for the metrics.
+/// Age up to which a measured size of the history is reused for the metrics.
 const MEASURED_S: i64 = 3600;
 
-/// Show what is mounted and what differs from the newest checkpoint
+/// Show the mount and the differences from the newest checkpoint
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Only these paths, and what is below them; relative to the working directory
+    /// Only these paths, and paths below them; relative to the working directory
     #[arg(value_name = "PATHS", conflicts_with_all = ["by", "metrics"])]
     paths: Vec<PathBuf>,
-    /// Say who changed what
+    /// Group the changes by their origin
     #[arg(long, value_enum, value_name = "WHAT")]
     by: Option<By>,
-    /// List every change, and what the daemon has done and holds: requests by kind, memory, open
-    /// files
+    /// List every change, and statistics of the daemon: requests by kind, memory, open files
     #[arg(short, long, conflicts_with = "by")]
     verbose: bool,
     /// Print the daemon's metrics in the text format of Prometheus
@@ -43,27 +42,28 @@ pub struct Args {
     metrics: bool,
 }
 
-/// What `--json` prints.
+/// Output of `--json`.
 #[derive(Serialize)]
 struct Shown<'a> {
     #[serde(flatten)]
     status: &'a Status,
-    /// Who has something of the directory below the mount.
+    /// Processes that use the directory below the mount.
     below: &'a [Holder],
-    /// Unmounted lazily: the processes that the daemon still serves.
+    /// Of a detached mount: the processes that the daemon still serves.
     #[serde(skip_serializing_if = "Option::is_none")]
     waits_for: Option<&'a [Holder]>,
-    /// Mount points in the tree, relative to its root: what is mounted there is in no checkpoint.
+    /// Mountpoints in the tree, relative to its root; their content is in no checkpoint.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     mounted: Vec<TreePath>,
-    /// Its branches.
+    /// Branches of the tree.
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     branches: &'a [BranchInfo],
     #[serde(skip_serializing_if = "Option::is_none")]
     stats: Option<Stats>,
 }
 
-/// The numbers of the daemon, with what the history takes, which is counted again if that is old.
+/// Returns the statistics of the daemon, with the size of the history, which is measured again if
+/// outdated.
 fn measured_stats(served: &mut Served) -> VerbResult<Stats> {
     let stats = served.client.ask(GetStats)?;
     let is_fresh = |measured: &MeasuredInfo| {
@@ -153,8 +153,8 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     Ok(())
 }
 
-/// Who has something of the directory below the mount. Over the directory itself a mount leaves
-/// nobody a way there who was not there before.
+/// Returns the processes that use the directory below the mount. A mount over the directory itself
+/// is in the way of all processes that did not use the directory before.
 fn below(status: &Status) -> Vec<Holder> {
     let Some(tree) = Tree::below(&status.backing) else {
         return Vec::new();
@@ -173,14 +173,14 @@ fn tree_path(path: PathBuf) -> TreePath {
     TreePath(path.into_os_string().into_vec())
 }
 
-/// The mount points in the tree, relative to its root.
+/// Returns the mountpoints in the tree, relative to its root.
 fn inside(status: &Status) -> Vec<PathBuf> {
     let table = mounts::all().unwrap_or_default();
     let mount = mounts::top(&table, &status.mount).filter(|mount| mount.is_ours());
     mount.map_or_else(Vec::new, |mount| nested::in_mount(&table, mount))
 }
 
-/// What is mounted, and how. Gives the lines that this took.
+/// Prints the properties of the mount, and returns the number of lines.
 fn print(
     status: &Status,
     branches: &[BranchInfo],
@@ -258,8 +258,7 @@ fn same(status: &Status) -> String {
     format!("{files}, {bytes}, shared with identical files since the mount")
 }
 
-/// What changed since the newest checkpoint, or what of that is below the paths that were asked
-/// for.
+/// Prints the changes since the newest checkpoint, or those of the given paths.
 fn print_changes(
     status: &Status,
     of_paths: bool,
@@ -285,7 +284,7 @@ fn print_changes(
     Ok(())
 }
 
-/// The branches that have what nobody has merged.
+/// Formats the branches that have unmerged changes.
 fn unmerged(branches: &[BranchInfo]) -> Option<String> {
     let left = |branch: &BranchInfo| {
         let paths = branch.unmerged.filter(|paths| *paths > 0)?;
@@ -306,7 +305,7 @@ fn unmerged(branches: &[BranchInfo]) -> Option<String> {
     (!named.is_empty()).then(|| format!("{}{rest} (ckptfs merge NAME)", shown.join(", ")))
 }
 
-/// What is in them is told by `branch list`, which counts it.
+/// Formats the names of the branches; `branch list` counts their changes.
 fn named(branches: &[BranchInfo]) -> String {
     let names: Vec<&str> = branches
         .iter()
@@ -322,7 +321,7 @@ fn named(branches: &[BranchInfo]) -> String {
     format!("{}{rest} (ckptfs branch list)", names.join(", "))
 }
 
-/// What is here of what is there.
+/// Formats how much of a remote checkpoint is local.
 pub fn remote(origin: &OriginInfo) -> String {
     let OriginInfo {
         remote,

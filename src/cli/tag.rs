@@ -9,13 +9,13 @@ use crate::engine::word::word;
 
 /// Give a checkpoint tags, remove or rename one; without arguments list them
 ///
-/// A tag can be used wherever a checkpoint's number can, and is a name in .snapshots.
+/// A tag can be used in place of a checkpoint's number, and is a name in .snapshots.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The checkpoint: a number, a tag, `latest`, `latest~2`, `@{10min ago}`
     #[arg(value_name = "ID")]
     id: Option<String>,
-    /// The names
+    /// The tags
     #[arg(value_name = "TAG")]
     tags: Vec<String>,
     /// Remove these tags (all arguments); their checkpoints stay
@@ -24,7 +24,7 @@ pub struct Args {
     /// Rename the tag: -m OLD NEW
     #[arg(short = 'm', long)]
     rename: bool,
-    /// Move tags that other checkpoints have
+    /// Move tags from other checkpoints
     #[arg(short, long)]
     force: bool,
 }
@@ -64,7 +64,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     print(&tagged, context)
 }
 
-/// Every checkpoint that has tags.
+/// Lists the tagged checkpoints.
 fn list(context: &mut Context) -> Outcome {
     let tagged = locate::history(context.dir())?.ask(Query {
         tag: Some("*".to_owned()),
@@ -77,7 +77,7 @@ fn list(context: &mut Context) -> Outcome {
     }
 }
 
-/// Takes tags from their checkpoints.
+/// Removes tags from their checkpoints.
 pub fn remove(tags: Vec<String>, context: &mut Context) -> Outcome {
     let mut served = locate::served(context.dir())?;
     for tag in tags {
@@ -92,7 +92,7 @@ pub fn remove(tags: Vec<String>, context: &mut Context) -> Outcome {
     Ok(())
 }
 
-/// Gives a tag another name.
+/// Renames a tag.
 pub fn rename(old: String, new: String, force: bool, context: &mut Context) -> Outcome {
     let mut served = locate::served(context.dir())?;
     let retag = Retag {
@@ -105,7 +105,7 @@ pub fn rename(old: String, new: String, force: bool, context: &mut Context) -> O
     print(&renamed, context)
 }
 
-/// Prints a checkpoint and the tags that it has now.
+/// Prints a checkpoint and its tags.
 fn print(tagged: &CheckpointInfo, context: &mut Context) -> Outcome {
     let tags = if tagged.tags.is_empty() {
         "has no tag".to_owned()

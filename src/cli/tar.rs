@@ -1,6 +1,6 @@
 //! `ckptfs export ID -`: a tar stream.
 //!
-//! What is in a stream cannot be taken back: what the daemon tells goes there when it is proven
+//! A stream cannot be corrected. Therefore an entry from the daemon is written when it is proven
 //! ([`held`]), and a large file is read through the mount's view, where each read is proven before
 //! it is answered.
 
@@ -20,11 +20,11 @@ use crate::sys::{self, Errno, Kind};
 use crate::transfer::held::{self, Content};
 use crate::transfer::tar::Stream;
 
-/// What is written at once.
+/// Size of the output buffer.
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// Writes a checkpoint to stdout. `more`: something was asked for that a stream has not.
-/// `without_dropped`: what a tier has dropped is left out.
+/// Writes a checkpoint to stdout. `more`: options were given that a stream does not support.
+/// `without_dropped`: skips the content that a tier has dropped.
 pub fn run(
     mut served: Served,
     id: &str,
@@ -72,12 +72,12 @@ pub fn run(
     missing(&refused, context)
 }
 
-/// A stream that is written.
+/// A tar stream in progress.
 struct Tar<W: Write> {
     stream: Stream<W>,
-    /// Where large files are read.
+    /// Source of large files.
     view: Tree,
-    /// Where in the stream an inode with several names is.
+    /// Path in the stream of an inode with several names.
     first: HashMap<u64, Vec<u8>>,
     sockets: u64,
     told: u64,
@@ -102,7 +102,7 @@ impl<W: Write> Tar<W> {
         self.stream.finish().map(drop).map_err(Failure::Output)
     }
 
-    /// Writes one entry; gives why it cannot be.
+    /// Writes one entry; returns the error if it cannot be read.
     fn entry(
         &mut self,
         entry: &ExportEntry,
@@ -141,7 +141,7 @@ impl<W: Write> Tar<W> {
     }
 }
 
-/// A path of the tree as it is in a stream.
+/// Returns a path of the tree in the form of a stream.
 fn in_stream(path: &[u8]) -> Vec<u8> {
     if path.is_empty() {
         b".".to_vec()
@@ -150,7 +150,7 @@ fn in_stream(path: &[u8]) -> Vec<u8> {
     }
 }
 
-/// Names what is not in the stream; fails if there is anything.
+/// Warns about paths that are missing in the stream, and fails if there are any.
 fn missing(refused: &[Refused], context: &Context) -> Outcome {
     for Refused { path, errno } in refused {
         let path = if path.0.is_empty() {

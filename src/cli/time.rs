@@ -1,12 +1,12 @@
-//! Times for people.
+//! Parsing and formatting of times.
 
 use std::time::Duration;
 
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 
-/// A time of the protocol (RFC 3339) in the local time zone, to the second; as it is if it cannot
-/// be read.
+/// Formats a time of the protocol (RFC 3339) in the local time zone, to the second; unchanged if it
+/// cannot be parsed.
 pub fn local(time: &str) -> String {
     match time.parse::<Timestamp>() {
         Ok(time) => time
@@ -17,7 +17,7 @@ pub fn local(time: &str) -> String {
     }
 }
 
-/// Microseconds as a person reads them: `180 us`, `2.5 ms`, `1.2 s`.
+/// Formats microseconds: `180 us`, `2.5 ms`, `1.2 s`.
 pub fn duration(us: u64) -> String {
     match us {
         0..1_000 => format!("{us} us"),
@@ -26,7 +26,7 @@ pub fn duration(us: u64) -> String {
     }
 }
 
-/// A span of time as a person writes it: `500ms`, `2s`, `5min`, `1h 30m`.
+/// Parses a span of time: `500ms`, `2s`, `5min`, `1h 30m`.
 pub fn span(text: &str) -> Result<Duration, String> {
     let span = text
         .parse::<SignedDuration>()

@@ -1,4 +1,4 @@
-//! From a path that somebody typed to a path in the tree.
+//! Conversion of a path on the command line to a path in the tree.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -7,16 +7,16 @@ use std::path::{Component, Path, PathBuf};
 use super::error::hinted;
 use crate::engine::api::{Code, TreePath, VerbResult};
 
-/// The path in the tree at `root` that `given` means to somebody in `cwd`. It need not exist: what
-/// was deleted can be restored.
+/// Returns the path in the tree at `root` of `given`, relative to `cwd`. It need not exist, because
+/// a deleted path can be restored.
 ///
-/// `..` takes the name before it away, whatever that is: a path that exists no more cannot be
-/// asked. Both directories are absolute.
+/// `..` removes the name before it, whatever its type, because a path that does not exist cannot be
+/// resolved. Both directories are absolute.
 pub fn in_tree(root: &Path, cwd: &Path, given: &Path) -> VerbResult<TreePath> {
     let whole = normal(&cwd.join(given));
     let found = match whole.strip_prefix(root) {
         Ok(inside) => Some(inside.to_owned()),
-        // The way to the tree may lead over a link.
+        // The path to the tree may contain a symbolic link.
         Err(_) => {
             beyond_links(&whole).and_then(|real| real.strip_prefix(root).ok().map(Path::to_owned))
         }
@@ -35,7 +35,7 @@ pub fn in_tree(root: &Path, cwd: &Path, given: &Path) -> VerbResult<TreePath> {
     }
 }
 
-/// `path` without `.` and `..`.
+/// Returns `path` without `.` and `..`.
 pub fn normal(path: &Path) -> PathBuf {
     let mut normal = PathBuf::new();
     for part in path.components() {
@@ -52,8 +52,7 @@ pub fn normal(path: &Path) -> PathBuf {
     normal
 }
 
-/// `path` with the links on the way to it resolved as far as it exists; the last name stays as it
-/// is.
+/// Returns `path` with symbolic links resolved as far as it exists, except for the last name.
 pub fn beyond_links(path: &Path) -> Option<PathBuf> {
     let mut rest: Vec<&OsStr> = vec![path.file_name()?];
     let mut parent = path.parent()?;

@@ -1,5 +1,5 @@
-//! The branches of a tree that this process serves: each has a session, a control socket and an end
-//! of its own.
+//! The branches of a tree that this process serves. Each has its own session, control socket and
+//! end.
 
 mod served;
 
@@ -26,24 +26,24 @@ use crate::store::layout::StoreId;
 use crate::sys::lock::Mutex;
 use crate::sys::{self, tasks};
 
-/// How long the end of a branch is waited for, once its mount is gone.
+/// Limit of the wait for the end of a branch whose mount is gone.
 const END_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long whoever uses an engine that is closed may take to let go of it.
+/// Limit of the wait for the users of a closed engine to release it.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 const RELEASE_PAUSE: Duration = Duration::from_micros(200);
-/// Answers that are under way at the end have so long.
+/// Time to complete the requests in progress at the end.
 const ANSWERS_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What the holder holds of all branches that this process serves.
+/// State that the holder keeps of all branches that this process serves.
 pub struct Holding {
-    /// The way to the holder.
+    /// Connection to the holder.
     pub link: Arc<Link>,
-    /// What a worker before us has left of them, and nobody has taken up yet.
+    /// State of an earlier worker, of branches that are not resumed yet.
     left: Mutex<HashMap<StoreId, Before>>,
 }
 
 impl Holding {
-    /// With what a worker before us has left.
+    /// Returns a holding with the state of an earlier worker.
     pub fn new(link: &Arc<Link>, left: HashMap<StoreId, Before>) -> Arc<Holding> {
         Arc::new(Holding {
             link: Arc::clone(link),
@@ -51,7 +51,8 @@ impl Holding {
         })
     }
 
-    /// Ends the connections that nobody has taken up: requests fail, and do not wait for ever.
+    /// Ends the connections that are not resumed, so that their requests fail instead of waiting
+    /// for ever.
     pub fn let_go_of_rest(&self) {
         let rest: Vec<StoreId> = self.left.lock().keys().copied().collect();
         rest.into_iter().for_each(|id| self.let_go(id));
@@ -66,19 +67,19 @@ impl Holding {
 
 /// The branches of one tree.
 pub struct Trees {
-    /// How the tree itself is served: so are they.
+    /// Arguments of the tree itself, which apply to its branches.
     args: daemon::Args,
     parent: Weak<Engine>,
     me: Weak<Trees>,
-    /// `None`: nobody takes over from this process.
+    /// `None`: no process takes over from this one.
     holding: Option<Arc<Holding>>,
     served: Mutex<HashMap<String, Arc<Served>>>,
-    /// Those that were left, while their engines are closed.
+    /// Branches whose mounts are gone, while their engines close.
     closing: Mutex<Vec<Arc<Served>>>,
 }
 
 impl Trees {
-    /// Has `engine`, which is served with `args`, have branches.
+    /// Lets `engine`, which is served with `args`, serve its branches.
     pub fn serve_branches_of(
         engine: &Arc<Engine>,
         args: &daemon::Args,
@@ -98,7 +99,7 @@ impl Trees {
         trees
     }
 
-    /// Waits until no branch is served any more, as long as that takes.
+    /// Waits until no branch is served, without a limit.
     pub fn wait_all(&self) {
         loop {
             let Some(next) = self.served.lock().values().next().map(Arc::clone) else {
@@ -115,7 +116,7 @@ impl Trees {
         self.served.lock().remove(name);
     }
 
-    /// The arguments of a daemon that would serve a branch alone.
+    /// Returns the arguments of a daemon for this branch only.
     fn args_of(&self, path: &Path) -> daemon::Args {
         daemon::Args {
             backing: path.to_owned(),
@@ -124,8 +125,8 @@ impl Trees {
         }
     }
 
-    /// Why a branch is to end: it is, by another thread. If its mount does not go in time, then
-    /// nevertheless.
+    /// Ends a branch for the reason `end`, in another thread. If its mount does not end in time, it
+    /// is ended anyway.
     fn hear_end(self: &Arc<Trees>, end: &End, served: &Arc<Served>) {
         let pause = served.pause_before(end);
         let (trees, leaving) = (Arc::clone(self), Arc::clone(served));
@@ -135,7 +136,7 @@ impl Trees {
         }
     }
 
-    /// Ends a branch whose mount is gone, unless that was done.
+    /// Ends a branch whose mount is gone, if that is not done yet.
     fn see_out(&self, served: &Arc<Served>) {
         let Some((engine, answers)) = served.parts.lock().take() else {
             return;
@@ -161,7 +162,7 @@ impl Trees {
         }
         let held = Arc::downgrade(&engine);
         drop(engine);
-        // Who waits for this end hears of it by the end of the connection.
+        // Clients that wait for this detect it by the end of the connection.
         if let Some(answers) = answers.get() {
             answers.end();
         }
@@ -179,8 +180,8 @@ impl Trees {
 }
 
 impl Trees {
-    /// Mounts a branch, or goes on with its mount; who comes to its control socket, and the number
-    /// of its connection.
+    /// Mounts a branch, or continues its mount. Returns the session, the control socket, and the
+    /// number of its FUSE connection.
     fn begin(
         &self,
         args: &daemon::Args,
@@ -259,7 +260,7 @@ impl Trees {
         Ok(())
     }
 
-    /// Nobody needs what the holder holds of a branch.
+    /// Discards the state that the holder keeps of a branch.
     fn let_go_of(&self, engine: &Engine) {
         if let (Some(holding), Some(id)) = (&self.holding, engine.branches().own_id()) {
             holding.let_go(id);
@@ -279,7 +280,7 @@ impl Host for Trees {
         if !sys::is_in_error(&before.device) {
             return before.root.try_clone().map(Some).on("/dev/fuse");
         }
-        // It was unmounted meanwhile, or its connection was ended.
+        // It was unmounted since, or its connection was aborted.
         drop(left);
         holding.let_go(id);
         Ok(None)

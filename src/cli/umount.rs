@@ -23,37 +23,37 @@ use crate::store::layout::branches::branches_of;
 use crate::store::layout::{noted_unhashed, noted_unkept};
 use crate::sys::{self, MountPoint};
 
-/// How long a daemon may take to put its store in order.
+/// Time for a daemon to close its store.
 const END_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Asks a daemon to end.
+/// Signal that ends a daemon.
 const SIGTERM: i32 = 15;
 
-/// How often to see whether somebody else has the filesystem mounted, for whom the daemon goes on.
-/// Many have it for a moment only: whoever makes a table of mounts of its own copies all there are.
+/// Period of the check for other processes with the filesystem mounted, for which the daemon
+/// continues. Many have it for a moment only, because a new mount namespace copies all mounts.
 const LOOK_EVERY: Duration = Duration::from_secs(8);
 
-/// How long to see whether a lazily unmounted daemon ends at once.
+/// Time for a lazily unmounted daemon to end at once.
 const LAZY_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Unmount; an ordinary directory is left, with the history beside it
+/// Unmount; leaves an ordinary directory, with its history in .ckptfs
 ///
-/// Returns when the daemon has exited. Shells that this was called from do not keep the mount busy.
+/// Returns when the daemon has exited. Shells that run this command do not keep the mount busy.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The mount, or the directory that is mounted; by default the one that contains the working
-    /// directory
+    /// The mountpoint, or the directory that is mounted; by default the mount that contains the
+    /// working directory
     #[arg(value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Unmount although it is in use; the daemon exits when the last open file is closed
+    /// Unmount even if in use; the daemon exits when the last open file is closed
     #[arg(short, long)]
     lazy: bool,
-    /// End the daemon although processes have files open in the mount, or in one that was unmounted
+    /// End the daemon even if processes have files open in the mount, or in one that was unmounted
     /// lazily: they get errors
     #[arg(short, long, conflicts_with = "lazy")]
     force: bool,
-    /// How much content to save against changes while nothing is mounted: what checkpoints share
-    /// with the live files; by default as the setting umount.keep says, or as much as fits in two
+    /// How much content to save against changes while nothing is mounted: content that checkpoints
+    /// share with the live files; by default the setting umount.keep, or as much as fits in two
     /// seconds
     #[arg(long, value_enum, value_name = "HOW")]
     keep: Option<KeepWord>,
@@ -62,7 +62,7 @@ pub struct Args {
 /// `--keep`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum KeepWord {
-    /// What can be cloned in two seconds; without reflink, copies of small files
+    /// As much as can be cloned in two seconds; without reflink, copies of small files
     Some,
     /// Nothing
     None,
@@ -80,17 +80,16 @@ impl From<KeepWord> for Keep {
     }
 }
 
-/// What `--json` prints.
+/// Output of `--json`.
 #[derive(Serialize)]
 struct Unmounted<'a> {
     #[serde(serialize_with = "host_path::serialize")]
     unmounted: &'a Path,
     daemon_ended: bool,
-    /// Files whose content is not kept: if they are changed now, it is lost to the checkpoints that
-    /// show it.
+    /// Files whose content is not saved: a change now destroys it for the checkpoints that show it.
     #[serde(skip_serializing_if = "Option::is_none")]
     not_kept: Option<u64>,
-    /// Versions that have no hash yet: damage to them until the next mount is not found.
+    /// Versions without a hash: damage before the next mount is not detected.
     #[serde(skip_serializing_if = "Option::is_none")]
     not_hashed: Option<u64>,
     /// A process that has the filesystem mounted elsewhere.
@@ -98,14 +97,14 @@ struct Unmounted<'a> {
     mounted_for: Option<u32>,
 }
 
-/// How a mount was taken away.
+/// Result of an unmount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Ended {
     /// The daemon has ended.
     All,
-    /// It ends when the last open file is closed.
+    /// The daemon ends when the last open file is closed.
     Lazily,
-    /// It goes on for this process, in whose table of mounts the filesystem is.
+    /// The daemon continues for this process, which has the filesystem in its mount table.
     Elsewhere(u32, PathBuf),
 }
 
@@ -139,10 +138,10 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         let status = served.client.ask(GetStatus)?;
         return end_now(&mut served.client, &status, context);
     }
-    // Our own working directory must not be what keeps the mount busy.
+    // Our own working directory must not keep the mount busy.
     let shell = std::env::current_dir();
     std::env::set_current_dir("/").map_err(|cause| super::error::io_error("/", cause))?;
-    // The daemon may keep content that only the tree has, as much as it is told to.
+    // The daemon may save content that only the tree has, as `keep` specifies.
     let spinner = Spinner::start(&context.out, "unmounting");
     let warnings = RefCell::new(Vec::<String>::new());
     let ended = take_away(mount, args.lazy, args.keep.map(Keep::from), &|warning| {
@@ -162,8 +161,8 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     Ok(())
 }
 
-/// Ends the daemon of the tree at `path` whose mount nobody sees from here: it is in a namespace of
-/// its own, which lives for as long as the daemon does. `None`: there is none.
+/// Ends the daemon of the tree at `path` whose mount is not visible here: it is in another
+/// namespace, which lives as long as the daemon. `None`: no such daemon.
 fn out_of_sight(path: &Path, args: &Args, context: &mut Context) -> Option<Outcome> {
     let Ok(Located::Served(mut served)) = locate::locate(path.to_owned()) else {
         return None;
@@ -177,7 +176,7 @@ fn out_of_sight(path: &Path, args: &Args, context: &mut Context) -> Option<Outco
         return Some(Err(hinted(Code::Busy, message, hint).into()));
     }
     let serves = |mount: &MountPoint| served.root == path && mount.serves(path);
-    // Of the other's table of mounts nothing is shown: whoever made the namespace has written it.
+    // Nothing else of the other mount table is shown: the creator of the namespace controls it.
     let mount = MountPoint {
         at: path.to_owned(),
         ..sys::mounts_of_all(serves).ok()?.into_iter().next()?.1
@@ -198,7 +197,7 @@ fn out_of_sight(path: &Path, args: &Args, context: &mut Context) -> Option<Outco
     )
 }
 
-/// Ends a daemon, whoever uses what it serves.
+/// Ends a daemon, even if its mount is in use.
 fn end_now(client: &mut Client, status: &Status, context: &mut Context) -> Outcome {
     let pid = i32::try_from(status.daemon.pid).unwrap_or(0);
     let tree = client.store().and_then(Store::tree);
@@ -218,7 +217,7 @@ fn end_now(client: &mut Client, status: &Status, context: &mut Context) -> Outco
     tell_ended(&status.mount, context)
 }
 
-/// Reports that a mount and its daemon are gone.
+/// Prints that a mount and its daemon are gone.
 fn tell_ended(at: &Path, context: &mut Context) -> Outcome {
     if context.out.json {
         return Ok(context.out.json(&Unmounted {
@@ -236,7 +235,7 @@ fn tell_ended(at: &Path, context: &mut Context) -> Outcome {
     Ok(())
 }
 
-/// Says how it went.
+/// Prints the result of an unmount.
 fn tell(mount: &MountPoint, ended: &Ended, context: &mut Context) -> Outcome {
     let (not_kept, not_hashed) = match ended {
         Ended::All => noted(mount),
@@ -280,8 +279,8 @@ fn tell(mount: &MountPoint, ended: &Ended, context: &mut Context) -> Outcome {
     Ok(())
 }
 
-/// Of how many files the daemon has not kept the content, and how many versions it has not hashed,
-/// if there are any.
+/// Returns the number of files whose content the daemon has not saved, and of versions without a
+/// hash, if not 0.
 fn noted(mount: &MountPoint) -> (Option<u64>, Option<u64>) {
     let Some(root) = directory(mount) else {
         return (None, None);
@@ -293,8 +292,8 @@ fn noted(mount: &MountPoint) -> (Option<u64>, Option<u64>) {
     )
 }
 
-/// The directory that a mount which is gone served: where it was, if it covered it, for a directory
-/// above may have been renamed since.
+/// Opens the directory that an ended mount served: at the mountpoint, if it covered the directory,
+/// because a directory above may have been renamed since.
 fn directory(mount: &MountPoint) -> Option<OwnedFd> {
     let places = [Some(mount.at.clone()), mount.backing()];
     let mut roots = places
@@ -304,9 +303,9 @@ fn directory(mount: &MountPoint) -> Option<OwnedFd> {
     roots.find(|root| sys::stat_at(root, STORE_NAME.as_bytes()).is_ok())
 }
 
-/// The mount of ours that is at `path`, or serves it.
+/// Returns the mount of ckptfs that is at `path`, or serves it.
 fn named<'a>(table: &'a [MountPoint], path: &Path, shown: &Path) -> VerbResult<&'a MountPoint> {
-    // A stopped daemon does not answer a look at its mount point.
+    // A stopped daemon does not answer requests for its mountpoint.
     let mount_at = |path: &Path| mounts::top(table, path).filter(|mount| mount.says_ours());
     let is_plain = path.components().all(|part| part != Component::ParentDir);
     if let Some(mount) = mount_at(path).filter(|_| is_plain) {
@@ -336,7 +335,7 @@ fn named<'a>(table: &'a [MountPoint], path: &Path, shown: &Path) -> VerbResult<&
     }
 }
 
-/// The mount of ours that contains `cwd`, or serves a directory that does.
+/// Returns the mount of ckptfs that contains `cwd`, or serves a directory above it.
 fn around<'a>(table: &'a [MountPoint], cwd: &Path) -> VerbResult<&'a MountPoint> {
     let containing = mounts::containing(table, cwd).filter(|mount| mount.says_ours());
     let serving = || {
@@ -355,7 +354,7 @@ fn around<'a>(table: &'a [MountPoint], cwd: &Path) -> VerbResult<&'a MountPoint>
     })
 }
 
-/// `path` without links, whether or not what is mounted there is alive.
+/// Returns `path` without links, even if a mount there is dead.
 fn real(path: &Path) -> PathBuf {
     path.canonicalize().unwrap_or_else(|_| {
         let path = normal(path);
@@ -363,10 +362,10 @@ fn real(path: &Path) -> PathBuf {
     })
 }
 
-/// Unmounts what is mounted by ckptfs at a place.
+/// Unmounts the mount of ckptfs at a path.
 ///
 /// # Errors
-/// In words for a person.
+/// A message for the user.
 pub fn unmount(at: &Path) -> VerbResult<()> {
     let table = mounts::all()?;
     let mount = named(&table, at, at)?;
@@ -374,7 +373,7 @@ pub fn unmount(at: &Path) -> VerbResult<()> {
     take_away(mount, false, None, &|warning| tracing::warn!("{warning}")).map(drop)
 }
 
-/// Unmounts, and takes away dead mounts that were below.
+/// Unmounts, and removes dead mounts below it.
 fn take_away(
     mount: &MountPoint,
     lazy: bool,
@@ -407,7 +406,7 @@ fn take_top(
         Ok(if lazy { Ended::Lazily } else { Ended::All })
     };
     if !mount.is_ours() {
-        // Somebody else answers for it, and is neither asked nor waited for.
+        // Its daemon belongs to another user: it receives no request, and is not waited for.
         return unasked();
     }
     if mounts::is_dead(at) {
@@ -419,7 +418,7 @@ fn take_top(
         _ => None,
     };
     let Some(mut client) = client else {
-        // Nobody to ask: a daemon that does not listen.
+        // The daemon does not listen.
         return unasked();
     };
     let unmount = Unmount {
@@ -427,7 +426,7 @@ fn take_top(
         leave: false,
         keep,
     };
-    // Shells that this was called from stay, and are no reason to wait.
+    // Shells that run this command stay, and are no reason to wait.
     let brief = || {
         let found = users(mount);
         (!only_ours(&found)).then_some(found.holders)
@@ -451,11 +450,11 @@ fn take_top(
     }
 }
 
-/// Takes away the mounts of branches that have died with the daemon of the tree in `root`.
+/// Removes the mounts of branches that died with the daemon of the tree in `root`.
 fn repair_branches(root: Option<OwnedFd>) -> VerbResult<()> {
     let mut open = Vec::from_iter(root);
     while let Some(root) = open.pop() {
-        // What cannot be read the next mount tells of.
+        // The next mount reports a registry that cannot be read.
         let Ok((there, _)) = branches_of(&root) else {
             continue;
         };
@@ -471,7 +470,7 @@ fn repair_branches(root: Option<OwnedFd>) -> VerbResult<()> {
     Ok(())
 }
 
-/// What is asked of a mount by its place is asked of what is on top there.
+/// Rejects a mount that is covered, because a path leads to the mount on top.
 fn check_on_top(table: &[MountPoint], mount: &MountPoint) -> VerbResult<()> {
     match mounts::top(table, &mount.at) {
         Some(top) if !std::ptr::eq(top, mount) => {
@@ -495,7 +494,7 @@ fn check_on_top(table: &[MountPoint], mount: &MountPoint) -> VerbResult<()> {
     }
 }
 
-/// Somebody else mounted it.
+/// Returns the error for a mount of another user.
 fn not_theirs(mount: &MountPoint, owner: u32) -> VerbError {
     let (at, who) = (
         mount.at.display(),
@@ -542,8 +541,8 @@ fn wait(client: &mut Client, mount: &MountPoint, lazy: bool) -> VerbResult<Ended
     ))
 }
 
-/// A process that has the filesystem of `mount` in its table of mounts: in a namespace that was
-/// copied, in a container, or at another place.
+/// Returns a process that has the filesystem of `mount` in its mount table: in a copied namespace,
+/// in a container, or at another place.
 fn elsewhere(mount: &MountPoint) -> Option<(u32, PathBuf)> {
     let same = |other: &MountPoint| other.dev == mount.dev && other.source == mount.source;
     sys::mounts_of_all(same)
@@ -557,7 +556,7 @@ fn users(mount: &MountPoint) -> Found {
     Tree::on(mount).users(&[], holders::THOROUGH)
 }
 
-/// Whether nobody but those who wait for this program is in the mount, and they only with their
+/// Reports whether only processes that wait for this program use the mount, and only as their
 /// working directory.
 fn only_ours(users: &Found) -> bool {
     let ancestors = holders::ancestors();
@@ -569,7 +568,7 @@ fn only_ours(users: &Found) -> bool {
             .all(|user| user.by == Use::WorkingDirectory && ancestors.contains(&user.pid))
 }
 
-/// Says who keeps the mount busy.
+/// Adds the users of the mount to the error.
 fn busy(mount: &MountPoint, mut error: VerbError) -> VerbError {
     if error.code != Code::Busy {
         return error;

@@ -1,9 +1,8 @@
-//! A daemon that does not answer: it is stopped, or it hangs. A verb that asks it waits in the
-//! kernel without a limit; another thread reports that.
+//! A daemon that does not answer, because it is stopped or hangs. A verb that sends it a request
+//! waits in the kernel without a limit; another thread reports that.
 //!
-//! This thread asks neither the mount nor the daemon: it compares paths as text with the table of
-//! mounts, and reads about processes in `/proc`. It finds no mount that is reached by a symbolic
-//! link.
+//! This thread sends no request to the mount or the daemon: it compares paths as text with the
+//! mount table, and reads `/proc`. It does not find a mount that is reached by a symbolic link.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -22,18 +21,18 @@ use crate::engine::word::word;
 use crate::sys::lock::Mutex;
 use crate::sys::{self, MountPoint};
 
-/// When a verb that waits reports the daemon.
+/// Time after which a verb that waits reports the daemon.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How often to see whether the verb waits.
+/// Period of the check whether the verb waits.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// How often to see whether a process has ended.
+/// Period of the check whether a process has ended.
 const END_PAUSE: Duration = Duration::from_millis(20);
 
 const SIGTERM: i32 = 15;
-/// As on Linux: elsewhere no daemon is found.
+/// Its value on Linux: elsewhere no daemon is found.
 const SIGCONT: i32 = 18;
 
-/// The watch of this process, while there is one.
+/// The watch of this process, if it runs.
 static WATCH: Mutex<Option<(Sender<()>, JoinHandle<()>)>> = Mutex::new(None);
 
 /// The process that serves a mount.
@@ -41,20 +40,20 @@ static WATCH: Mutex<Option<(Sender<()>, JoinHandle<()>)>> = Mutex::new(None);
 pub struct Daemon {
     pid: u32,
     is_stopped: bool,
-    /// The mount is of its tree, and not of a branch.
+    /// The mount is that of its tree, not of a branch.
     is_its_tree: bool,
 }
 
-/// Whether a process of this pid namespace is the daemon of a tree: it has the directory as an
-/// argument (proc_pid_cmdline(5)), as the source of the mount names it.
+/// Reports whether a process of this pid namespace is the daemon of a tree: it has the directory as
+/// an argument (proc_pid_cmdline(5)), as in the source of the mount.
 pub fn is_daemon(pid: u32, tree: &str) -> bool {
     let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let mut arguments = line.split(|byte| *byte == 0);
     arguments.any(|argument| sys::mount_source(Path::new(OsStr::from_bytes(argument))) == tree)
 }
 
-/// Whether a process has the connection of a mount open, which newer kernels report. A branch is
-/// served by the daemon of its parent.
+/// Reports whether a process has the connection of a mount open, which newer kernels show. A branch
+/// is served by the daemon of its parent.
 fn has_connection(pid: u32, mount: &MountPoint) -> bool {
     let line = format!("fuse_connection:\t{}", sys::device_minor(mount.dev));
     let infos = fs::read_dir(format!("/proc/{pid}/fdinfo"))
@@ -66,8 +65,8 @@ fn has_connection(pid: u32, mount: &MountPoint) -> bool {
 }
 
 impl Daemon {
-    /// The process that serves `mount`, as this user or root: the worker, where there is a holder
-    /// too.
+    /// Returns the process that serves `mount`, as this user or root: the worker, if it has a
+    /// holder.
     pub fn of(mount: &MountPoint) -> Option<Daemon> {
         let found = fs::read_dir("/proc").ok()?.filter_map(|entry| {
             let pid: u32 = entry.ok()?.file_name().to_str()?.parse().ok()?;
@@ -101,11 +100,11 @@ impl Daemon {
         Some((arguments.any(|argument| argument == b"--worker"), daemon))
     }
 
-    /// Ends it without asking it; `false`: it serves more than this mount. It gets the signal before
-    /// it goes on, if it is stopped, so nothing else is done by it first.
+    /// Ends the daemon without a request; returns `false` if it serves more than this mount. A
+    /// stopped daemon gets the signal before it continues, and does nothing else first.
     ///
     /// # Errors
-    /// Those of kill(2); `busy`: it has not exited after `timeout`.
+    /// Those of kill(2); `busy` if it has not exited after `timeout`.
     pub fn end(&self, timeout: Duration) -> VerbResult<bool> {
         if !self.is_its_tree {
             return Ok(false);
@@ -126,7 +125,7 @@ impl Daemon {
         Ok(true)
     }
 
-    /// The warning, with the commands that continue or end it.
+    /// Formats the warning, with the commands that continue or end the daemon.
     fn explained(&self, mount: &MountPoint) -> String {
         let (pid, at) = (self.pid, mount.at.display());
         let name = sys::process_name(pid).unwrap_or_default();
@@ -146,7 +145,8 @@ impl Daemon {
     }
 }
 
-/// Whether the daemon of the mount at `at` answers, or is known to be gone, within [`PATIENCE`].
+/// Reports whether the daemon of the mount at `at` answers, or is known to be gone, within
+/// [`PATIENCE`].
 pub fn answers(at: &Path) -> bool {
     let (asked, answer) = mpsc::channel();
     let at = at.to_owned();
@@ -154,12 +154,12 @@ pub fn answers(at: &Path) -> bool {
         mounts::is_dead(&at);
         let _ = asked.send(());
     };
-    // Without a thread the caller asks it, and may wait.
+    // Without a thread the caller sends the request, and may wait.
     std::thread::Builder::new().spawn(ask).is_err() || answer.recv_timeout(PATIENCE).is_ok()
 }
 
-/// Watches the calling thread, which runs a verb, and reports once a daemon that it waits for and
-/// that does not answer.
+/// Watches the calling thread, which runs a verb, and reports once if it waits for a daemon that
+/// does not answer.
 pub fn watch(out: &Out, dir: Option<&Path>) {
     if out.json {
         return;
@@ -183,19 +183,19 @@ pub fn watch(out: &Out, dir: Option<&Path>) {
             (known, since) = (Some(runs), Instant::now());
         }
     };
-    // Without it the verb waits in silence.
+    // Without it the verb waits silently.
     if let Ok(thread) = sys::start_without_signals(watched) {
         *WATCH.lock() = Some((ends, thread));
     }
 }
 
-/// Ends the watch: the process needs to have one thread.
+/// Ends the watch, because the process must have a single thread.
 pub fn end_watch() {
     if let Some((ends, thread)) = WATCH.lock().take() {
         drop(ends);
-        // A panic there has been reported.
+        // A panic there is already reported.
         let _ = thread.join();
-        // The kernel counts it until a moment later.
+        // The kernel counts the thread for a moment longer.
         let began = Instant::now();
         let is_counted =
             || fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() > 1);
@@ -205,7 +205,7 @@ pub fn end_watch() {
     }
 }
 
-/// The daemon that the verb in this thread waits for.
+/// Returns the warning about the daemon that the verb in this thread waits for.
 fn waits_for(verb: i32, dir: Option<&Path>) -> Option<String> {
     let table = mounts::all().ok()?;
     let asked: Vec<&MountPoint> = named(dir)
@@ -220,8 +220,8 @@ fn waits_for(verb: i32, dir: Option<&Path>) -> Option<String> {
     asked.into_iter().find_map(told)
 }
 
-/// The paths that the verb was given, and where it is. An argument that is no path is none of a
-/// mount.
+/// Returns the arguments of the verb as paths, and its directory. An argument that is not a path
+/// matches no mount.
 fn named(dir: Option<&Path>) -> Vec<PathBuf> {
     let cwd = std::env::current_dir().unwrap_or_default();
     let mut at = dir.map_or_else(|| cwd.clone(), |dir| cwd.join(dir));
@@ -232,7 +232,7 @@ fn named(dir: Option<&Path>) -> Vec<PathBuf> {
     paths
 }
 
-/// The mount by ckptfs that contains a path, or serves a directory above it.
+/// Returns the mount of ckptfs that contains a path, or serves a directory above it.
 fn around<'a>(table: &'a [MountPoint], path: &Path) -> Option<&'a MountPoint> {
     let within = mounts::containing(table, path).filter(|mount| mount.is_ours());
     let serving = || {
@@ -242,14 +242,14 @@ fn around<'a>(table: &'a [MountPoint], path: &Path) -> Option<&'a MountPoint> {
     within.or_else(serving)
 }
 
-/// Whether a thread waits for the answer to a request of FUSE (`request_wait_answer` in
-/// fs/fuse/dev.c). Some kernels do not report it.
+/// Reports whether a thread waits for the answer to a FUSE request (`request_wait_answer` in
+/// fs/fuse/dev.c). Some kernels do not show it.
 fn waits_in_kernel(thread: i32) -> bool {
     fs::read_to_string(format!("/proc/self/task/{thread}/wchan"))
         .is_ok_and(|place| place == "request_wait_answer" || place.starts_with("fuse_"))
 }
 
-/// Whether requests of a mount wait. True without the control filesystem of FUSE.
+/// Reports whether requests of a mount wait. True without the control filesystem of FUSE.
 fn has_requests(mount: &MountPoint) -> bool {
     let minor = sys::device_minor(mount.dev);
     fs::read_to_string(format!("/sys/fs/fuse/connections/{minor}/waiting"))

@@ -16,21 +16,21 @@ use crate::sys;
 /// Undo the last operations: restores, merges, deletions, tags, pins
 ///
 /// Nothing is destroyed: before a restore is undone, the tree is saved as a checkpoint, and `ckptfs
-/// redo` does it all again. A checkpoint is undone only with --force: it is hidden, and `redo`
+/// redo` reverts the undo. A checkpoint is undone only with --force: it is hidden, and `redo`
 /// brings it back with its number, tags and note.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// How many operations, the newest first
+    /// Number of operations, the newest first
     #[arg(value_name = "COUNT", default_value_t = 1, conflicts_with_all = ["to", "op"], value_parser = clap::value_parser!(u32).range(1..))]
     count: u32,
-    /// Go back to how everything was right after this operation, even on an abandoned line; 0:
-    /// before the first
+    /// Return to the state right after this operation, even on an abandoned line; 0: before the
+    /// first
     #[arg(long, value_name = "OP")]
     to: Option<u64>,
     /// Undo only this operation, such as the deletion of a checkpoint; not of a restore or merge
     #[arg(long, value_name = "OP", conflicts_with = "to")]
     op: Option<u64>,
-    /// Skip what can no longer be undone
+    /// Skip operations that can no longer be undone
     #[arg(long)]
     skip: bool,
     /// Also hide checkpoints that were made on request, and ignore that files were removed since
@@ -62,7 +62,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     )
 }
 
-/// Walks, and prints each step; `done` is the word for it.
+/// Performs the walk, and prints each step; `done` is the participle for it.
 pub fn walk_and_tell(
     options: UndoOptions,
     done: &str,
@@ -120,7 +120,7 @@ pub fn walk_and_tell(
     }
     match undone.stopped {
         None => interrupt.end(&context.out),
-        // The data says why.
+        // The data contains the reason.
         Some(_) if context.out.json => Err(Failure::No),
         Some(why) => {
             context.out.flush()?;
@@ -129,7 +129,7 @@ pub fn walk_and_tell(
     }
 }
 
-/// Has git follow what was done to branches.
+/// Updates git after operations on branches.
 pub fn tell_git_of(served: &mut Served, undone: &Undone, out: &Out) {
     let moved: BTreeSet<&str> = undone
         .steps
@@ -143,7 +143,7 @@ pub fn tell_git_of(served: &mut Served, undone: &Undone, out: &Out) {
     }
 }
 
-/// What came of a step, behind its name.
+/// Formats the outcome of a step, to follow its name.
 pub fn remark(step: &UndoneStep) -> String {
     match (&step.skipped, step.guard) {
         (Some(why), _) => format!("; {why}"),

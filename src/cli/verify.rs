@@ -14,14 +14,14 @@ use crate::sys;
 /// mounted or not
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A number, a tag, or `latest`: only the versions of this checkpoint; by default all
+    /// Only the versions of this checkpoint: a number, a tag, or `latest`; by default all
     #[arg(value_name = "ID")]
     id: Option<String>,
-    /// Read every byte of them, and compare with the recorded hashes
+    /// Read every byte of the versions, and compare with the recorded hashes
     #[arg(long)]
     deep: bool,
-    /// Repair the store of a directory that is not mounted, as far as that is safe: rebuild the
-    /// index, cut off a torn end, set damaged objects aside. Nothing is destroyed
+    /// Repair the store of an unmounted directory, as far as that is safe: rebuild the index, cut
+    /// off a torn end, set damaged objects aside. Nothing is destroyed
     #[arg(long, conflicts_with = "id")]
     repair: bool,
     /// Look for damage in this remote: its index, its trees, and with --deep every byte
@@ -94,7 +94,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     Err(Failure::Damage)
 }
 
-/// Asks for one part after the other, and puts them together.
+/// Requests one part after the other, and joins the findings.
 pub fn whole(bar: &Bar, mut part: impl FnMut() -> VerbResult<Verified>) -> VerbResult<Verified> {
     let mut findings = Vec::new();
     loop {

@@ -19,21 +19,21 @@ use crate::volumes::options::{OPTIONS, OnRemove};
 use crate::volumes::serve::{PoolImage, mount_image, serve};
 use crate::volumes::{Parent, Pool, name, protocol};
 
-/// Where volumes are unless told otherwise.
+/// Default directory of the pool.
 pub const ROOT: &str = "/var/lib/ckptfs/volumes";
-/// Where engines look for plugins.
+/// Default socket, in the directory where engines look for plugins.
 const SOCKET: &str = "/run/docker/plugins/ckptfs.sock";
-/// Names the pool for every verb.
+/// Environment variable with the directory of the pool, for every verb.
 pub const ROOT_VARIABLE: &str = "CKPTFS_VOLUMES";
 
-/// Container volumes: managing them (the driver is `ckptfs serve volumes`)
+/// Manage container volumes (the driver is `ckptfs serve volumes`)
 ///
 /// Any other verb acts on a volume with --volume NAME, while containers use it.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
     what: What,
-    /// The directory that holds the volumes
+    /// The directory of the volumes
     #[arg(long, value_name = "DIR", env = ROOT_VARIABLE, default_value = ROOT, global = true)]
     root: PathBuf,
 }
@@ -42,16 +42,16 @@ pub struct Args {
 enum What {
     /// List the volumes
     Ls {
-        /// What was removed with on-remove=trash instead
+        /// List the trash: volumes that were removed with on-remove=trash
         #[arg(long)]
         trash: bool,
     },
-    /// Make a volume
+    /// Create a volume
     #[command(after_help = options_help())]
     Create {
-        /// Letters, digits, _ . and -
+        /// The name: letters, digits, _ . and -
         name: String,
-        /// An option, as of `docker volume create`
+        /// An option, as in `docker volume create`
         #[arg(short, value_name = "OPTION[=VALUE]")]
         options: Vec<String>,
     },
@@ -59,21 +59,21 @@ enum What {
     Rm {
         /// The volume
         name: String,
-        /// Only tell what would be removed
+        /// Only show what would be removed
         #[arg(short = 'n', long)]
         dry_run: bool,
-        /// Do not ask
+        /// Do not ask for confirmation
         #[arg(short, long)]
         yes: bool,
     },
     /// Recover a volume from the trash, with its history
     Recover {
-        /// The volume (the newest of this name), or NAME@TIME as `ls --trash` has it
+        /// The volume (the newest of this name), or NAME@TIME as in `ls --trash`
         name: String,
     },
-    /// Delete something in the trash for good
+    /// Delete a volume in the trash for good
     Purge {
-        /// The volume (the newest of this name), or NAME@TIME as `ls --trash` has it
+        /// The volume (the newest of this name), or NAME@TIME as in `ls --trash`
         name: String,
     },
     /// Show the details of a volume
@@ -86,38 +86,38 @@ enum What {
 /// The volume driver.
 #[derive(Debug, clap::Args)]
 pub struct Driver {
-    /// The socket to answer on, unless the service manager hands one over
+    /// The socket to listen on, unless the service manager passes one
     #[arg(long, value_name = "PATH", default_value = SOCKET)]
     socket: PathBuf,
     #[command(flatten)]
     pool: PoolArgs,
-    /// What becomes of a removed volume that does not say it by itself
+    /// Treatment of a removed volume that has no option for it
     #[arg(long, value_enum, value_name = "HOW", default_value = "delete")]
     on_remove: Removal,
-    /// The directory that has the volumes
+    /// The directory of the volumes
     #[arg(long, value_name = "DIR", env = ROOT_VARIABLE, default_value = ROOT)]
     root: PathBuf,
 }
 
-/// How a driver has its pool.
+/// Options for the pool of a driver.
 #[derive(Debug, clap::Args)]
 pub struct PoolArgs {
     /// Where volumes are mounted; by default in the pool
     #[arg(long, value_name = "DIR")]
     mounts: Option<PathBuf>,
-    /// Keep the pool in a filesystem of its own (XFS), in this file
+    /// Keep the pool in a separate filesystem (XFS), in this file
     #[arg(long, value_name = "FILE")]
     pool_image: Option<PathBuf>,
-    /// The size of that file, if it does not exist yet; it is sparse
+    /// Size of that file, if it does not exist yet; it is sparse
     #[arg(long, value_name = "SIZE", value_parser = size::parse, requires = "pool_image")]
     pool_size: Option<u64>,
-    /// The remotes of classes and options; by default those of the user who starts it
+    /// The remotes of classes and options; by default those of the user who starts the driver
     #[arg(long, value_name = "FILE", env = REMOTES_VARIABLE)]
     remotes: Option<PathBuf>,
 }
 
 impl PoolArgs {
-    /// The pool at `root`, mounted and made.
+    /// Opens the pool at `root`; mounts its image, and creates it if necessary.
     pub fn open(&self, root: &Path) -> VerbResult<Pool> {
         if let Some(file) = &self.pool_image {
             let file = std::path::absolute(file).on(file.display())?;
@@ -138,16 +138,16 @@ impl PoolArgs {
 /// `--on-remove`.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Removal {
-    /// It is set aside in the pool's trash
+    /// Move it to the pool's trash
     Trash,
-    /// It is gone
+    /// Delete it
     Delete,
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let root = args.root;
     match args.what {
-        // To look for something makes no pool.
+        // A query creates no pool.
         What::Ls { .. } if !is_pool(&root) => Ok(context.out.answer(&[(); 0], |_| Ok(()))?),
         What::Ls { trash: false } => list(&pool(&root)?, context),
         What::Ls { trash: true } => list_trash(&pool(&root)?, context),
@@ -159,12 +159,12 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     }
 }
 
-/// Whether a driver or `create` has made a pool there.
+/// Reports whether a driver or `create` has created a pool there.
 fn is_pool(root: &Path) -> bool {
     root.join("meta").is_dir()
 }
 
-/// The pool, if there is one.
+/// Opens the pool, if it exists.
 fn made(root: &Path) -> VerbResult<Pool> {
     if !is_pool(root) {
         return Err(hinted(
@@ -176,12 +176,12 @@ fn made(root: &Path) -> VerbResult<Pool> {
     pool(root)
 }
 
-/// The pool; it is made if there is none.
+/// Opens the pool, and creates it if missing.
 fn pool(root: &Path) -> VerbResult<Pool> {
     Pool::open(root, None, Arc::new(Lent { remotes: None }))
 }
 
-/// Answers container engines until a signal ends it.
+/// Serves container engines until a signal ends it.
 pub fn drive(driver: Driver, context: &mut Context) -> Outcome {
     let on_remove = match driver.on_remove {
         Removal::Trash => OnRemove::Trash,
@@ -316,7 +316,7 @@ fn inspect(pool: &Pool, text: &str, context: &mut Context) -> Outcome {
     context.out.answer(&value, |out| out.line(&text))
 }
 
-/// Lets a verb act on a volume; one that is not mounted is for so long.
+/// Runs a verb on a volume, which is mounted for its duration if necessary.
 pub fn with(
     text: &str,
     context: &mut Context,
@@ -356,7 +356,7 @@ pub fn with(
     })
 }
 
-/// Every option, for `--help`.
+/// Formats all options for `--help`.
 fn options_help() -> String {
     let lines = OPTIONS
         .iter()

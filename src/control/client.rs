@@ -1,4 +1,4 @@
-//! The client's side of the socket.
+//! The client of the control socket.
 
 use std::io::{self, BufReader, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,16 +18,16 @@ use crate::engine::open_store::OpenStore;
 use crate::engine::verb::Verb;
 use crate::sys::{self, host};
 
-/// A connection to the daemon of a mount. One request at a time; an error of the connection itself
-/// ends it.
+/// A connection to the daemon of a mount. It carries one request at a time; an error of the
+/// connection itself ends it.
 #[derive(Debug)]
 pub struct Client {
     stream: BufReader<Socket>,
-    /// The store, in which the daemon that takes over from one that dies has its socket.
+    /// The store, which also contains the socket of a successor if the daemon dies.
     store: Option<Store>,
 }
 
-/// The daemon's end of the connection, and descriptors that came with what was read.
+/// The socket, with the descriptors received so far.
 #[derive(Debug)]
 struct Socket {
     stream: UnixStream,
@@ -52,19 +52,19 @@ impl Read for Socket {
     }
 }
 
-/// Bytes that are read at once.
+/// Size of the read buffer in bytes.
 const READ_BYTES: usize = 64 << 10;
-/// How long a daemon that died while it was asked may take to be followed by another.
+/// Maximum wait for a successor after the daemon dies during a request.
 const TAKEOVER_TIMEOUT: Duration = Duration::from_secs(5);
 const TAKEOVER_PAUSE: Duration = Duration::from_millis(10);
-/// How many daemons may die over one question.
+/// Maximum number of successors per request.
 const TAKEOVERS_MAX: u32 = 5;
 
 impl Client {
     /// Connects to the daemon that serves a store.
     ///
-    /// Errors: `ConnectionRefused` or `NotFound` when no daemon runs; `PermissionDenied` when it is
-    /// not ours to ask, or runs as another user than the owner of the store.
+    /// Errors: `ConnectionRefused` or `NotFound` if no daemon runs; `PermissionDenied` if the
+    /// caller may not connect, or the daemon runs as another user than the owner of the store.
     pub fn of(store: &Store) -> io::Result<Client> {
         Ok(Client {
             stream: Socket::reader(connect(store)?),
@@ -72,22 +72,22 @@ impl Client {
         })
     }
 
-    /// As [`Client::of`], of a directory that is known to be the store, to somebody who knows whose
-    /// it is: whatever tree it is of.
+    /// As [`Client::of`], for a directory that the caller has verified to be a store of a trusted
+    /// user, of any tree.
     pub fn connect(store: impl AsFd) -> io::Result<Client> {
         Client::of(&Store::known(store)?)
     }
 
-    /// One more connection to the same daemon, or to the one that took over from it.
+    /// Opens another connection to the same daemon, or to its successor.
     pub fn again(&self) -> Option<Client> {
         Client::of(self.store.as_ref()?).ok()
     }
 
-    /// A descriptor with which files in the store can be changed; the link of the mount, through
-    /// which it may have been found, leads to it read-only.
+    /// Returns a descriptor of the store that permits changes; the mount's link leads to a
+    /// read-only view of it.
     ///
     /// # Errors
-    /// `protocol`: the daemon gave another one. Those of asking.
+    /// `protocol`: the daemon returned another directory. Those of the request.
     pub fn open_store(&mut self) -> VerbResult<OwnedFd> {
         let (_, mut fds) = self.ask_with_files(OpenStore)?;
         let is_it = |fd: &OwnedFd| {
@@ -101,12 +101,12 @@ impl Client {
         })
     }
 
-    /// The store.
+    /// Returns the store.
     pub fn store(&self) -> Option<&Store> {
         self.store.as_ref()
     }
 
-    /// Connects to the daemon that takes over; whether there is one.
+    /// Connects to the successor of the daemon; returns false if none appears in time.
     fn reconnect(&mut self) -> bool {
         let Some(store) = &self.store else {
             return false;
@@ -123,7 +123,7 @@ impl Client {
     }
 
     #[cfg(test)]
-    /// Connects to the socket at `path`, at most about 100 bytes long (unix(7), `sun_path`).
+    /// Connects to the socket at `path`, up to about 100 bytes long (unix(7), `sun_path`).
     pub fn connect_path(path: &Path) -> io::Result<Client> {
         Ok(Client {
             stream: Socket::reader(UnixStream::connect(path)?),
@@ -131,19 +131,20 @@ impl Client {
         })
     }
 
-    /// Asks for something. What changes nothing is asked again of the daemon that takes over from
-    /// one that dies.
+    /// Sends a request and returns the answer. A request that changes nothing is sent again to the
+    /// successor if the daemon dies.
     ///
     /// # Errors
-    /// Those of the verb; `daemon-lost`: it died, and whether it was done is not known.
+    /// Those of the verb; `daemon-lost`: the daemon died, and may or may not have completed the
+    /// request.
     pub fn ask<V: Verb + Into<Request>>(&mut self, verb: V) -> VerbResult<V::Answer> {
         self.ask_with_files(verb).map(|(answer, _)| answer)
     }
 
-    /// As [`Client::ask`], and the descriptors that come with the answer, in their order.
+    /// As [`Client::ask`], and also returns the descriptors passed with the answer, in order.
     ///
     /// # Errors
-    /// As of [`Client::ask`].
+    /// As [`Client::ask`].
     pub fn ask_with_files<V: Verb + Into<Request>>(
         &mut self,
         verb: V,
@@ -158,10 +159,10 @@ impl Client {
         self.ask_once(verb)
     }
 
-    /// Waits until the daemon has ended, for `timeout` at most; whether it has.
+    /// Waits up to `timeout` for the daemon to stop serving this tree; returns whether it did.
     pub fn wait_ended(&mut self, timeout: Duration) -> bool {
-        // The daemon never closes a connection first, so the end of the stream is the end of the
-        // process.
+        // After an `unmount` the daemon closes the connection only when it stops serving the tree
+        // or exits.
         if self
             .stream
             .get_ref()
@@ -172,7 +173,7 @@ impl Client {
             return false;
         }
         match self.stream.read(&mut [0]) {
-            // Nothing is asked, so nothing is answered; and if it is, somebody lives there.
+            // No request is pending, so no answer is expected; data proves that a server is alive.
             Ok(read) => read == 0,
             Err(error) => !matches!(
                 error.kind(),
@@ -181,7 +182,7 @@ impl Client {
         }
     }
 
-    /// What says that the request that is waited for is to be given up, from another thread.
+    /// Returns a handle that cancels the pending request from another thread.
     ///
     /// # Errors
     /// Those of dup(2).
@@ -204,8 +205,8 @@ impl Client {
             message: format!("cannot ask the daemon: {error}"),
             hint: None,
         })?;
-        // A daemon that refuses us answers and closes without reading: what it said is there
-        // although sending fails.
+        // A daemon that rejects the client answers and closes without reading: its answer can be
+        // read although sending fails.
         self.stream.get_mut().files.clear();
         let sent = self.stream.get_mut().stream.write_all(&frame);
         let mut frame = Vec::new();
@@ -224,15 +225,15 @@ impl Client {
     }
 }
 
-/// See [`Client::canceller`].
+/// Cancels a request; see [`Client::canceller`].
 #[derive(Debug)]
 pub struct Canceller(UnixStream);
 
 impl Canceller {
-    /// Says so; the daemon's answer tells what became of it.
+    /// Sends the cancellation; the daemon's answer to the request reports the outcome.
     ///
     /// # Errors
-    /// The daemon is gone.
+    /// The daemon has closed the connection.
     pub fn cancel(&self) -> io::Result<()> {
         (&self.0).write_all(&encode(&Call {
             version: PROTOCOL,
@@ -242,8 +243,8 @@ impl Canceller {
     }
 }
 
-/// Connects to the socket in a store, if it is the store's owner who listens there: the kernel says
-/// who called listen(2).
+/// Connects to the socket in a store, and verifies that its owner listens there: the kernel reports
+/// the caller of listen(2).
 fn connect(store: &Store) -> io::Result<UnixStream> {
     let stream = UnixStream::connect(host::path_in(store.dir.as_fd(), SOCKET_NAME)?)?;
     let (peer, _, _) = sys::peer_cred(&stream)?;

@@ -1,5 +1,5 @@
-//! Properties of the control protocol: what is asked arrives, and whatever else is sent is an
-//! error.
+//! Properties of the control protocol: every request is decoded as sent, and every other input is
+//! an error.
 
 use std::io::BufReader;
 
@@ -13,10 +13,10 @@ use crate::engine::api::*;
 use crate::engine::verbs::Request;
 use crate::sys::fuzz::{config, peak_of, spelled};
 
-/// Bytes of memory that one byte of a message may take: a path of three bytes in JSON is a struct
-/// in a list that doubles.
+/// Maximum memory per byte of a message: three bytes of JSON can be a path, that is, a struct in a
+/// vector that doubles.
 const MEMORY_PER_BYTE: usize = 200;
-/// And what any takes.
+/// Additional memory for any message.
 const MEMORY: usize = 64 << 10;
 
 fn text() -> impl Strategy<Value = String> {
@@ -112,8 +112,8 @@ proptest! {
         let _ = decode_answer::<Vec<CheckpointInfo>>(&sent);
     }
 
-    /// However the bytes come in, the same frames are read, none is longer than the limit, and the
-    /// end is told.
+    /// Independent of how the bytes arrive, the same frames are read, none exceeds the limit, and
+    /// the end is reported.
     #[test]
     fn frames_are_lines(bytes in vec(prop_oneof![Just(b'\n'), any::<u8>()], 0..200), room in 1..50_usize, limit in 1..60_usize) {
         let mut reader = BufReader::with_capacity(room, &bytes[..]);

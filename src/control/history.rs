@@ -1,4 +1,4 @@
-//! Whoever tells the history of a tree.
+//! Access to the history of a tree, with or without a daemon.
 
 use std::sync::Arc;
 
@@ -10,14 +10,14 @@ use crate::engine::requester::Requester;
 use crate::engine::verb::Verb;
 use crate::engine::verbs::Request;
 
-/// See the module.
+/// The executor of verbs for one tree.
 pub enum History {
     /// The daemon that serves the tree.
     Daemon(Client),
-    /// This process, which has the store open: nobody serves it meanwhile, and it is closed in
-    /// order at the end.
+    /// This process, with the store open, which excludes a daemon. The store is closed in order on
+    /// drop.
     Here(Arc<Engine>, Box<Requester>),
-    /// This process, which only reads the store.
+    /// This process, with the store open for reading only.
     Store(Box<Offline>),
 }
 

@@ -1,20 +1,20 @@
 //! The control protocol: the verbs of [`crate::engine::verb`] over a unix socket in the store.
 //!
-//! **Wire.** Frames are JSON on one line, ended by a newline: `{"version":2,"request":{...}}` to
-//! the daemon, at most `FRAME_BYTES_MAX` long, and `{"version":2,"result":{"ok":{...}}}` or
-//! `{"version":2,"result":{"error":{...}}}` back. A connection carries any number of requests, one
-//! after the other.
+//! **Wire.** Frames are JSON on one line, terminated by a newline: `{"version":2,"request":{...}}`
+//! to the daemon, up to `FRAME_BYTES_MAX` long, and `{"version":2,"result":{"ok":{...}}}` or
+//! `{"version":2,"result":{"error":{...}}}` in reply. A connection carries any number of requests,
+//! in sequence.
 //!
-//! **Who may ask.** The user that the daemon runs as, and root; the socket says who is at the other
-//! end.
+//! **Clients.** The daemon accepts the user that it runs as, and root, by the peer credentials of
+//! the socket.
 //!
-//! **Who is asked.** Only a daemon of the caller's, or root's: see [`look`]. A request names the
-//! tree that it is meant for, and the daemon of another one refuses it.
+//! **Daemons.** A client connects only to a daemon of its user or root: see [`look`]. A request
+//! names its tree, and the daemon of another tree rejects it.
 //!
-//! **Latency.** The thread that accepts a connection reads the request, calls the verb and writes a
-//! short answer in one write; nobody else is woken.
+//! **Latency.** The thread that accepts a connection reads the request, runs the verb and writes a
+//! short reply in one write; no other thread wakes.
 //!
-//! **Locking.** None: a connection belongs to its thread, and the verbs look after themselves.
+//! **Locking.** None: each connection belongs to one thread, and the verbs do their own locking.
 
 mod client;
 mod history;
@@ -31,8 +31,7 @@ pub use server::{Answers, CONNECTIONS_MAX, serve};
 /// Name of the socket in the store.
 pub const SOCKET_NAME: &str = "control.sock";
 
-/// Name of the store in the directory that it belongs to, and of the link that leads to it through
-/// the mount.
+/// Name of the store in its directory, and of the link to it in the mount.
 pub const STORE_NAME: &str = ".ckptfs";
 
 #[cfg(test)]

@@ -1,16 +1,15 @@
-//! Where a daemon is asked, and which are believed.
+//! Finding the store of a directory, and deciding whether to trust it.
 //!
-//! Whoever may write to a directory above the working directory can put something there that looks
-//! like a tree of ours: a socket that answers, a link to another tree's store, a FUSE filesystem of
-//! their own. So nothing is asked before the kernel has said whose it is:
-//! - **a mount** is one of ours, of the caller or root, and the directory is its root. Then its
-//!   link `.ckptfs` is followed: the daemon made it;
-//! - **a plain directory** has its store in it: a directory, never a link, of the caller or root,
-//!   that others cannot write. What a FUSE filesystem of somebody else says of owners is not
-//!   believed.
+//! A user who may write to a directory above the working directory can put an imitation of a tree
+//! there: a socket that answers, a link to another tree's store, a FUSE filesystem. A client
+//! therefore sends no request before the kernel has confirmed the owner:
+//! - **a mount** is a ckptfs mount of the caller or root, and the directory is its root. Then its
+//!   link `.ckptfs`, which the daemon provides, is followed;
+//! - **a plain directory** contains its store: a directory, never a link, of the caller or root,
+//!   that others cannot write. Owners reported by another user's FUSE filesystem are not trusted.
 //!
-//! Everything is asked of descriptors: a directory that is exchanged meanwhile is not the one that
-//! was looked at.
+//! All checks use descriptors, so a directory exchanged during the checks is not mistaken for the
+//! one checked.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -18,31 +17,31 @@ use std::path::Path;
 use super::STORE_NAME;
 use crate::sys::{self, Errno, Kind, MountPoint, OpenKind, SysResult, host};
 
-/// How often a directory is looked at whose mount goes away meanwhile.
+/// Maximum number of attempts for a directory whose mount ends during the check.
 const TRIES_MAX: usize = 8;
-/// Permission bits with which others could put something in.
+/// Permission bits that let other users create entries.
 const OTHERS_WRITE: u32 = 0o022;
 
-/// A store that may be believed.
+/// A trusted store.
 #[derive(Debug)]
 pub struct Store {
     /// The directory (`O_PATH`).
     pub(super) dir: OwnedFd,
-    /// Whose it is, and who must be at the other end of its socket.
+    /// Its owner, who must also own the peer of its socket.
     pub(super) owner: u32,
-    /// Which tree it is of, as the source of its mount names it, if that is known.
+    /// Its tree, as the source of the mount, if known.
     pub(super) tree: Option<String>,
     mounted: bool,
 }
 
-/// What is in a directory.
+/// The result of examining a directory.
 #[derive(Debug)]
 pub enum Seen {
-    /// Nothing of ours.
+    /// No store.
     Nothing,
     /// A store, or the mount that shows one.
     Store(Store),
-    /// The root of a mount of ours whose daemon is gone, or has just been followed by another.
+    /// The root of a ckptfs mount whose daemon has ended, or was just replaced by another.
     Gone,
     /// A store, or a mount, of this user, who is neither the caller nor root.
     Foreign(u32),
@@ -57,14 +56,14 @@ impl Seen {
     }
 }
 
-/// What is in the directory at `dir`, an absolute path without links.
+/// Examines the directory at `dir`, an absolute path without links.
 ///
 /// # Errors
-/// EACCES: this user may not look. Those of open(2), statx(2), and of reading the table of mounts.
+/// EACCES: the caller lacks permission. Those of open(2), statx(2), and of reading the mount table.
 pub fn look(dir: &Path) -> SysResult<Seen> {
     for _ in 1..TRIES_MAX {
         match look_once(dir) {
-            // Between two calls a mount was detached, or a store removed.
+            // A mount was detached, or a store removed, between two calls.
             Err(Errno::ENOENT) => {}
             seen => return seen,
         }
@@ -73,7 +72,7 @@ pub fn look(dir: &Path) -> SysResult<Seen> {
 }
 
 fn look_once(dir: &Path) -> SysResult<Seen> {
-    // Most directories have nothing of this name, and then nothing else is asked.
+    // Most directories have no such entry, and need no further calls.
     match host::look_at(&dir.join(STORE_NAME)) {
         Ok(()) => {}
         Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP | Errno::ENAMETOOLONG) => {
@@ -95,12 +94,12 @@ fn look_once(dir: &Path) -> SysResult<Seen> {
     }
 }
 
-/// The store of a plain directory, where nothing is asked of the table of mounts: it is known what
-/// the directory is on.
+/// Examines the store of a plain directory, without reading the mount table: the caller has checked
+/// the mount.
 fn plain(root: &OwnedFd, dir: &Path) -> SysResult<Seen> {
     let store = sys::open_path_at(root, STORE_NAME.as_bytes())?;
     let stat = sys::stat_fd(&store)?;
-    // What is left of a copy of a mount: a link that leads to some descriptor of some process.
+    // A leftover from copying a mount: a link to an unrelated descriptor.
     if stat.kind != Kind::Dir {
         return Ok(Seen::Nothing);
     }
@@ -112,17 +111,17 @@ fn plain(root: &OwnedFd, dir: &Path) -> SysResult<Seen> {
             mounted: false,
         }));
     }
-    // Anybody may have a directory of this name; a store says what it is.
+    // Any user may have a directory of this name; only a store has a format file.
     match sys::stat_at(&store, b"format") {
         Err(Errno::ENOENT) => Ok(Seen::Nothing),
         _ => Ok(Seen::Foreign(stat.uid)),
     }
 }
 
-/// The store that a mount of ours shows.
+/// Examines the store that a ckptfs mount shows.
 fn shown(root: &OwnedFd, mount: MountPoint, owner: u32) -> SysResult<Seen> {
     match host::open_dir_in(root, STORE_NAME) {
-        // A link to a process that is gone.
+        // A link to a process that has ended.
         Err(Errno::ENOENT | Errno::ENOTCONN | Errno::ECONNABORTED) => Ok(Seen::Gone),
         Err(errno) => Err(errno),
         Ok(dir) => match sys::stat_fd(&dir)?.uid {
@@ -137,7 +136,7 @@ fn shown(root: &OwnedFd, mount: MountPoint, owner: u32) -> SysResult<Seen> {
     }
 }
 
-/// Whether two descriptors are of one directory.
+/// Returns whether two descriptors name the same directory.
 ///
 /// # Errors
 /// Those of fstat(2).
@@ -147,7 +146,7 @@ pub fn is_same(one: impl AsFd, other: impl AsFd) -> SysResult<bool> {
 }
 
 impl Store {
-    /// The store of a directory, if it may be believed.
+    /// Returns the store of a directory, if it is trusted.
     ///
     /// # Errors
     /// As [`look`].
@@ -155,8 +154,8 @@ impl Store {
         look(dir).map(Seen::store)
     }
 
-    /// As [`Store::of`], of a directory that is open at `root` and was found at `dir`, whatever has
-    /// been mounted over it since.
+    /// As [`Store::of`], for a directory open at `root` that was found at `dir`, ignoring later
+    /// mounts over it.
     ///
     /// # Errors
     /// Those of openat(2) and fstat(2). ENOENT: it has no store.
@@ -164,7 +163,7 @@ impl Store {
         plain(root, dir).map(Seen::store)
     }
 
-    /// The store at a directory that the caller knows to be one.
+    /// Trusts a directory that the caller has verified to be a store.
     pub(super) fn known(dir: impl AsFd) -> std::io::Result<Store> {
         let dir = dir.as_fd().try_clone_to_owned()?;
         Ok(Store {
@@ -175,25 +174,25 @@ impl Store {
         })
     }
 
-    /// The directory (`O_PATH`).
+    /// Returns the directory (`O_PATH`).
     pub fn dir(&self) -> &OwnedFd {
         &self.dir
     }
 
-    /// Which tree it is of, as the source of its mount names it, if that is known.
+    /// Returns its tree, as the source of the mount, if known.
     pub fn tree(&self) -> Option<&str> {
         self.tree.as_deref()
     }
 
-    /// It was found through the mount that shows it.
+    /// Returns whether it was found through the mount that shows it.
     pub fn is_mounted(&self) -> bool {
         self.mounted
     }
 
-    /// Opens the root of the mount that shows this tree (`O_PATH`); it is at `at`.
+    /// Opens the root of the mount of this tree at `at` (`O_PATH`).
     ///
     /// # Errors
-    /// ESTALE: something else is mounted there. Those of open(2).
+    /// ESTALE: another filesystem is mounted there. Those of open(2).
     pub fn open_mount(&self, at: &Path) -> SysResult<OwnedFd> {
         let root = host::open_dir_itself(at)?;
         let (mount, is_root) = sys::mount_of(&root)?;
@@ -204,7 +203,8 @@ impl Store {
         }
     }
 
-    /// Whether a descriptor that came from the daemon is the directory that this store is in.
+    /// Returns whether a descriptor received from the daemon names the directory that contains this
+    /// store.
     ///
     /// # Errors
     /// Those of openat(2).
@@ -215,7 +215,8 @@ impl Store {
         )
     }
 
-    /// Whether one that came from it is the directory at `path` in this store.
+    /// Returns whether a descriptor received from the daemon names the directory at `path` in this
+    /// store.
     ///
     /// # Errors
     /// Those of openat2(2).

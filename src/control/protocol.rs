@@ -9,23 +9,24 @@ use crate::engine::api::{Code, VerbError, VerbResult};
 use crate::engine::verb::Answer;
 use crate::engine::verbs::Request;
 
-/// Version of the protocol. It changes when a daemon and a client of different versions would
-/// misunderstand each other.
+/// Version of the protocol, increased when daemons and clients of different versions would
+/// misinterpret each other.
 pub const PROTOCOL: u32 = 2;
 
-/// Longest request in bytes, its newline included.
+/// Maximum length of a request in bytes, including its newline.
 pub const FRAME_BYTES_MAX: usize = 16 << 20;
 
-/// Longest answer that is read, in bytes. The changes of a million paths have some 200 MB.
+/// Maximum length of an answer accepted by a client, in bytes. The changes of a million paths take
+/// some 200 MB.
 pub const ANSWER_BYTES_MAX: usize = 1 << 30;
 
-/// How a request ended.
+/// The result of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Outcome<T> {
-    /// The verb's answer.
+    /// The answer of the verb.
     Ok(T),
-    /// Why it failed.
+    /// The reason of the failure.
     Error(VerbError),
 }
 
@@ -34,11 +35,10 @@ enum Outcome<T> {
 pub struct Call {
     /// The client's [`PROTOCOL`].
     pub version: u32,
-    /// The tree that it is meant for, as the source of its mount names it; a daemon that serves
-    /// another one does nothing.
+    /// The tree, as the source of its mount; a daemon that serves another tree rejects the request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tree: Option<String>,
-    /// What it asks.
+    /// The request.
     pub request: Request,
 }
 
@@ -50,14 +50,14 @@ struct Reply<T> {
     result: Outcome<T>,
 }
 
-/// The one thing that frames of all versions have.
+/// The field common to frames of all versions.
 #[derive(Deserialize)]
 struct AnyVersion {
     version: u32,
 }
 
 impl Call {
-    /// The request in a frame, or what to tell a client that speaks another version or nonsense.
+    /// Decodes a request, or returns the error for a client of another version or an invalid frame.
     pub fn decode(frame: &[u8]) -> Result<Call, VerbError> {
         match serde_json::from_slice::<Call>(frame) {
             Ok(call) if call.version == PROTOCOL => Ok(call),
@@ -71,7 +71,7 @@ impl Call {
         }
     }
 
-    /// The request, if it is meant for this tree.
+    /// Returns the request, if it is for this tree.
     pub fn meant_for(self, tree: &str) -> Result<Request, VerbError> {
         match self.tree {
             Some(other) if other != tree => Err(VerbError {
@@ -87,10 +87,10 @@ impl Call {
     }
 }
 
-/// What a frame answers, or what to tell the user of a daemon of another version.
+/// Decodes an answer, or returns the error for a daemon of another version.
 pub fn decode_answer<T: DeserializeOwned>(frame: &[u8]) -> VerbResult<T> {
     match serde_json::from_slice::<Reply<T>>(frame) {
-        // An error is told as it is: a daemon of another version says there that it is one.
+        // An error is passed on: a daemon of another version reports the mismatch in it.
         Ok(Reply {
             result: Outcome::Error(error),
             ..
@@ -109,8 +109,7 @@ pub fn decode_answer<T: DeserializeOwned>(frame: &[u8]) -> VerbResult<T> {
     }
 }
 
-/// Writes the frame of an answer: what [`Reply`] is in JSON, though a long answer is never in
-/// memory as text.
+/// Writes the frame of an answer: the JSON of [`Reply`], without building a long answer in memory.
 pub fn write_answer(mut out: impl Write, answer: Answer) -> io::Result<()> {
     write!(out, "{{\"version\":{PROTOCOL},\"result\":{{\"ok\":")?;
     answer.write(&mut out)?;
@@ -118,7 +117,7 @@ pub fn write_answer(mut out: impl Write, answer: Answer) -> io::Result<()> {
     out.flush()
 }
 
-/// The frame of a failure.
+/// Encodes the frame of an error.
 pub fn encode_error(error: VerbError) -> io::Result<Vec<u8>> {
     encode(&Reply::<()> {
         version: PROTOCOL,
@@ -146,7 +145,8 @@ fn protocol_error(message: String) -> VerbError {
     }
 }
 
-/// The frame of `message`, newline included; an error if it is longer than [`FRAME_BYTES_MAX`].
+/// Encodes the frame of `message`, including the newline; an error if it exceeds
+/// [`FRAME_BYTES_MAX`].
 pub fn encode<T: Serialize>(message: &T) -> io::Result<Vec<u8>> {
     let mut frame = serde_json::to_vec(message)?;
     frame.push(b'\n');
@@ -162,12 +162,12 @@ pub fn encode<T: Serialize>(message: &T) -> io::Result<Vec<u8>> {
     Ok(frame)
 }
 
-/// Reads the next frame into `frame`, without its newline. `false`: the other end closed the
-/// connection between two frames.
+/// Reads the next frame into `frame`, without its newline. `false`: the peer closed the connection
+/// between two frames.
 ///
 /// # Errors
-/// `InvalidData` of a frame that has more than `limit` bytes, its newline included, of which
-/// `frame` then holds so many.
+/// `InvalidData` if a frame has more than `limit` bytes, including its newline; `frame` then holds
+/// the first `limit` bytes.
 pub fn receive_up_to(stream: impl BufRead, frame: &mut Vec<u8>, limit: usize) -> io::Result<bool> {
     frame.clear();
     stream.take(limit as u64).read_until(b'\n', frame)?;

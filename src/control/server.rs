@@ -1,13 +1,13 @@
-//! The daemon's side of the socket.
+//! The server of the control socket.
 //!
-//! Every thread waits in accept(2) itself and then serves the connection that it got, so that a
-//! request wakes one thread only. One or two are kept waiting; the one that takes the last place
-//! starts another before it begins.
+//! Every thread waits in accept(2) and then serves the accepted connection, so a request wakes only
+//! one thread. One or two threads are kept waiting; the last waiting thread starts another before
+//! it serves.
 //!
-//! **Bounds.** A client that does nothing, or not what a client does, takes nothing from the
-//! others: a message that has begun must end within [`MESSAGE_TIMEOUT`], few long messages are read
-//! at once, and when all places are taken the connection that was silent for longest goes. There are at
-//! most [`THREADS_MAX`] threads, whatever connects.
+//! **Bounds.** An idle or misbehaving client takes no resources from the others. A message must be
+//! complete within [`MESSAGE_TIMEOUT`] of its first byte, and few long messages are read at a time.
+//! When all connections are taken, the one that was idle for longest is closed. There are at most
+//! [`THREADS_MAX`] threads, for any number of clients.
 //!
 //! **Locking.** `connections` is a leaf.
 
@@ -32,45 +32,44 @@ use crate::sys;
 use crate::sys::host;
 use crate::sys::lock::Mutex;
 
-/// Connections served at once; one more takes the place of one that says nothing, or is told so and
-/// closed.
+/// Maximum number of connections served. A further one replaces an idle connection, or receives an
+/// error and is closed.
 pub const CONNECTIONS_MAX: usize = 64;
 
-/// Threads for connections. Those beyond the ones that are served end what they have: they refuse
-/// somebody, or were told to give way. With so many of them the next connection waits in the kernel
-/// until one has done that.
+/// Maximum number of threads. Threads beyond the connections served are finishing: they reject a
+/// client, or their connection was replaced. At the maximum, the next connection waits in the
+/// kernel until one has finished.
 const THREADS_MAX: usize = 2 * CONNECTIONS_MAX;
 
-/// A message that has begun must have ended after so long. Clients send one with one write.
+/// Maximum time from the first byte of a message to its end. Clients send a message with one write.
 pub(super) const MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A connection on which nothing is asked for so long gives way to another when all places are
-/// taken.
+/// Idle time after which a connection may be replaced by another when all are taken.
 pub(super) const IDLE_KEPT: Duration = Duration::from_secs(5);
 
-/// Longer messages are read by few threads at once: their memory is taken before anything is known
-/// of what they hold.
+/// Size in bytes above which few messages are read at a time, because their memory is allocated
+/// before their content is validated.
 pub(super) const LONG_BYTES: usize = 256 << 10;
 
-/// So many.
+/// Maximum number of such messages read at a time.
 pub(super) const LONG_MAX: usize = 4;
 
-/// Bytes of what is kept of an error's message: it may repeat what a client sent.
+/// Maximum length of an error message in bytes: it may repeat data of the client.
 const ERROR_BYTES_MAX: usize = 16 << 10;
 
-/// A client that does not read its answer for so long is given up.
+/// Time after which a client that does not read its answer is dropped.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Bytes of a message that gives something up.
+/// Maximum length of a cancellation in bytes.
 const CANCEL_BYTES_MAX: usize = 64;
 
-/// An answer is sent in parts of so many bytes.
+/// Size of the buffer for answers in bytes.
 const ANSWER_BUFFER_BYTES: usize = 64 << 10;
 
-/// How long [`Answers`] pauses between two looks.
+/// Polling interval of [`Answers`].
 const ANSWER_PAUSE: Duration = Duration::from_micros(200);
 
-/// How long to wait after accept(2) failed, for want of descriptors or memory.
+/// Pause after accept(2) failed for lack of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 struct Server {
@@ -79,37 +78,37 @@ struct Server {
     /// See [`Call`].
     tree: String,
     leave: Box<dyn Fn() + Send + Sync>,
-    /// Threads in accept(2), or on their way there.
+    /// Threads in accept(2), or about to enter it.
     waiting: AtomicUsize,
-    /// Threads that there are, at most [`THREADS_MAX`].
+    /// Number of threads, up to [`THREADS_MAX`].
     threads: AtomicUsize,
-    /// So many wait once everything is quiet.
+    /// Number of threads that stay waiting when idle.
     idle: usize,
     /// Connections being served, by number.
     connections: Mutex<HashMap<u64, Connection>>,
-    /// Connections that there ever were.
+    /// Number of connections accepted so far.
     accepted: AtomicU64,
     /// Long messages being read.
     long: AtomicUsize,
-    /// Requests that were received and not yet answered.
+    /// Requests received and not yet answered.
     unanswered: AtomicUsize,
-    /// Nobody is served any more.
+    /// The server has ended.
     ended: AtomicBool,
 }
 
 /// A connection being served.
 struct Connection {
     stream: Arc<UnixStream>,
-    /// Since when nothing is asked; `None`: something is, or it is to be left alone.
+    /// Start of the idle time; `None` during a request, or if the connection must not be replaced.
     idle: Option<Instant>,
 }
 
-/// The answers that are still to be given.
+/// A handle to wait for pending answers and to end the server.
 pub struct Answers(Arc<Server>);
 
 impl Answers {
-    /// Waits until every request that was received is answered, at most `limit`. A daemon that ends
-    /// before loses the answer to the very `unmount` that made it end.
+    /// Waits up to `limit` until every received request is answered. A daemon that exits before
+    /// loses the answer to the `unmount` that ended it.
     pub fn wait_given(&self, limit: Duration) {
         let began = Instant::now();
         while self.0.unanswered.load(Ordering::SeqCst) > 0 && began.elapsed() < limit {
@@ -117,11 +116,11 @@ impl Answers {
         }
     }
 
-    /// Serves nobody any more: every connection ends, which tells who waits for the end of the tree
-    /// that it has come, and the threads let go of what answered.
+    /// Ends the server: closes every connection, which notifies clients that wait for the end of
+    /// the tree, and lets the threads release the answerer.
     pub fn end(&self) {
         self.0.ended.store(true, Ordering::SeqCst);
-        // It wakes who waits in accept(2).
+        // Wakes threads in accept(2).
         sys::shutdown(&self.0.listener);
         for connection in self.0.connections.lock().values() {
             let _ = connection.stream.shutdown(std::net::Shutdown::Both);
@@ -129,10 +128,10 @@ impl Answers {
     }
 }
 
-/// Serves `answerer` on `listener`, from threads of its own, until the process ends; returns at
-/// once. `leave` is called after the answer to an `unmount` that wants the daemon to end although
-/// the mount is in use. `tree`: which one it is, as the source of the mount names it. `idle`: how many
-/// threads wait for a connection once everything is quiet, at least 1.
+/// Serves `answerer` on `listener` from new threads until [`Answers::end`], and returns at once.
+/// `leave` is called after the answer to an `unmount` that ends the daemon although the mount is in
+/// use. `tree` is the source of the mount. `idle` threads, at least 1, stay waiting for
+/// connections.
 pub fn serve(
     listener: UnixListener,
     answerer: Arc<dyn Answerer>,
@@ -180,7 +179,7 @@ impl Server {
         started.map(drop)
     }
 
-    /// Takes connections, one after the other. The caller counted this thread as waiting.
+    /// Accepts and serves connections, in sequence. The caller has counted this thread as waiting.
     fn accept(self: &Arc<Server>) {
         host::raise_priority();
         loop {
@@ -192,7 +191,7 @@ impl Server {
                 && self.threads.load(Ordering::SeqCst) < THREADS_MAX
                 && self.start_thread().is_err()
             {
-                // Nobody waits while this connection is served; the next one is kept waiting by the
+                // While this connection is served no thread waits; the next connection waits in the
                 // kernel.
                 tracing::warn!("no thread for further control connections");
             }
@@ -224,7 +223,7 @@ impl Server {
         }
     }
 
-    /// Enters a connection into the table, or says why the one at the other end is not served.
+    /// Adds a connection to the table, or returns the reason to reject it.
     fn admit(&self, number: u64, stream: &Arc<UnixStream>) -> io::Result<Option<VerbError>> {
         stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
         let (peer, _, _) = sys::peer_cred(stream)?;
@@ -259,16 +258,17 @@ impl Server {
         Ok(None)
     }
 
-    /// Notes that nothing is asked on a connection from now on, or that something is.
+    /// Marks a connection as idle or busy.
     fn set_idle(&self, number: u64, idle: bool) {
         if let Some(connection) = self.connections.lock().get_mut(&number) {
             connection.idle = idle.then(Instant::now);
         }
     }
 
-    /// What was begun on a connection ends with it: descriptors are held for whoever asked.
+    /// Serves a connection. Unfinished work of the client ends with it, such as descriptors held
+    /// for it.
     fn requests_and_end(&self, number: u64, stream: &Arc<UnixStream>) -> io::Result<()> {
-        // Who that is was settled when they connected (SO_PEERCRED), and is asked once.
+        // The peer was fixed at connect(2) (SO_PEERCRED), and is read once.
         let (peer, other) = (Arc::clone(stream), Arc::clone(stream));
         let requester = Requester::new(move || actor(&peer), move || is_given_up(&other));
         let ended = self.requests(number, stream, &requester);
@@ -290,7 +290,7 @@ impl Server {
             }
             self.unanswered.fetch_add(1, Ordering::SeqCst);
             let request = Call::decode(&frame).and_then(|call| call.meant_for(&self.tree));
-            // A long message has a long buffer.
+            // Releases the buffer of a long message.
             frame = Vec::new();
             let unmount = if let Ok(Request::Unmount(unmount)) = request {
                 Some(unmount)
@@ -305,14 +305,14 @@ impl Server {
             if let Some(Unmount { leave: true, .. }) = unmount.filter(|_| done) {
                 (self.leave)();
             }
-            // Who has asked for an unmount waits for the end of this process, which the end of the
-            // connection tells.
+            // After an `unmount` the client waits for the end of the connection, so it must not
+            // count as idle.
             self.set_idle(number, unmount.is_none());
         }
     }
 
-    /// Waits for the next message and reads it into `frame`. `false`: there is none, the connection
-    /// was closed.
+    /// Waits for the next message and reads it into `frame`. `false`: the client closed the
+    /// connection.
     fn next(
         &self,
         number: u64,
@@ -370,8 +370,8 @@ impl Server {
     }
 }
 
-/// Whoever is at the other end has gone, or says that what was asked for is to be given up. One who
-/// only says no more still waits for an answer.
+/// Returns whether the client has closed the connection or cancelled its request. A client that has
+/// only shut down its sending direction still waits for an answer.
 fn is_given_up(stream: &UnixStream) -> bool {
     let mut said = [0; CANCEL_BYTES_MAX];
     let said = match sys::peek(stream, &mut said) {
@@ -391,7 +391,7 @@ fn is_given_up(stream: &UnixStream) -> bool {
     ) || sys::is_peer_gone(stream)
 }
 
-/// Who is at the other end, for the record. It was let in, so the kernel told once already.
+/// The client, for the operation record. It was admitted, so the kernel has reported it before.
 fn actor(stream: &UnixStream) -> Actor {
     let (uid, gid, pid) = sys::peer_cred(stream).unwrap_or((u32::MAX, u32::MAX, 0));
     let pid = u32::try_from(pid).unwrap_or(0);
@@ -403,8 +403,8 @@ fn actor(stream: &UnixStream) -> Actor {
     }
 }
 
-/// Takes away the connection that was silent for longest, if that is long enough. Its thread
-/// notices, and ends it.
+/// Closes the connection that was idle for longest, if it was for [`IDLE_KEPT`]. Its thread then
+/// ends.
 fn make_room(connections: &mut HashMap<u64, Connection>) -> bool {
     let silent = connections
         .iter()
@@ -418,13 +418,12 @@ fn make_room(connections: &mut HashMap<u64, Connection>) -> bool {
     let Some(connection) = connections.remove(&number) else {
         return false;
     };
-    // It fails only if the other end is gone, and then the thread notices that.
+    // It fails only if the client has closed, which the thread detects.
     let _ = connection.stream.shutdown(std::net::Shutdown::Both);
     true
 }
 
-/// Tells a client that its message cannot be read, as far as it listens, and ends the connection
-/// with that.
+/// Reports to a client that its message cannot be read, if it still reads, and ends the connection.
 fn refuse(stream: &UnixStream, error: io::Error) -> io::Result<()> {
     let (code, message) = match error.kind() {
         io::ErrorKind::InvalidData => (
@@ -455,7 +454,7 @@ fn refuse(stream: &UnixStream, error: io::Error) -> io::Result<()> {
     )
 }
 
-/// Reads from a connection, until a given moment if there is one.
+/// Reads from a connection, up to a deadline if set.
 struct InTime<'a> {
     stream: &'a UnixStream,
     until: Cell<Option<Instant>>,
@@ -475,7 +474,7 @@ impl Read for InTime<'_> {
     }
 }
 
-/// Sends an answer, and with it descriptors.
+/// Sends an answer with descriptors.
 fn reply(
     mut stream: &UnixStream,
     result: VerbResult<Answer>,
@@ -494,12 +493,12 @@ fn reply(
     };
     let mut out = BufWriter::with_capacity(ANSWER_BUFFER_BYTES, WithFiles { stream, files });
     let written = write_answer(&mut out, answer);
-    // One who does not read is not waited for once more.
+    // Drops the buffer without another attempt to write to a client that does not read.
     let _ = out.into_parts();
     written
 }
 
-/// Writes to a connection; descriptors go with what is written first.
+/// Writes to a connection, passing descriptors with the first bytes.
 struct WithFiles<'a> {
     stream: &'a UnixStream,
     files: &'a [Arc<File>],

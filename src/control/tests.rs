@@ -1,4 +1,4 @@
-//! The protocol end to end, over a fake of the verbs.
+//! The protocol end to end, over fake verbs.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::DirBuilderExt;
@@ -352,7 +352,7 @@ fn a_daemon_is_found_by_its_directory_and_one_of_another_tree_does_nothing() {
             .expect("log")
             .is_empty()
     );
-    // Whoever may write in the directory above can exchange two trees of ours.
+    // A user who may write to the directory above can exchange two trees.
     let elsewhere = tempfile::tempdir().expect("directory");
     let moved = elsewhere.path().join("moved");
     std::fs::rename(served.dir.path(), &moved).expect("rename");
@@ -464,7 +464,7 @@ fn a_long_answer_comes_whole_and_in_order() {
     assert!(log.len() == 60_000 && log.windows(2).all(|pair| pair[0].id > pair[1].id));
 }
 
-/// Sends a line as it is and gives the line that comes back.
+/// Sends a raw line and returns the line received.
 fn raw(path: &std::path::Path, line: &[u8]) -> String {
     let mut stream = UnixStream::connect(path).expect("connect");
     stream.write_all(line).expect("send");

@@ -1,9 +1,8 @@
-//! Makes Rust of csi.proto, with a compiler in Rust: nothing has to be installed.
+//! Generates Rust code from csi.proto, with a compiler in Rust that needs no installation.
 
 fn main() {
-    // The bounds of tests/it/bounds are of whole processes: of a debug build the loader would
-    // relocate more than a megabyte for each. A release keeps PIE, and what is static is nothing
-    // without it.
+    // The bounds of tests/it/bounds apply to whole processes, and the loader would relocate over a
+    // megabyte for each debug build. A release remains PIE, and a static binary requires PIE.
     let is_static = std::env::var("CARGO_CFG_TARGET_FEATURE")
         .is_ok_and(|features| features.split(',').any(|one| one == "crt-static"));
     if !is_static
@@ -22,7 +21,7 @@ fn main() {
 fn generate() {
     let files = protox::compile(["csi.proto"], ["src/csi"])
         .expect("csi.proto is that of the specification");
-    // Calls that are not implemented answer so. Clients are for the tests.
+    // Calls that are not implemented return UNIMPLEMENTED. Clients are for the tests.
     let builder = tonic_prost_build::configure()
         .build_transport(false)
         .generate_default_stubs(true);

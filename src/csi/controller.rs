@@ -1,4 +1,4 @@
-//! Volumes and snapshots are made, listed and deleted.
+//! Controller service: creates, lists and deletes volumes.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -32,7 +32,7 @@ use crate::sys::{self, host};
 use crate::volumes::options::{Options, SIZE_BYTES_MIN};
 use crate::volumes::{Claim, Pool, Record};
 
-/// What is declared.
+/// Declared capabilities.
 const CAPABILITIES: [Rpc; 9] = [
     Rpc::CreateDeleteVolume,
     Rpc::ListVolumes,
@@ -45,21 +45,21 @@ const CAPABILITIES: [Rpc; 9] = [
     Rpc::GetSnapshot,
 ];
 
-/// A fetch that takes longer is told to be under way: a provisioner waits ten seconds.
+/// A longer fetch is reported as in progress: a provisioner waits ten seconds.
 const PATIENCE: Duration = Duration::from_secs(8);
 
-/// In the context of a volume that begins as another: whether it is a `branch` of that, or a `copy`.
+/// Key in the context of a cloned volume; the value is `branch` or `copy`.
 const CLONE: &str = "clone";
 
-/// What a volume begins with.
+/// The source of a volume.
 struct Begins {
-    /// Its id.
+    /// Its CSI id.
     id: String,
-    /// The same as the pool, or the remote, calls it.
+    /// Its name in the pool or the remote.
     from: String,
-    /// The remote that has it, if it is not in the pool.
+    /// The remote that stores it, unless it is in the pool.
     remote: Option<String>,
-    /// Its size; 0: not known.
+    /// Its size in bytes; 0: unknown.
     bytes: u64,
 }
 
@@ -104,7 +104,7 @@ impl Driver {
         })
     }
 
-    /// What a volume shall begin with.
+    /// Resolves the source of a new volume.
     fn source(&self, source: &VolumeContentSource) -> Result<Begins, Status> {
         let bytes = |record: &Record| record.claim.as_ref().map_or(0, |claim| claim.bytes);
         match &source.r#type {
@@ -120,8 +120,8 @@ impl Driver {
             Some(Source::Snapshot(SnapshotSource { snapshot_id })) => {
                 let id = required("snapshot_id of the source", snapshot_id)?;
                 if let Some(node) = self.elsewhere(id) {
-                    // With this the provisioner has another node chosen for the pod (CSI:
-                    // CreateVolume, RESOURCE_EXHAUSTED).
+                    // The provisioner then selects another node for the pod (CSI: CreateVolume,
+                    // RESOURCE_EXHAUSTED).
                     return Err(Status::resource_exhausted(format!(
                         "snapshot {id} is on node {node}: volumes can be made from it only there"
                     )));
@@ -136,7 +136,7 @@ impl Driver {
                     });
                 }
                 let (number, sent) = names::sent(&id).ok_or_else(|| no_snapshot(&id))?;
-                // Whether it is there, and what it needs, is seen when it is fetched.
+                // The fetch determines whether it exists, and its size.
                 Ok(Begins {
                     from: format!("{}@{number}", sent.store),
                     remote: Some(sent.remote),
@@ -305,7 +305,7 @@ impl Driver {
     }
 }
 
-/// Makes what is claimed; what there is of that name is given if it is the same.
+/// Creates the claimed volume. An existing volume of that name is returned if it matches.
 fn claim_one(
     pool: &Pool,
     options: BTreeMap<String, String>,
@@ -329,8 +329,8 @@ fn claim_one(
     })
 }
 
-/// The id that a volume of this name has, or would have: one that was deleted and is kept, for
-/// its snapshots or its clones, has the first in vain.
+/// Returns the id of the volume with this name, or the first free one. A deleted volume that is
+/// retained for its snapshots or clones still occupies its id.
 fn id_for(pool: &Pool, name: &str) -> VerbResult<String> {
     let first = names::volume(name);
     let mut free = None;

@@ -1,4 +1,4 @@
-//! Who this is.
+//! Identity service.
 
 use std::collections::HashMap;
 

@@ -1,27 +1,27 @@
-//! The CSI driver: volumes of a pool for Kubernetes, and for whatever else speaks the Container
+//! The CSI driver: volumes of a pool for Kubernetes and other orchestrators that use the Container
 //! Storage Interface (gRPC over a unix socket).
 //!
 //! ```text
-//! volume_id      the volume's name in the pool        (names.rs: what the orchestrator calls it, if the pool can)
-//! snapshot_id    VOLUME@N@NODE, N the number of the checkpoint; VOLUME@N is understood too;
-//!                VOLUME@N@remote/REMOTE/STORE of one that is in a remote, which every node understands
+//! volume_id      the volume's name in the pool        (names.rs: the orchestrator's name, if it is valid in the pool)
+//! snapshot_id    VOLUME@N@NODE, N the number of the checkpoint; VOLUME@N is accepted;
+//!                VOLUME@N@remote/REMOTE/STORE for a snapshot in a remote, which every node accepts
 //! topology       csi.ckptfs/node = the id of the node: a volume is where its files are
 //! ```
 //!
-//! **It serves nothing**, as the Docker driver beside it: the calls are decoded here, and done by
-//! the pool ([`crate::volumes`]), whose volumes have holders and daemons of their own. So it can be
-//! killed and replaced under running pods, and keeps nothing in memory. What comes from a remote, or
-//! goes there, ends with it, and is gone on with when it is asked for again.
+//! **The driver serves no filesystem**, like the Docker driver: it decodes calls, and the pool
+//! ([`crate::volumes`]) executes them. The volumes have holders and daemons of their own. The
+//! driver can therefore be killed and replaced under running pods, and has no state in memory.
+//! Transfers from and to a remote end with the driver, and resume when they are requested again.
 //!
-//! **What is staged and published is what the kernel's table says**: staging binds the volume at
-//! the staging path (and is a use of it in the pool's record), publishing binds it at the target
-//! path. A bind is a fact that outlives the driver, and that the pool's own housekeeping sees.
+//! **The kernel's mount table is the state of staging and publishing**: staging bind-mounts the
+//! volume at the staging path (and is a use in the pool's record), publishing at the target path. A
+//! bind mount outlives the driver, and the pool's housekeeping sees it.
 //!
-//! **Threads.** One thread decodes; each call is worked off in one that may wait. No locks in
-//! memory: what must not be done twice at a time is under a flock(2) in the pool.
+//! **Threads.** One thread decodes; each call runs in a thread that may block. No locks in memory:
+//! operations that exclude each other take a flock(2) in the pool.
 
-/// Implements the trait of a service: calls that a thread which may wait works off, each by a
-/// function of the driver, and functions that are written out.
+/// Implements the trait of a service: calls that a function of the driver handles in a blocking
+/// thread, and methods written out.
 macro_rules! calls {
     ($service:ident {
         $($call:ident: $name:ident($request:ident) -> $response:ident = $work:expr;)*
@@ -64,7 +64,7 @@ pub mod proto {
 
 pub use serve::{Config, serve};
 
-/// The driver's name.
+/// The name of the driver.
 pub const NAME: &str = "csi.ckptfs";
-/// Names the node that a volume is on.
+/// The topology key for the node of a volume.
 pub const TOPOLOGY_KEY: &str = "csi.ckptfs/node";

@@ -1,44 +1,43 @@
-//! Names: an orchestrator's may have any characters, the pool's may not.
+//! Mapping of names: an orchestrator's may have any characters, the pool's may not.
 
 use crate::volumes::{SNAPSHOT_TAG, Sent, name};
 
-/// Longest name that an orchestrator may give, in bytes (the specification's limit for strings).
+/// Maximum length of an orchestrator's name in bytes (the specification's limit for strings).
 pub const NAME_BYTES_MAX: usize = 128;
-/// What stands for a name that the pool cannot have begins so.
+/// Prefix of the replacement for a name that is invalid in the pool.
 const MAPPED: &str = "csi-";
 /// Hexadecimal digits of a BLAKE3 hash.
 const HASH_DIGITS: usize = 64;
-/// So many volumes of one name may have been deleted and be kept for their clones.
+/// Maximum number of deleted volumes of one name that are retained for their clones.
 const AGAIN_MAX: u8 = 15;
-/// Longest rest of such a tag: a tag has at most 100 bytes.
+/// Maximum length of such a tag without its prefix; a tag has up to 100 bytes.
 const TAG_REST_BYTES_MAX: usize = 96;
-/// What stands in place of a node in the id of a snapshot that is in a remote begins so; no node
-/// can be called so.
+/// Prefix that replaces the node in the id of a snapshot in a remote; no node can have this name.
 const SENT: &str = "remote/";
-/// Longest name of a node that stands as it is in the id of a snapshot: a label of a host's name
-/// has no more bytes (RFC 1035).
+/// Maximum length of a node name that is used unchanged in the id of a snapshot: that of a host
+/// name's label (RFC 1035).
 const NODE_BYTES_MAX: usize = 63;
-/// Hexadecimal digits that stand for any other.
+/// Hexadecimal digits that replace other node names.
 const NODE_HASH_DIGITS: usize = 16;
 
-/// The pool's name for what is called `text`: that itself, or its hash. Never the same for two:
-/// what looks like a hash is hashed too.
+/// Returns the pool's name for `text`: the text itself, or its hash. The mapping is injective: a
+/// text that resembles a hash is hashed.
 pub fn volume(text: &str) -> String {
     mapped(text, name::NAME_BYTES_MAX)
 }
 
-/// Further names of the pool for what is called `text`, in their order: for a volume that was
-/// deleted and is kept for its clones has the first. Never those of another text.
+/// Returns further names in the pool for `text`, in order, for use while a deleted volume retained
+/// for its clones has the first. They never collide with those of another text.
 pub fn volumes_again(text: &str) -> impl Iterator<Item = String> {
     (0..AGAIN_MAX).map(move |number| {
         let mut hasher = blake3::Hasher::new();
-        // No text has a byte as the second one.
+        // UTF-8 text never contains the byte 0xff.
         hasher.update(text.as_bytes()).update(&[0xff, number]);
         format!("{MAPPED}{}", hasher.finalize().to_hex())
     })
 }
 
-/// The tag of a snapshot that is called `text`.
+/// Returns the tag of the snapshot called `text`.
 pub fn tag(text: &str) -> String {
     format!("{SNAPSHOT_TAG}{}", mapped(text, TAG_REST_BYTES_MAX))
 }
@@ -53,22 +52,22 @@ fn mapped(text: &str, bytes_max: usize) -> String {
     format!("{MAPPED}{}", blake3::hash(text.as_bytes()).to_hex())
 }
 
-/// What the id of a snapshot says.
+/// The parsed id of a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SnapshotId<'a> {
     /// The volume.
     pub volume: &'a str,
     /// The number of its checkpoint.
     pub checkpoint: u64,
-    /// The node that it is on, as [`node`] writes it; an id that somebody writes by hand may leave
-    /// it out, and one that is in a remote has none.
+    /// The node of the snapshot, as encoded by [`node`]. A user may omit it, and a snapshot in a
+    /// remote has none.
     pub node: Option<&'a str>,
-    /// The remote that has it, and the number of the volume's store, by which it is known there.
+    /// The remote that stores it, and the id of the volume's store, which names it there.
     pub sent: Option<(&'a str, &'a str)>,
 }
 
-/// A node as it stands in the id of a snapshot: its name, or the beginning of a hash where that is
-/// too long or has other characters than a host's.
+/// Returns the form of a node name in the id of a snapshot: the name, or a prefix of its hash if
+/// the name is too long or has other characters than a host name.
 pub fn node(name: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'.';
     if !name.is_empty() && name.len() <= NODE_BYTES_MAX && name.bytes().all(plain) {
@@ -85,18 +84,18 @@ pub fn node(name: &str) -> String {
     )
 }
 
-/// The id of a snapshot on a node.
+/// Returns the id of a snapshot on a node.
 pub fn snapshot_id(volume: &str, checkpoint: u64, on: &str) -> String {
     format!("{volume}@{checkpoint}@{}", node(on))
 }
 
-/// The id of a snapshot that is in a remote, or is to be. Every node understands it.
+/// Returns the id of a snapshot that is, or will be, in a remote. It is valid on every node.
 pub fn sent_id(volume: &str, checkpoint: u64, sent: &Sent) -> String {
     format!("{volume}@{checkpoint}@{SENT}{}/{}", sent.remote, sent.store)
 }
 
-/// Where a snapshot is in a remote, if its id says that it is: the number of its checkpoint, the
-/// remote and the store. What it says is to be seen there.
+/// Returns checkpoint number, remote and store if the id is that of a snapshot in a remote. The
+/// remote is not queried.
 pub fn sent(id: &str) -> Option<(u64, Sent)> {
     let parsed = parse_snapshot_id(id)?;
     let (remote, store) = parsed.sent?;
@@ -108,7 +107,7 @@ pub fn sent(id: &str) -> Option<(u64, Sent)> {
     Some((parsed.checkpoint, sent))
 }
 
-/// What the id of a snapshot says; `None`: it is none of ours.
+/// Parses the id of a snapshot; `None` if it is not an id of this driver.
 pub fn parse_snapshot_id(id: &str) -> Option<SnapshotId<'_>> {
     let (volume, rest) = id.split_once('@')?;
     let (number, node) = rest

@@ -1,7 +1,7 @@
-//! Volumes where pods see them.
+//! Node service: volumes at the paths of pods.
 //!
-//! Every call may come again, after a crash of whoever asked or of this driver: what is there
-//! already is looked up in the kernel's table of mounts.
+//! Every call may be repeated after a crash of the caller or the driver. The kernel's mount table
+//! shows which work is already done.
 
 use std::path::{Path, PathBuf};
 
@@ -28,7 +28,7 @@ use crate::sys::{self, FsInfo, host};
 use crate::volumes::bind::{self, There};
 use crate::volumes::{Place, Record};
 
-/// What is declared.
+/// Declared capabilities.
 const CAPABILITIES: [Rpc; 4] = [
     Rpc::StageUnstageVolume,
     Rpc::GetVolumeStats,
@@ -37,14 +37,14 @@ const CAPABILITIES: [Rpc; 4] = [
 ];
 
 impl Driver {
-    /// A volume that there is for whoever asks.
+    /// Returns a volume that is not deleted.
     pub fn volume(&self, id: &str) -> Result<Record, Status> {
         let record = self
             .pool
             .registry()
             .get(id)
             .map_err(|error| match error.code {
-                // What cannot be a name is none.
+                // An invalid name belongs to no volume.
                 api::Code::BadName => Status::not_found(format!("no such volume: {id:?}")),
                 _ => error.into(),
             })?;
@@ -61,7 +61,8 @@ impl Driver {
         self.pool.registry().place(record).map_err(Status::from)
     }
 
-    /// Whether there is a volume of this id, retired or not: what has to be ended is ended.
+    /// Returns whether a volume with this id exists, deleted or not: calls that end a use apply to
+    /// both.
     fn is_known(&self, id: &str) -> Result<bool, Status> {
         match self.pool.registry().get(id) {
             Ok(_) => Ok(true),
@@ -95,7 +96,7 @@ impl Driver {
         }
         let done = self.pool.registry().alone(&at(&staging), || {
             let real = match bind::real(&staging) {
-                // Its directory is gone.
+                // The staging directory no longer exists.
                 Err(error) if error.code == api::Code::NotFound => staging.clone(),
                 real => real?,
             };
@@ -117,7 +118,7 @@ impl Driver {
         let staging = path("staging_target_path", &request.staging_target_path)
             .map_err(|_| Status::failed_precondition("the volume is not staged"))?;
         let read_only = shown.read_only || request.readonly || record.parsed()?.readonly;
-        // One at a time for a volume: whoever wants it alone must see the others.
+        // One at a time for each volume, so that an exclusive publication sees all others.
         let done = self.pool.registry().alone(&format!("publish {id}"), || {
             let (staging, target) = (bind::real(&staging)?, bind::real(&target)?);
             if !matches!(bind::there(&place, &staging)?, There::Volume { .. }) {
@@ -163,7 +164,7 @@ impl Driver {
                 Err(error) if error.code == api::Code::NotFound => Ok(()),
                 Err(error) => Err(error),
                 Ok(target) => {
-                    // If it was unstaged before, this was what has kept it mounted.
+                    // If it was unstaged before, this mount was the last use.
                     self.pool.mounts().unstage(id, &target)?;
                     bind::remove_target(&target)
                 }
@@ -185,7 +186,7 @@ impl Driver {
         })
     }
 
-    /// The filesystem of a volume that is at a path.
+    /// Returns the filesystem of a volume at a path.
     fn seen_at(&self, id: &str, at: &str) -> Result<FsInfo, Status> {
         let place = self.place_of(&self.volume(id)?)?;
         let none = || Status::not_found(format!("volume {id} is not at {at}"));
@@ -232,7 +233,7 @@ fn refused(code: api::Code, message: String) -> VerbError {
     }
 }
 
-/// What nobody else may work on.
+/// Name of the lock on a path.
 fn at(path: &Path) -> String {
     format!("path {}", path.display())
 }
@@ -246,7 +247,7 @@ fn path(what: &str, text: &str) -> Result<PathBuf, Status> {
     }
 }
 
-/// As the interface has numbers.
+/// Converts a number to CSI's type.
 pub fn signed(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }
@@ -260,7 +261,7 @@ fn usage(info: &FsInfo) -> Vec<VolumeUsage> {
         used: bytes(used),
         unit: Unit::Bytes.into(),
     }];
-    // Where they are not limited there is nothing to tell.
+    // Without a limit on inodes their usage is not reported.
     if info.files != 0 {
         let used = signed(info.files.saturating_sub(info.ffree));
         all.push(VolumeUsage {

@@ -1,9 +1,9 @@
-//! Lists in pages. They are in the order in which things were made, so that what is made meanwhile
-//! comes at the end; a token names the last one that was told.
+//! Paginated lists. They are in order of creation, so that new items appear at the end; a token
+//! names the last item of a page.
 
 use tonic::Status;
 
-/// A place in a list: when it was made, and its id.
+/// A position in a list: creation time, and id.
 pub type Key = (i64, String);
 
 fn token_of((at, id): &Key) -> String {
@@ -22,7 +22,7 @@ fn key_of(token: &str) -> Result<Key, Status> {
     }
 }
 
-/// A page of `all`, and the token of the next one, which is empty at the end.
+/// Returns a page of `all`, and the token of the next one, which is empty at the end.
 pub fn page<T>(
     mut all: Vec<(Key, T)>,
     entries_max: i32,

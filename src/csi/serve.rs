@@ -1,4 +1,4 @@
-//! The driver: a socket, a thread that decodes, threads that work.
+//! The server: a socket, a decoding thread, and blocking threads for the calls.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,33 +20,33 @@ use crate::volumes::http::CONNECTIONS_MAX;
 use crate::volumes::serve::drive;
 use crate::volumes::timed::{Connections, Timed, Turn};
 
-/// Calls that are worked off at once; the others wait.
+/// Maximum number of concurrent calls; others wait.
 const CALLS_MAX: usize = 64;
 
-/// What a driver is told.
+/// Configuration of a driver.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where it answers.
+    /// The socket that it listens on.
     pub socket: PathBuf,
-    /// The node it is on.
+    /// The node that it runs on.
     pub node: String,
 }
 
-/// What calls work with.
+/// Context of all calls.
 #[derive(Debug)]
 pub struct Driver {
-    /// The volumes.
+    /// The pool of volumes.
     pub pool: Pool,
     /// The node.
     pub node: String,
 }
 
-/// A service: each of the three is this.
+/// Implementation of the three services.
 #[derive(Clone, Debug)]
 pub struct Service(Arc<Driver>);
 
 impl Service {
-    /// Works off a call in a thread that may wait.
+    /// Runs a call in a blocking thread.
     pub async fn work<Q: Send + 'static, T: Send + 'static>(
         &self,
         call: &'static str,
@@ -70,13 +70,13 @@ impl Service {
         done.map(Response::new)
     }
 
-    /// The node.
+    /// Returns the node.
     pub fn node(&self) -> &str {
         &self.0.node
     }
 }
 
-/// Calls find the state of their connection.
+/// Makes the state of the connection available to calls.
 impl Connected for Timed<UnixStream> {
     type ConnectInfo = Turn;
 
@@ -85,10 +85,11 @@ impl Connected for Timed<UnixStream> {
     }
 }
 
-/// Serves until a signal ends it. What is staged stays.
+/// Serves until a signal ends the process, and calls `told` once it accepts connections. Staged
+/// volumes stay mounted.
 ///
 /// # Errors
-/// `in-use`: another driver serves this pool; the socket cannot be made.
+/// `in-use`: another driver serves this pool; the socket cannot be created.
 pub fn serve(pool: Pool, config: &Config, told: impl FnOnce()) -> VerbResult<()> {
     let service = Service(Arc::new(Driver {
         pool: pool.clone(),

@@ -1,4 +1,4 @@
-//! Snapshots: checkpoints with a record, here or in a remote.
+//! Snapshots: recorded checkpoints, on this node or in a remote.
 
 use std::time::Duration;
 
@@ -18,9 +18,9 @@ use super::wanted;
 use crate::engine::api;
 use crate::volumes::{Sent, Snapshot as Kept};
 
-/// The parameter of a class of snapshots: the remote that they are sent to.
+/// Parameter of a snapshot class: the remote to which snapshots are pushed.
 const REMOTE: &str = "remote";
-/// A push that takes longer goes on beside; the snapshot is not ready until then.
+/// A longer push continues in the background; the snapshot is not ready until it ends.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 impl Driver {
@@ -76,14 +76,14 @@ impl Driver {
         Ok(DeleteSnapshotResponse {})
     }
 
-    /// Whether a snapshot of this name is there, also of a volume that is deleted: it may be on its
-    /// way still.
+    /// Returns whether a snapshot of this name exists, even of a deleted volume: a push may still
+    /// be running.
     fn knows(&self, volume: &str, name: &str) -> bool {
         let record = self.pool.registry().get(volume);
         record.is_ok_and(|record| record.snapshots_told().any(|one| one.name == name))
     }
 
-    /// The id of a snapshot of this pool.
+    /// Returns the id of a snapshot in this pool.
     fn id_of(&self, volume: &str, kept: &Kept) -> String {
         match &kept.sent {
             Some(sent) => names::sent_id(volume, kept.checkpoint, sent),
@@ -91,14 +91,14 @@ impl Driver {
         }
     }
 
-    /// The node that a snapshot is on, if its id says that it is another than this one.
+    /// Returns the node of a snapshot if its id names another node.
     pub(super) fn elsewhere<'a>(&self, id: &'a str) -> Option<&'a str> {
         names::parse_snapshot_id(id)?
             .node
             .filter(|node| *node != names::node(&self.node))
     }
 
-    /// A snapshot of this node, or that a remote has, and its volume.
+    /// Returns a snapshot on this node or in a remote, and its volume.
     fn find(&self, id: &str) -> Result<Option<(String, Kept)>, Status> {
         if let Some(here) = self.find_here(id)? {
             return Ok(Some(here));
@@ -124,8 +124,8 @@ impl Driver {
         }))
     }
 
-    /// A snapshot of this node, and its volume. A checkpoint that somebody has made otherwise is
-    /// one for whoever knows its id.
+    /// Returns a snapshot on this node, and its volume. Any checkpoint is a snapshot for callers
+    /// that use its id.
     pub(super) fn find_here(&self, id: &str) -> Result<Option<(String, Kept)>, Status> {
         let Some(SnapshotId {
             volume, checkpoint, ..
@@ -213,7 +213,7 @@ impl Driver {
         let all: Vec<(Key, Snapshot)> = known
             .iter()
             .map(|(volume, kept)| {
-                // Asked for by its id, it has that one.
+                // A snapshot requested by id is returned with that id.
                 let id = Some(&request.snapshot_id)
                     .filter(|id| !id.is_empty())
                     .cloned();
@@ -265,7 +265,7 @@ fn snapshot(snapshot_id: String, volume: &str, kept: &Kept) -> Result<Snapshot, 
             seconds: created.as_second(),
             nanos: created.subsec_nanosecond(),
         }),
-        // It is one the moment it is made, but for one that is to be elsewhere too.
+        // A snapshot is ready at once, except while it is being pushed.
         ready_to_use: kept.sent.as_ref().is_none_or(|sent| sent.whole),
         group_snapshot_id: String::new(),
         accessible_topology: Vec::new(),

@@ -1,4 +1,4 @@
-//! How work on the pool fails, as an orchestrator is told.
+//! Conversion of errors of the pool to gRPC status codes.
 
 use tonic::{Code, Status};
 
@@ -24,7 +24,7 @@ impl From<VerbError> for Status {
             | api::Code::BadPassword
             | api::Code::BadConfig => Code::FailedPrecondition,
             api::Code::NoSpace => Code::ResourceExhausted,
-            // The same call again does it, or finds it done.
+            // A retry of the call succeeds, or finds the work done.
             api::Code::Busy | api::Code::DaemonBusy => Code::Aborted,
             api::Code::RemoteFailed => Code::Unavailable,
             _ => Code::Internal,
@@ -37,12 +37,12 @@ impl From<VerbError> for Status {
     }
 }
 
-/// What is wrong with a request.
+/// Returns the status of an invalid request.
 pub fn invalid(message: impl Into<String>) -> Status {
     Status::invalid_argument(message)
 }
 
-/// A part of a request that must be given.
+/// Returns a required field of a request, or an error if it is empty.
 pub fn required<'a>(what: &str, value: &'a str) -> Result<&'a str, Status> {
     if value.is_empty() {
         Err(invalid(format!("{what} is missing")))

@@ -1,4 +1,4 @@
-//! What a volume shall be: capabilities, sizes, parameters.
+//! Parsing of requests for volumes: capabilities, sizes, parameters.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -12,11 +12,11 @@ use super::status::{invalid, required};
 use super::{NAME, TOPOLOGY_KEY};
 use crate::volumes::options::{Options, SIZE_BYTES_MIN};
 
-/// What sidecars add to the parameters of a class.
+/// Prefix of parameters that sidecars add to those of a class.
 pub const OF_KUBERNETES: &str = "csi.storage.k8s.io/";
-/// As the parameter `size`: what the claim asks for is enforced.
+/// Value of the parameter `size` that enforces the requested size.
 const SIZE_AS_REQUESTED: &str = "requested";
-/// Flags of mount(8) that a bind takes.
+/// Flags of mount(8) that a bind mount accepts.
 const FLAGS: [&str; 10] = [
     "ro",
     "rw",
@@ -30,18 +30,18 @@ const FLAGS: [&str; 10] = [
     "nodiratime",
 ];
 
-/// How a volume is shown.
+/// How a volume is published.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shown {
-    /// Nobody may write.
+    /// Without write access.
     pub read_only: bool,
-    /// At one place only.
+    /// At one path only.
     pub alone: bool,
     /// Flags of mount(8).
     pub flags: Vec<String>,
 }
 
-/// A name that somebody gives.
+/// Validates a name from a request.
 pub fn named(text: &str) -> Result<&str, Status> {
     let text = required("name", text)?;
     if text.len() > names::NAME_BYTES_MAX {
@@ -54,7 +54,7 @@ pub fn named(text: &str) -> Result<&str, Status> {
     }
 }
 
-/// Understands a capability.
+/// Parses a capability.
 pub fn shown(capability: Option<&VolumeCapability>) -> Result<Shown, Status> {
     let capability = capability.ok_or_else(|| invalid("volume_capability is missing"))?;
     let mount = match &capability.access_type {
@@ -100,7 +100,7 @@ pub fn shown(capability: Option<&VolumeCapability>) -> Result<Shown, Status> {
     })
 }
 
-/// The capabilities of a volume that is to be made.
+/// Validates the capabilities of a new volume.
 pub fn all_shown(capabilities: &[VolumeCapability]) -> Result<(), Status> {
     if capabilities.is_empty() {
         return Err(invalid("volume_capabilities is missing"));
@@ -110,17 +110,17 @@ pub fn all_shown(capabilities: &[VolumeCapability]) -> Result<(), Status> {
         .try_for_each(|one| shown(Some(one)).map(drop))
 }
 
-/// Bytes that are asked for: at least, and at most (0: any).
+/// The requested range of sizes in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Range {
-    /// At least.
+    /// Minimum.
     pub required: u64,
-    /// At most; 0: any.
+    /// Maximum; 0: unlimited.
     pub limit: u64,
 }
 
 impl Range {
-    /// Understands a range.
+    /// Parses a range.
     pub fn of(range: Option<&CapacityRange>) -> Result<Range, Status> {
         let Some(range) = range else {
             return Ok(Range::default());
@@ -138,13 +138,13 @@ impl Range {
         Ok(range)
     }
 
-    /// Whether so many bytes are in it.
+    /// Returns whether a size is in the range.
     pub fn takes(self, bytes: u64) -> bool {
         bytes >= self.required && (self.limit == 0 || bytes <= self.limit)
     }
 }
 
-/// The parameters of a class, without what sidecars add.
+/// Returns the parameters of a class, without those that sidecars add.
 pub fn parameters(given: &HashMap<String, String>) -> Result<BTreeMap<String, String>, Status> {
     let ours: BTreeMap<String, String> = given
         .iter()
@@ -169,8 +169,8 @@ pub fn parameters(given: &HashMap<String, String>) -> Result<BTreeMap<String, St
     Ok(ours)
 }
 
-/// What the volume is promised, and its options. `source`: what it begins with, and the bytes of
-/// that.
+/// Returns the size promised to the volume, and its options. `source`: the volume's source, and its
+/// size in bytes.
 pub fn options(
     parameters: &BTreeMap<String, String>,
     range: Range,
@@ -205,14 +205,14 @@ pub fn options(
     Ok((bytes, options))
 }
 
-/// Where a volume of this node can be used.
+/// Returns the topology in which a volume of this node is accessible.
 pub fn topology(node: &str) -> Topology {
     Topology {
         segments: HashMap::from([(TOPOLOGY_KEY.to_owned(), node.to_owned())]),
     }
 }
 
-/// Whether a volume of this node is what is asked for.
+/// Returns whether a volume of this node meets the topology.
 pub fn fits(topology: &Topology, node: &str) -> bool {
     topology
         .segments
@@ -220,7 +220,7 @@ pub fn fits(topology: &Topology, node: &str) -> bool {
         .is_none_or(|wanted| wanted == node)
 }
 
-/// Refuses to make a volume that is wanted elsewhere.
+/// Rejects a volume that is required on another node.
 pub fn accessible(requirement: Option<&TopologyRequirement>, node: &str) -> Result<(), Status> {
     let elsewhere = requirement.is_some_and(|wanted| {
         !wanted.requisite.is_empty() && !wanted.requisite.iter().any(|one| fits(one, node))
@@ -302,7 +302,7 @@ mod tests {
                 .code(),
             tonic::Code::OutOfRange
         );
-        // What a volume begins with must have room in it.
+        // The volume must have space for its source.
         assert_eq!(
             options(
                 &class(&[]),

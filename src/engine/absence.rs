@@ -1,16 +1,16 @@
-//! What was changed while nothing was mounted, taken in at the next mount
+//! Detection of offline changes: changes made while nothing was mounted, recorded at the next mount
 //! (docs/adr/0023-absence.md).
 //!
-//! The tree is compared with the baseline that the last daemon has left, and what differs becomes
-//! an epoch of its own: the epoch that was open is closed before the first difference is recorded,
-//! by a checkpoint of the tree as it was when it was last served, and the next one is closed after
-//! the last, by a checkpoint of the tree as it was found. Nothing is served before.
+//! The tree is compared with the baseline of the last daemon. The differences form an epoch of
+//! their own. Before the first difference is recorded, the open epoch is closed by a checkpoint of
+//! the tree as last served. After the last one, a checkpoint of the tree as found closes the new
+//! epoch. No request is served before.
 //!
-//! **Kills and power cuts.** The journal says that the comparison is under way, and with which
-//! baseline ([`Comparing`]), before anything else is recorded. The next mount then begins the
-//! comparison anew with the same baseline: keys that have a record keep it, and what was changed
-//! since is a part of the same absence. The checkpoint that ends the epoch ends the comparison;
-//! where nothing differs, or it is no epoch of its own, another record does.
+//! **Kills and power cuts.** The journal first records that the comparison runs, and its baseline
+//! ([`Comparing`]). After an interruption the next mount repeats the comparison with the same
+//! baseline: keys with a record keep it, and later changes belong to the same absence. The
+//! checkpoint that closes the epoch ends the comparison. Without differences, or without an epoch
+//! of its own, another record ends it.
 
 use std::sync::Arc;
 
@@ -30,23 +30,23 @@ use crate::sys;
 use crate::sys::lock::Mutex;
 use crate::sys::{Errno, Kind, SysResult};
 
-/// The note of the checkpoint that closes the epoch of an absence.
+/// Note of the checkpoint that closes the epoch of an absence.
 const NOTE: &str = "changed while not mounted";
-/// What somebody should know who mounts then.
+/// Warning of a mount that could not record all offline changes.
 const UNSEEN: &str =
     "the filesystem is full: some changes made while nothing was mounted are not shown";
 
-/// Takes in what was changed while nothing was mounted.
+/// Detects and records offline changes.
 pub(super) struct Absences {
     pub(super) live: Arc<Live>,
     serving: Arc<Serving>,
     states: Arc<States>,
     checkpoints: Arc<Checkpoints>,
-    /// This worker goes on where another died: there was no absence.
+    /// This worker took over from a dead one: there was no absence.
     took_over: bool,
-    /// What was changed before this mount.
+    /// Changes found by this mount.
     absence: Mutex<Option<AbsenceInfo>>,
-    /// What was asked to be kept when this daemon ends.
+    /// Requested at runtime: the content to preserve at unmount.
     pub(super) keep: Mutex<Option<Keep>>,
 }
 
@@ -63,8 +63,7 @@ impl Absences {
         }
     }
 
-    /// What was changed before this mount, while nothing was mounted, as long as both checkpoints
-    /// around it are there.
+    /// Returns the absence before this mount, while both checkpoints around it exist.
     pub(super) fn absence(&self) -> Option<AbsenceInfo> {
         let absence = self.absence.lock().clone()?;
         let known = |id| self.timeline().catalogue.has_checkpoint(id);
@@ -78,13 +77,13 @@ impl Absences {
             .unwrap_or_default()
     }
 
-    /// The number of the newest checkpoint that was ever made.
+    /// Returns the number of the newest checkpoint ever made.
     fn newest_made(&self) -> CheckpointId {
         CheckpointId(self.timeline().epochs.epoch().0.saturating_sub(1))
     }
 
-    /// Records that the tree is served from now on, since when it was not, and that it is being
-    /// compared. Whatever is changed after is changed by us.
+    /// Records the start of service, the end of the previous service, and the comparison. Every
+    /// later change is made through this mount.
     pub(super) fn begin_service(
         &self,
         aftermath: &Aftermath,
@@ -92,11 +91,11 @@ impl Absences {
     ) -> crate::sys::SysResult<()> {
         let stopped_ns = match (aftermath.stopped_ns, aftermath.unclean) {
             (Some(at_ns), _) => Some(at_ns),
-            // The mount was there all the time, and whoever wanted to change something waited.
+            // The mount stayed up, and requests waited for this worker.
             (None, true) if self.took_over => None,
-            // A killed daemon lived at least until it last wrote to the journal (of which a power
-            // cut may have left more than of the note when), and until the last change of what has
-            // a record: most changes need no new one.
+            // The killed daemon lived at least until its last journal write and the last change of
+            // an inode with a record, since most changes need no new record. After a power cut the
+            // journal may reach further than its own timestamp.
             (None, true) => {
                 let changed_ns = self
                     .live
@@ -111,12 +110,11 @@ impl Absences {
         };
         let begin = sys::now();
         if stopped_ns.is_some() {
-            // What we change from now on (a recovery does so at once) must not bear an earlier
-            // time.
+            // Later changes, the first of them by recovery, must have a later time.
             sys::wait_for_tick(begin);
         }
         let at_ns = begin.nanoseconds();
-        // In this order: after a power cut the second may be missing.
+        // In this order: a power cut may lose the second record.
         let compares = comparing.is_some() || aftermath.comparing.is_some();
         let records: Vec<Record> = compares
             .then_some(Record::Comparing(comparing))
@@ -124,8 +122,7 @@ impl Absences {
             .chain([Record::Mounted { at_ns, stopped_ns }])
             .collect();
         match self.timeline().journal.append(&records) {
-            // Nothing that needs a record can be done either, until these are there; but what frees
-            // space can.
+            // Until these are written nothing that needs a record succeeds, but freeing space does.
             Err(errno) if errno.is_no_room() => records
                 .into_iter()
                 .for_each(|record| self.timeline().journal.tell(record)),
@@ -135,8 +132,8 @@ impl Absences {
         Ok(())
     }
 
-    /// What the tree is to be compared with: the baseline that the last daemon has left, if nothing
-    /// was recorded since but such a comparison.
+    /// Returns the baseline to compare with: that of the last daemon, provided that the journal
+    /// contains nothing newer except an interrupted comparison with it.
     pub(super) fn comparison(&self, aftermath: &Aftermath) -> Option<(Baseline, Comparing)> {
         let (timeline, store) = (self.timeline(), self.timeline().store());
         if self.took_over {
@@ -155,7 +152,7 @@ impl Absences {
                 Apart::Unclosed
             },
         });
-        // After a power cut the tree may be older than what was written of it.
+        // After a power cut the tree may be older than its baseline.
         if store.journal.witness() < comparing.baseline {
             return None;
         }
@@ -176,8 +173,8 @@ impl Absences {
         Some((baseline, comparing))
     }
 
-    /// Compares, and records what differs. `held`: somebody could write to files of the tree when
-    /// it was last served; `watch` has such files watched.
+    /// Compares the tree with `baseline` and records the differences. `held`: a process could write
+    /// to files of the tree when it was last served; `watch` starts the monitoring of such files.
     pub(super) fn take_in_absence(
         &self,
         baseline: &Baseline,
@@ -188,7 +185,7 @@ impl Absences {
         let mut unclosed = comparing.apart == Apart::Unclosed;
         let mut begin = || {
             if unclosed {
-                // A mount that goes on after a kill reads from the checkpoint on.
+                // A mount that resumes after a kill starts behind this checkpoint.
                 let goes_on = Record::Comparing(Some(Comparing {
                     apart: Apart::Closed,
                     ..comparing
@@ -204,13 +201,13 @@ impl Absences {
             tracing::error!(%errno, "not all that was changed while nothing was mounted could be recorded");
             self.timeline().baseline.distrust_baseline();
         }
-        // What had no record before is captured from here on, and as it is now.
+        // From here on, an inode without a record is captured in its current state.
         watch()?;
         if told.is_err_and(|errno| errno.is_no_room()) {
             self.serving.warn(UNSEEN.to_owned());
         }
-        // Before the checkpoint that ends the comparison: a mount that was killed between the two
-        // would not compare again.
+        // Before the checkpoint that ends the comparison: a mount killed between the two would not
+        // repeat it.
         if is_told {
             self.timeline().absences.tell_absence(comparing.left_ns);
         }
@@ -235,8 +232,8 @@ impl Absences {
         Ok(())
     }
 
-    /// Closes the epoch that was open when the tree was last served: with the time of that, for
-    /// what was changed later must seem so.
+    /// Closes the epoch that was open when the tree was last served. The checkpoint has the time of
+    /// that moment, so that later changes appear as later.
     fn close_left(&self, left_ns: i64, held: bool, goes_on: Option<Record>) -> SysResult<()> {
         let timeline = self.timeline();
         if !timeline.indexer.takes_checkpoints() {
@@ -256,11 +253,12 @@ impl Absences {
         timeline.close_epoch_and(Some(&daemon()), checkpoint, Vec::new(), &[], goes_on)
     }
 
-    /// There is no baseline: what was changed while nothing was mounted is known by its ctime,
-    /// until the next change of ours, which keeps that in its record. What has a record in the open
-    /// epoch gets no other, so that epoch is closed if such a thing was changed.
+    /// Handles an absence without a baseline. Offline changes are then recognized by their ctime
+    /// only, until the next change through the mount stores that ctime in its record. A key with a
+    /// record in the open epoch gets no second one, so the epoch is closed if such an inode was
+    /// changed.
     pub(super) fn keep_untold(&self, aftermath: &Aftermath, held: bool) {
-        // When a daemon that was killed has ended nobody knows.
+        // The end of a killed daemon is unknown.
         let Some(left_ns) = aftermath.stopped_ns.filter(|_| !aftermath.unclean) else {
             return;
         };
@@ -276,13 +274,13 @@ impl Absences {
         if let Err(errno) = self.close_left(left_ns, held, None) {
             tracing::error!(%errno, "what was changed while nothing was mounted may come to look as if it had been so before");
         } else if !self.serving.config.auto.absence {
-            // Only the end of the epoch is needed, which stays when the checkpoint is freed.
+            // Only the end of the epoch is needed, and it outlives its checkpoint.
             self.take_back_left();
         }
     }
 
-    /// Closes the epoch that has what was changed; `false`: nothing differs but times of
-    /// directories, as where a file came and went.
+    /// Closes the epoch of the offline changes. Returns `false` if only times of directories
+    /// differ, as after a file was created and deleted.
     fn close_absence(&self) -> SysResult<bool> {
         let before = self.newest_made();
         let (from, to) = (State::At(before), State::Live);
@@ -304,8 +302,8 @@ impl Absences {
             return Ok(false);
         }
         let paths = changes.len() as u64;
-        // A power cut that left this checkpoint and not what was captured before would end the
-        // comparison, and with it what the clones are good for.
+        // A power cut that preserves this checkpoint but not the captures before it would end the
+        // comparison and make the clones useless.
         self.live.durability.make_captured_durable()?;
         let (freeze, flushed) = self.checkpoints.freeze()?;
         let (made, _) = self.checkpoints.close_epoch(
@@ -327,8 +325,7 @@ impl Absences {
         Ok(true)
     }
 
-    /// Nothing differs that anybody would look for: the checkpoint that was made before that is not
-    /// needed.
+    /// Frees the checkpoint made before the comparison if no relevant difference was found.
     fn take_back_left(&self) {
         let left = self.timeline().catalogue.checkpoint(self.newest_made());
         let Some(left) = left.filter(|left| {
@@ -345,7 +342,7 @@ impl Absences {
     }
 }
 
-/// When the last daemon last wrote to the journal.
+/// Returns the time of the last journal write of the previous daemon.
 fn journal_written_ns(store: &Store) -> crate::sys::SysResult<i64> {
     if let Some(written_ns) = store.journal.tail_written_ns() {
         return Ok(written_ns);
@@ -353,7 +350,7 @@ fn journal_written_ns(store: &Store) -> crate::sys::SysResult<i64> {
     let (journal, mut last) = (store.layout.journal_dir(), i64::MIN);
     for entry in sys::list_dir(journal)? {
         let stat = sys::stat_at(journal, &entry.name)?;
-        // When something was packed says nothing: an offline `gc` does it too.
+        // The time of packing is irrelevant: an offline `gc` packs too.
         if stat.kind != sys::Kind::Dir {
             last = last.max(stat.mtime.nanoseconds());
         }

@@ -1,5 +1,5 @@
-//! What a person or a program can ask of a mounted tree: the verbs, in plain types that `control/`
-//! carries over the socket and `--json` prints.
+//! The API of a mounted tree: plain types for the verbs, which `control/` transports over the
+//! socket and `--json` prints.
 
 use serde::{Deserialize, Serialize};
 
@@ -43,118 +43,118 @@ pub mod attribution;
 mod status;
 mod tree_path;
 
-/// Which state of the tree is meant, as a person writes it: a number, a tag, `latest`, or `live`
-/// (the tree as it is now).
+/// A state of the tree as named by the user: a number, a tag, `latest`, or `live` (the current
+/// tree).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct StateName(pub String);
 
-/// How to make a checkpoint.
+/// Options of a new checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckpointOptions {
-    /// A note; may be empty.
+    /// Note; may be empty.
     pub note: String,
-    /// Tags to give it.
+    /// Tags to add.
     pub tags: Vec<String>,
-    /// Sync the tree and the store before answering, so that it survives a power cut.
+    /// Sync the tree and the store before the reply, so that the checkpoint survives a power cut.
     pub sync: bool,
-    /// Make none if nothing differs from the newest one; the answer is that one then.
+    /// Make no checkpoint if nothing differs from the base; the reply is then the base.
     #[serde(default)]
     pub if_changed: bool,
-    /// Wait so long, in milliseconds, for an instant at which nothing is being changed.
+    /// Time to wait for an instant without changes, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quiesce_ms: Option<u64>,
-    /// When the state was there, nanoseconds since 1970, if it is imported from another history.
+    /// Time of the state, nanoseconds since the epoch, if it is imported from another history.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub of_ns: Option<i64>,
 }
 
-/// Which checkpoints to find: those for which everything holds that is given.
+/// A search for checkpoints that meet all given conditions.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Query {
-    /// They have a tag like this one; `*` stands for any characters, also none.
+    /// A tag matches this pattern; `*` matches any characters, or none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tag: Option<String>,
-    /// Their note contains this text, in whatever case.
+    /// The note contains this text, ignoring case.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
-    /// Their note has these lines `KEY: VALUE`.
+    /// The note has these `KEY: VALUE` lines.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub labels: Vec<(String, String)>,
-    /// Made at this time or later, as a person writes it (`10min ago`, RFC 3339).
+    /// Made at or after this time, in the user's notation (`10min ago`, RFC 3339).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<String>,
-    /// Made at this time or before.
+    /// Made at or before this time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub until: Option<String>,
-    /// Something at or below this path is another than in the kept checkpoint before.
+    /// A path at or below this one differs from the previous kept checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<TreePath>,
-    /// At most so many, the newest.
+    /// Up to this number of checkpoints, newest first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<usize>,
-    /// Older than this one.
+    /// Older than this checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub before: Option<CheckpointId>,
-    /// They are pinned.
+    /// Pinned.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub pinned: bool,
-    /// They were deleted, and not freed yet.
+    /// Deleted but not freed yet.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub hidden: bool,
-    /// This user asked for them.
+    /// Requested by this user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
-    /// Tell of each how many paths `diff` tells.
+    /// Count the paths that `diff` would list for each.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub counted: bool,
 }
 
-/// Other tags for a checkpoint; all or nothing.
+/// A change of a checkpoint's tags; all or nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Retag {
-    /// Tags to give it.
+    /// Tags to add.
     pub add: Vec<String>,
-    /// Tags to take from it, which it must have.
+    /// Tags to remove, all of which must exist.
     pub remove: Vec<String>,
-    /// Take what is added from whichever checkpoint has it.
+    /// Move an added tag from another checkpoint.
     pub force: bool,
 }
 
-/// How one version of a path differs from the one before.
+/// The difference between a version of a path and the previous one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum VersionKind {
-    /// The path came to be.
+    /// The path was created.
     #[serde(rename = "A")]
     Added,
-    /// It changed; of a directory: something below it did.
+    /// The path changed; for a directory, a path below it did.
     #[serde(rename = "M")]
     Modified,
-    /// It is gone.
+    /// The path was deleted.
     #[serde(rename = "D")]
     Deleted,
-    /// It is of another kind.
+    /// The path has another file type.
     #[serde(rename = "T")]
     TypeChanged,
-    /// It was changed while nothing was mounted, and nobody knows how.
+    /// The path was changed while nothing was mounted; details are unknown.
     #[serde(rename = "?")]
     Unknown,
 }
 
-/// One version of a path.
+/// A version of a path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VersionInfo {
-    /// The first checkpoint that has it; `None`: only the live tree does.
+    /// The first checkpoint with this version; `None`: only the live tree has it.
     pub checkpoint: Option<CheckpointInfo>,
-    /// How it differs from the version before.
+    /// The difference from the previous version.
     pub change: VersionKind,
-    /// What it is; `None` where it is gone or not known.
+    /// File type; `None` if the path is missing or unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kind: Option<crate::sys::Kind>,
-    /// Its size in bytes, if it is a file.
+    /// Size of a regular file in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size: Option<u64>,
-    /// When its content last changed: RFC 3339, UTC.
+    /// Time of the last modification of its content: RFC 3339, UTC.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub modified: Option<String>,
 }
@@ -164,92 +164,92 @@ pub struct VersionInfo {
 pub struct CheckpointInfo {
     /// Number.
     pub id: CheckpointId,
-    /// How many paths differ from its parent, if that was asked for and did not take too long.
+    /// Number of paths that differ from the parent, if requested and counted within the time limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub changes: Option<u64>,
     /// Tags, sorted.
     pub tags: Vec<String>,
     /// Note; may be empty.
     pub note: String,
-    /// When it was made: RFC 3339, UTC, nanoseconds.
+    /// Time of creation: RFC 3339, UTC, nanoseconds.
     pub created: String,
-    /// All files held open for writing were captured at one instant.
+    /// All files open for writing were captured at one instant.
     pub atomic: bool,
-    /// Number of changes recorded since the checkpoint before.
+    /// Number of changes recorded since the previous checkpoint.
     pub dirty: u64,
-    /// Why it was made.
+    /// Reason for the checkpoint.
     pub reason: Reason,
-    /// From request to acknowledgement in the daemon, microseconds; only in the answer to
+    /// Time from request to acknowledgement in the daemon, microseconds; only in the reply to
     /// `checkpoint`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub duration_us: Option<u64>,
-    /// How long changes had to wait of that, microseconds; only in the answer to `checkpoint`.
+    /// Part of `duration_us` during which changes were blocked, microseconds; only in the reply to
+    /// `checkpoint`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub frozen_us: Option<u64>,
-    /// The file that took longest to capture; only in the answer to `checkpoint`, and absent if
-    /// none was.
+    /// The file whose capture took longest; only in the reply to `checkpoint`, and absent if no
+    /// file was captured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slowest_file: Option<Box<SlowFile>>,
-    /// Files that were open or mapped for writing and of which the checkpoint had to see to it
-    /// itself that they are captured; only in the answer to `checkpoint`.
+    /// Number of files open or mapped for writing that the checkpoint itself had to capture; only
+    /// in the reply to `checkpoint`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub open_files: Option<u64>,
-    /// Nothing had changed, and so none was made: this is the newest there was; only in the answer
-    /// to `checkpoint --if-changed`.
+    /// Nothing had changed, so no checkpoint was made: this is the base; only in the reply to
+    /// `checkpoint --if-changed`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unchanged: bool,
-    /// What was open for writing when it was made; only in the answer to `show`, and absent if
-    /// nothing was.
+    /// Files open for writing when it was made; only in the reply to `show`, and absent if no file
+    /// was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub open_at_cut: Option<attribution::OpenAtCut>,
-    /// Nothing was being changed when it was made; only in the answer to `checkpoint --quiesce`.
+    /// Nothing was being changed when it was made; only in the reply to `checkpoint --quiesce`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quiesced: Option<bool>,
-    /// It is pinned: not to be deleted, for this reason, which may be empty.
+    /// The reason of its pin, which may be empty; a pinned checkpoint cannot be deleted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pinned: Option<String>,
-    /// The kept checkpoint that the tree came from.
+    /// The kept checkpoint that the tree descended from.
     #[serde(default)]
     pub parent: Option<CheckpointId>,
-    /// Who asked for it, if that was recorded.
+    /// The requester, if recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<Actor>,
-    /// A tier has dropped the content of something that it shows.
+    /// A tier has dropped content that it shows.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub has_dropped: bool,
-    /// What that is; only in the answer of a daemon to `show`.
+    /// The dropped content; only in a daemon's reply to `show`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dropped: Option<Box<DroppedInfo>>,
 }
 
-/// A time as answers have it: whole microseconds.
+/// Returns a duration in whole microseconds, as in replies.
 pub fn microseconds(time: std::time::Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// A file, open for writing, that a checkpoint had to capture.
+/// A file open for writing that a checkpoint had to capture.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlowFile {
-    /// Where it is.
+    /// Its path.
     pub path: TreePath,
-    /// How long it took, before the freeze and in it, microseconds.
+    /// Duration of its capture, before and during the freeze, microseconds.
     pub duration_us: u64,
 }
 
-/// What tiers have dropped of a checkpoint: names, sizes and attributes are there still, the
-/// content is not.
+/// Content of a checkpoint that tiers have dropped. Names, sizes and attributes remain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DroppedInfo {
-    /// The topmost paths that a tier's pattern matches and that something was dropped of, sorted.
+    /// The topmost paths that match a tier's pattern and have lost content, sorted.
     pub paths: Vec<TreePath>,
-    /// Files whose content is not kept.
+    /// Number of files without content.
     pub files: u64,
-    /// What they held.
+    /// Their former size in bytes.
     pub bytes: u64,
 }
 
 impl CheckpointInfo {
-    /// The journal's checkpoint as people see it.
+    /// Converts a checkpoint of the journal.
     pub fn new(checkpoint: &Kept) -> CheckpointInfo {
         let created = jiff::Timestamp::from_nanosecond(i128::from(checkpoint.state_ns()))
             .map(|time| time.to_string())
@@ -279,41 +279,41 @@ impl CheckpointInfo {
     }
 }
 
-/// What happened to a path between two states.
+/// The change of a path between two states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum ChangeKind {
-    /// It did not exist.
+    /// The path did not exist.
     #[serde(rename = "A")]
     Added,
-    /// Its content, attributes or extended attributes differ.
+    /// The content, attributes or extended attributes differ.
     #[serde(rename = "M")]
     Modified,
-    /// It is gone.
+    /// The path no longer exists.
     #[serde(rename = "D")]
     Deleted,
-    /// It had another path.
+    /// The path was renamed.
     #[serde(rename = "R")]
     Renamed,
-    /// It is of another kind.
+    /// The path has another file type.
     #[serde(rename = "T")]
     TypeChanged,
-    /// It cannot be told.
+    /// The change is unknown.
     #[serde(rename = "?")]
     Unknown,
 }
 
-/// Why it cannot be told what a path was, or is.
+/// Reason why a former or current state of a path is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Why {
-    /// It was changed while nothing was mounted, or past the mount.
+    /// Changed while nothing was mounted, or directly in the backing directory.
     ChangedUnseen,
-    /// It cannot be read: a version is lost or damaged.
+    /// Unreadable: a version is lost or damaged.
     Unreadable,
 }
 
 impl Why {
-    /// As people are told.
+    /// Returns the text for messages.
     pub fn words(self) -> &'static str {
         match self {
             Why::ChangedUnseen => "it was changed while nothing was mounted, or behind the mount",
@@ -323,7 +323,7 @@ impl Why {
 }
 
 impl ChangeKind {
-    /// The letter.
+    /// Returns the status letter.
     pub fn letter(self) -> char {
         match self {
             ChangeKind::Added => 'A',
@@ -336,31 +336,31 @@ impl ChangeKind {
     }
 }
 
-/// One path that differs.
+/// A path that differs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Change {
-    /// Its path in the newer state; in the older one if it was deleted.
+    /// Path in the newer state; in the older one if it was deleted.
     pub path: TreePath,
-    /// What happened.
+    /// Kind of change.
     pub change: ChangeKind,
-    /// For a rename: the path it had.
+    /// For a rename: the former path.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<TreePath>,
-    /// What it is in the newer state (in the older one if deleted): `file`, `dir`, ...
+    /// File type in the newer state (in the older one if deleted): `file`, `dir`, ...
     pub kind: crate::sys::Kind,
-    /// Size in the older state, in bytes, where that was asked for and it was a file there.
+    /// Size of a regular file in the older state, in bytes, if requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub old_size: Option<u64>,
     /// Size in the newer state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<u64>,
-    /// Of what cannot be told: why.
+    /// For an unknown change: the reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<Why>,
 }
 
 impl Change {
-    /// A path that changed so.
+    /// Returns a change without sizes.
     pub fn new(path: Vec<u8>, change: ChangeKind, kind: crate::sys::Kind) -> Change {
         Change {
             path: TreePath(path),
@@ -373,7 +373,7 @@ impl Change {
         }
     }
 
-    /// A path of which nobody knows how it changed.
+    /// Returns an unknown change.
     pub fn unknown(path: Vec<u8>, kind: crate::sys::Kind, why: Why) -> Change {
         Change {
             why: Some(why),
@@ -382,133 +382,130 @@ impl Change {
     }
 }
 
-/// Which time a restore gives to files that it changes.
+/// The modification time of files that a restore changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Times {
-    /// The one that they had.
+    /// The recorded time.
     Kept,
-    /// That of the restore: whatever is made from them is older, and is made again.
+    /// The time of the restore: build outputs are then older than their sources and are rebuilt.
     Now,
 }
 
 impl Times {
-    /// What is meant where nothing was said: outputs come back with the whole tree, and stay with
-    /// some paths of it.
+    /// Returns the default for `None`: a restore of the whole tree also restores build outputs; one
+    /// of some paths does not.
     pub fn or_default(said: Option<Times>, paths: bool) -> Times {
         said.unwrap_or(if paths { Times::Now } else { Times::Kept })
     }
 }
 
-/// What a restore is asked to do.
+/// Options of a restore.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RestoreOptions {
-    /// What to restore.
+    /// State to restore.
     pub to: StateName,
-    /// Only these paths and what is below them; empty: the whole tree.
+    /// Restrict the restore to these paths and everything below; empty: the whole tree.
     pub paths: Vec<TreePath>,
-    /// Only tell what would change.
+    /// Only report the changes.
     pub dry_run: bool,
-    /// Which time files get; [`Times::Now`] with paths and [`Times::Kept`] without, if not said.
+    /// Modification times; defaults to [`Times::Now`] with paths and to [`Times::Kept`] without.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub times: Option<Times>,
 }
 
-/// What a restore did, or would do.
+/// Result of a restore or of its dry run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Restored {
-    /// What was restored.
+    /// The restored checkpoint.
     pub restored: CheckpointId,
-    /// The checkpoint of what was there before; `None` in a dry run, and if everything was so
-    /// already.
+    /// The guard checkpoint; `None` in a dry run, and if the tree was already in that state.
     pub guard: Option<CheckpointId>,
-    /// What changed in the live tree, sorted by path.
+    /// Changes of the live tree, sorted by path.
     pub changes: Vec<Change>,
-    /// Paths that were changed while nothing was mounted: the checkpoint does not know what they
-    /// were, and they stay as they are.
+    /// Paths changed while nothing was mounted: the checkpoint has no state of them, and they were
+    /// not changed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unknown: Vec<TreePath>,
-    /// Paths of which a tier dropped something that the checkpoint had: they stay as they are, with
-    /// all below them.
+    /// Paths whose content a tier has dropped: they and everything below were not changed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dropped: Vec<TreePath>,
-    /// Mount points, and directories on the way to one, that the checkpoint has elsewhere or not at
-    /// all, or whose content it has otherwise: they stay as they are, with all below them.
+    /// Mount points, and directories above them, that the checkpoint has at another path, not at
+    /// all, or with other content: they and everything below were not changed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mounted: Vec<TreePath>,
-    /// Paths that were one file with others that were not to be restored, and are files of their
-    /// own now.
+    /// Paths that were hard links of others outside the restore, and are separate files now.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub split: Vec<TreePath>,
-    /// It was only asked what would change.
+    /// This was a dry run.
     pub dry_run: bool,
     /// Time in the daemon, microseconds.
     pub duration_us: u64,
 }
 
-/// What is to be verified.
+/// Options of a verification.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VerifyOptions {
-    /// Only what this checkpoint shows; everything if not given.
+    /// Only verify the content of this checkpoint; defaults to the whole store.
     pub state: Option<StateName>,
     /// Read every byte.
     pub deep: bool,
-    /// Go on with the verification of this number, which an answer gave.
+    /// Continue the verification with this number, from an earlier reply.
     #[serde(default)]
     pub run: Option<u64>,
 }
 
-/// What a verification has found, or a part of one has.
+/// Result of a verification, or of a part of one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verified {
-    /// Its number: ask again with it until `finished`.
+    /// Number of the verification; repeat the request with it until `finished`.
     pub run: u64,
-    /// Nothing is left to look at.
+    /// The verification is complete.
     pub finished: bool,
-    /// How much was looked at: bytes if it is deep, else versions.
+    /// Progress: bytes for a deep verification, else versions.
     pub done: u64,
-    /// How much there is.
+    /// Value of `done` at the end.
     pub total: u64,
-    /// Frames of the journal, all of them read.
+    /// Number of frames in the journal, all of which were read.
     pub frames: u64,
-    /// Versions that checkpoints need.
+    /// Number of versions that checkpoints need.
     pub versions: u64,
-    /// Their bytes.
+    /// Their size in bytes.
     pub bytes: u64,
-    /// Those of them that have no hash yet.
+    /// Number of versions without a hash.
     pub unhashed: u64,
-    /// What is wrong.
+    /// Damage found.
     pub findings: Vec<Damage>,
-    /// Files that were changed behind our back, and count as unchanged: by size and time of
-    /// modification they are. Looked for where all of the tree is, or a checkpoint.
+    /// Files changed directly in the backing directory that count as unchanged because of size and
+    /// mtime. Reported for the whole store or a checkpoint.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub accepted: Vec<TreePath>,
-    /// What is in a remote alone, in words.
+    /// Message about content that only a remote has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub elsewhere: Option<String>,
 }
 
-/// One thing that is wrong with a store.
+/// Damage of a store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Damage {
-    /// What kind.
+    /// Kind of damage.
     pub kind: DamageKind,
-    /// What it was found in, relative to `.ckptfs`.
+    /// The damaged object, relative to `.ckptfs`.
     pub on: String,
-    /// The file that it is a version of, where it was then.
+    /// Path of the damaged version's file at that time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<TreePath>,
-    /// The checkpoints that show it.
+    /// Checkpoints that show it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub checkpoints: Vec<CheckpointId>,
-    /// What was found, in words.
+    /// Description.
     pub detail: String,
-    /// What `fsck --repair` does about it, or has done; not given: nothing can be done.
+    /// The repair that `fsck --repair` does or did; absent if no repair is possible.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repair: Option<String>,
 }
 
-/// What happened, for `audit`.
+/// Kind of event in `audit`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AuditKind {
@@ -516,11 +513,11 @@ pub enum AuditKind {
     Checkpoint,
     /// A restore began.
     Restore,
-    /// The restore, or the merge, that began last is complete.
+    /// The last restore or merge is complete.
     Restored,
     /// A merge began.
     Merge,
-    /// What a checkpoint needed was freed: it cannot be brought back.
+    /// Data of a checkpoint was freed: it cannot be restored any more.
     Free,
     /// A checkpoint's tags were changed.
     Tag,
@@ -528,65 +525,64 @@ pub enum AuditKind {
     Pin,
     /// A checkpoint was unpinned.
     Unpin,
-    /// A checkpoint was deleted so that it can be brought back, or its making undone.
+    /// A checkpoint was deleted reversibly, or its creation undone.
     Delete,
-    /// A deleted checkpoint was brought back.
+    /// A deleted checkpoint was restored to the list.
     Undelete,
     /// A daemon began to serve the tree.
     Mount,
-    /// A daemon ended in an orderly way.
+    /// A daemon exited cleanly.
     Unmount,
 }
 
-/// Who did what when: one line of `audit`.
+/// An event of `audit`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AuditEvent {
-    /// When: RFC 3339, UTC; not known of what an older program recorded.
+    /// Time: RFC 3339, UTC; absent for records of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at: Option<String>,
-    /// What happened.
+    /// Kind of event.
     pub what: AuditKind,
-    /// Who asked for it, if that was recorded.
+    /// The requester, if recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<Actor>,
     /// The checkpoint that was made, deleted, tagged or restored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<CheckpointId>,
-    /// Of a restore: the checkpoint of what was there before; of a checkpoint that is one: what was
-    /// about to be restored.
+    /// For a restore, its guard checkpoint; for a guard checkpoint, the state about to be restored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guard: Option<CheckpointId>,
-    /// Tags that the checkpoint has from then on.
+    /// The checkpoint's tags from then on.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tags: Vec<String>,
-    /// Of a restore: only these paths.
+    /// For a restore: only these paths.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub paths: Vec<TreePath>,
     /// Note of the checkpoint.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub note: String,
-    /// Of a mount: since when nobody had served the tree.
+    /// For a mount: the end of the previous service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unserved_since: Option<String>,
 }
 
-/// Files and their bytes.
+/// A number of files and their size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Count {
-    /// How many.
+    /// Number of files.
     pub files: u64,
-    /// Their bytes.
+    /// Size in bytes.
     pub bytes: u64,
 }
 
 impl Count {
-    /// One more.
+    /// Adds one file.
     pub fn add(&mut self, bytes: u64) {
         self.files += 1;
         self.bytes = self.bytes.saturating_add(bytes);
     }
 
-    /// Those of another too.
+    /// Adds another count.
     pub fn join(&mut self, other: Count) {
         self.files += other.files;
         self.bytes = self.bytes.saturating_add(other.bytes);

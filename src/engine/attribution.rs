@@ -1,4 +1,4 @@
-//! Who did it: what differs, by process; and the restore of what one of them changed
+//! Attribution: differences by process, and the restore of the changes of one process
 //! (docs/adr/0015-who.md).
 
 mod choice;
@@ -26,19 +26,19 @@ use crate::store::ids::{CheckpointId, Slot};
 use crate::store::record::{Actor, Process, Record};
 use crate::sys::{self, Errno, SysResult};
 
-/// Times that a comparison with the live tree is tried again when the tree changes under it.
+/// Retries of a comparison with the live tree when the tree changes during it.
 const COMPARE_TRIES: u32 = 3;
 
-/// What differs from an older state to a newer, with who changed it.
+/// The differences from an older state to a newer one, with their writers.
 pub(super) struct Told {
-    /// As a person is told, sorted by path, with the trails.
+    /// Renames paired, as printed; sorted by path, with the trails.
     pub(super) paired: Vec<(Differs, Set)>,
     pub(super) unpaired: Vec<(Differs, Set)>,
     pub(super) writers: Writers,
 }
 
 impl Told {
-    /// What was put back is whose it was before it was taken away.
+    /// Attributes a path that was put back to its writers before its removal.
     fn look_past_rewinds(&mut self) {
         let Told {
             paired,
@@ -68,7 +68,7 @@ pub(super) fn process_info(process: &Process) -> ProcessInfo {
     }
 }
 
-/// Which writers are meant: those that were selected, and the children of a process.
+/// Returns the selected writers, with the descendants of a selected process.
 fn meant(told: &Told, options: &OnlyBy, selector: &Selector) -> VerbResult<HashSet<usize>> {
     let mut meant: HashSet<usize> = told
         .writers
@@ -103,8 +103,8 @@ fn meant(told: &Told, options: &OnlyBy, selector: &Selector) -> VerbResult<HashS
 }
 
 impl States {
-    /// What differs between two states, and who changed it. `times`: a file of another time
-    /// differs.
+    /// Returns the differences between two states and their writers. `times`: a different mtime
+    /// counts as a difference.
     pub(super) fn told(
         &self,
         older: CheckpointId,
@@ -144,14 +144,14 @@ impl States {
         })
     }
 
-    /// What differs now, as a selected restore looks at it.
+    /// Returns the current differences for a selective restore.
     fn told_for(
         &self,
         target: CheckpointId,
         touched: &Touched,
         options: &OnlyBy,
     ) -> SysResult<Told> {
-        // What was put back has the time of that.
+        // A path that was put back has the mtime of that moment.
         let times = !options.past_rewinds;
         let mut told = self.told(target, State::Live, touched, times)?;
         if options.past_rewinds {
@@ -160,8 +160,8 @@ impl States {
         Ok(told)
     }
 
-    /// What a selected restore is to do: the paths, what a person is told of them, and what stays
-    /// although the writer changed it.
+    /// Returns the paths of a selective restore, the changes to report, and the paths that stay
+    /// although the writer changed them.
     pub(super) fn selection(
         &self,
         target: CheckpointId,
@@ -210,7 +210,7 @@ impl States {
         Ok(Selection::new(&told.unpaired, chosen, changes, shared))
     }
 
-    /// What a restore of these names alone is to do, as far as that can be without others.
+    /// Returns the selection of exactly these names, as far as they can be restored without others.
     pub(super) fn selection_of(
         &self,
         target: CheckpointId,
@@ -276,7 +276,7 @@ impl Engine {
                 .map(|(differs, set)| (change(differs, backwards), set)),
         );
         if newer == State::Live {
-            // What was changed unseen: nobody knows by whom.
+            // Offline changes have no known writer.
             let known: HashSet<TreePath> = listed
                 .changes
                 .iter()
@@ -298,8 +298,8 @@ impl Engine {
 }
 
 impl Checkpoints {
-    /// What was open for writing when a checkpoint was made, as it was told then; `None`: nothing
-    /// was, or an older program made it.
+    /// Returns the files that were open for writing when a checkpoint was made. `None`: no file
+    /// was, or an older version made the checkpoint.
     pub(super) fn open_at(&self, id: CheckpointId) -> VerbResult<Option<OpenAtCut>> {
         self.timeline()
             .open_at(id)
@@ -307,8 +307,8 @@ impl Checkpoints {
             .map_err(error::failed("the journal cannot be read"))
     }
 
-    /// Tells the journal what was open for writing at a cut: found out after the thaw, so that
-    /// nobody waits for it.
+    /// Records the files that were open for writing at a cut. They are determined after the thaw,
+    /// outside the freeze.
     pub(super) fn tell_open(&self, id: CheckpointId, opened: Opened) {
         let Opened { open, more, .. } = opened;
         if open.is_empty() && more == 0 {
@@ -368,8 +368,8 @@ fn several(pid: u32, told: &Told, meant: &HashSet<usize>) -> VerbError {
     error::ambiguous_process(pid, &known)
 }
 
-/// A verb that only puts back what somebody changed, or takes that back again: a path that it
-/// touched has nobody else's work in it.
+/// Returns whether the writer is `rewind` or `undo`, which only put changes back or take that back:
+/// a path touched by them contains no work of another process.
 fn is_rewind(writers: &Writers, writer: Writer) -> bool {
     let Writer::One(at) = writer else {
         return false;
@@ -383,7 +383,7 @@ fn is_rewind(writers: &Writers, writer: Writer) -> bool {
     })
 }
 
-/// A process as a person is told of it.
+/// Returns the printed form of a writer.
 fn label(writers: &Writers, writer: Writer) -> String {
     match writer {
         Writer::Others => "others".into(),
@@ -396,7 +396,7 @@ fn label(writers: &Writers, writer: Writer) -> String {
     }
 }
 
-/// The changes with the processes that made them, those alone that made any.
+/// Returns the changes and the processes that made any of them.
 fn listed(writers: &Writers, changes: impl Iterator<Item = (Change, Set)>) -> ByProcess {
     let mut found = ByProcess::default();
     let mut place: BTreeMap<usize, usize> = BTreeMap::new();
@@ -432,7 +432,7 @@ fn listed(writers: &Writers, changes: impl Iterator<Item = (Change, Set)>) -> By
     found
 }
 
-/// The name of this program's process for what a verb changes.
+/// Returns the process record of a verb's caller.
 pub(super) fn actor_process(by: &Actor) -> Process {
     let facts = sys::facts_of(by.pid).unwrap_or_default();
     Process {

@@ -1,5 +1,5 @@
-//! Who did what when, as the journal has it. Each frame names the hash of the one before, so
-//! nothing can be left out or put in unseen.
+//! The audit log, read from the journal. Each frame has the hash of the previous one, so a removed
+//! or inserted record is detected.
 
 use super::api::{AuditEvent, AuditKind, TreePath, VerbResult};
 use super::error;
@@ -8,7 +8,7 @@ use crate::store::ids::CheckpointId;
 use crate::store::journal::Journal;
 use crate::store::record::{Actor, Checkpoint, Reason, Record};
 
-/// Everything that somebody asked for, oldest first.
+/// Returns all requested operations, oldest first.
 pub(super) fn events(journal: &Journal) -> VerbResult<Vec<AuditEvent>> {
     read(journal).map_err(|cause| error::journal_unread(cause.errno()))
 }
@@ -43,7 +43,7 @@ fn read(journal: &Journal) -> StoreResult<Vec<AuditEvent>> {
         let (at_ns, actor) = by
             .take()
             .map_or((None, None), |(at_ns, actor)| (Some(at_ns), Some(actor)));
-        // The daemon hides a mark until its burst is confirmed, on nobody's request.
+        // The daemon itself hides a mark until its burst is confirmed.
         if actor.is_none() && matches!(record, Record::Hidden { .. }) {
             continue;
         }
@@ -74,7 +74,7 @@ fn plain(what: AuditKind, at_ns: Option<i64>) -> AuditEvent {
     }
 }
 
-/// What a guard was made for the restore of.
+/// Returns the checkpoint whose restore a guard checkpoint precedes.
 fn restored(made: &Checkpoint) -> Option<CheckpointId> {
     match made.reason {
         Reason::Guard { restored } => Some(restored).filter(|restored| *restored != made.id),
@@ -85,7 +85,7 @@ fn restored(made: &Checkpoint) -> Option<CheckpointId> {
     }
 }
 
-/// What a record says; `None`: nothing that anybody asked for.
+/// Converts a record. `None`: it is not a requested operation.
 fn event(record: Record, at_ns: Option<i64>) -> Option<AuditEvent> {
     let of = |what, id| AuditEvent {
         checkpoint: Some(id),

@@ -1,8 +1,7 @@
-//! Checkpoints that nobody asks for: at intervals, when it becomes quiet, and what becomes of those
-//! that the tripwire makes.
+//! Automatic checkpoints: at intervals, in quiet phases, and the outcome of the tripwire's marks.
 //!
-//! Nothing is done where nothing of it is asked for and no mark of the tripwire is to be decided
-//! upon. What it works on is held only for a round.
+//! The thread runs only if one of them is configured or marks are undecided. It upgrades its weak
+//! reference for one round only.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,27 +23,26 @@ use crate::store::record::{Actor, Reason, Trigger};
 use crate::sys::lock::Mutex;
 use crate::sys::{self, SysResult};
 
-/// Nothing is to be done: it sleeps until it is woken, and looks at the clock nevertheless once in a
-/// while.
+/// Pause while nothing is due; the thread can be woken earlier.
 const ASLEEP: Duration = Duration::from_secs(3600);
-/// The shortest and the longest pause between two looks at whether it is quiet.
+/// The minimum and the maximum pause between two samples of the activity.
 const LOOK_MIN: Duration = Duration::from_millis(20);
 const LOOK_MAX: Duration = Duration::from_secs(1);
-/// What could not be done is tried again after so long.
+/// Pause before a failed attempt is repeated.
 const RETRY: Duration = Duration::from_secs(5);
-/// What was seen of the tree.
+/// Observations of the tree.
 #[derive(Default)]
 struct Seen {
     stir: Stir,
-    /// Since when it is so.
+    /// Start of the current `stir`.
     since: Option<Instant>,
-    /// Nothing has changed since the checkpoint that was made of it.
+    /// A checkpoint exists of this state.
     done: bool,
-    /// When an interval began.
+    /// Start of the current interval.
     interval: Option<Instant>,
 }
 
-/// Begins, if there is anything to do.
+/// Starts the thread, if automatic checkpoints are configured.
 pub(super) fn start(automatic: &Arc<Automatic>) -> std::io::Result<()> {
     if let Err(errno) = automatic.resume_marks() {
         tracing::warn!(%errno, "marks of the daemon before stay undecided");
@@ -62,7 +60,7 @@ pub(super) fn start(automatic: &Arc<Automatic>) -> std::io::Result<()> {
     })
 }
 
-/// The daemon itself, for the record.
+/// Returns the daemon as the actor of a record.
 pub(super) fn daemon() -> Actor {
     let (uid, gid) = sys::ids();
     Actor {
@@ -73,7 +71,7 @@ pub(super) fn daemon() -> Actor {
     }
 }
 
-/// Makes checkpoints that nobody asks for.
+/// Makes automatic checkpoints.
 pub(super) struct Automatic {
     pub(super) live: Arc<Live>,
     serving: Arc<Serving>,
@@ -99,7 +97,7 @@ impl Automatic {
         }
     }
 
-    /// Does what is due; when to look again.
+    /// Does all work that is due. Returns the pause until the next round.
     fn auto_round(&self) -> Duration {
         let mut pause = self.decide_marks();
         if let Some(every) = self.serving.config.auto.every {
@@ -111,7 +109,7 @@ impl Automatic {
         pause
     }
 
-    /// Takes back the marks that no burst followed.
+    /// Frees the marks without a burst.
     fn decide_marks(&self) -> Duration {
         let Some(tripwire) = &self.tripwire else {
             return ASLEEP;
@@ -126,8 +124,8 @@ impl Automatic {
         next.unwrap_or(ASLEEP)
     }
 
-    /// Hands the marks that the daemon before left undecided to the tripwire, or frees them where
-    /// there is none. A hidden mark of which an operation says that it was deleted is decided.
+    /// Passes the undecided marks of the previous daemon to the tripwire, or frees them without
+    /// one. A hidden mark with a deletion among the operations is decided.
     fn resume_marks(&self) -> SysResult<()> {
         let mut left = self.timeline().catalogue.hidden();
         left.retain(|kept| kept.reason.is_mark());
@@ -144,11 +142,11 @@ impl Automatic {
         Ok(())
     }
 
-    /// Frees a mark that no burst followed.
+    /// Frees a mark without a burst.
     fn take_back_mark(&self, id: CheckpointId) {
         match self.checkpoints.free_checkpoint(&daemon(), id) {
             Ok(_) => tracing::debug!(%id, "no burst followed: the mark is taken back"),
-            // Another deletion was quicker.
+            // Deleted concurrently.
             Err(error) if error.code == Code::UnknownCheckpoint => {}
             Err(error) => {
                 tracing::warn!(%error.message, %id, "a mark that no burst followed stays")
@@ -156,7 +154,7 @@ impl Automatic {
         }
     }
 
-    /// Nothing has changed since the newest checkpoint, and that is visible and stays.
+    /// Returns whether nothing has changed since the newest checkpoint, and that one is visible.
     pub(super) fn is_kept(&self) -> bool {
         let (epochs, catalogue) = (&self.timeline().epochs, &self.timeline().catalogue);
         let newest = catalogue.last();
@@ -196,7 +194,7 @@ impl Automatic {
         };
         if due {
             let made = self.make_automatic(Trigger::Quiet);
-            // What the checkpoint itself has done is no change.
+            // Effects of the checkpoint itself do not count as changes.
             let stir = self.checkpoints.stir().unwrap_or_default();
             let mut seen = self.seen.lock();
             (seen.stir, seen.done) = (stir, made);
@@ -207,8 +205,8 @@ impl Automatic {
         look
     }
 
-    /// Makes a checkpoint, if something differs from the last one. `false`: it failed, and is to be
-    /// tried again.
+    /// Makes a checkpoint if the tree differs from the last one. Returns `false` on failure, for a
+    /// retry.
     fn make_automatic(&self, trigger: Trigger) -> bool {
         if self.is_kept() {
             return true;

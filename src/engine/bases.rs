@@ -1,8 +1,8 @@
-//! Bases are held: a checkpoint that a branch looks through to is neither deleted nor freed, until
-//! the branch is dropped and the trash is emptied.
+//! Bases: a checkpoint that a branch looks through to is neither deleted nor freed until the branch
+//! is dropped and the trash emptied.
 //!
-//! This is what checkpoints and gc need to know of branches. It knows the registry in the store
-//! only, whatever is open.
+//! Checkpoints and gc need only this of branches. It reads the registry in the store, whether or
+//! not branches are open.
 
 use std::collections::BTreeMap;
 
@@ -15,25 +15,25 @@ use crate::store::ids::CheckpointId;
 use crate::store::layout::branches::Registry;
 use crate::store::layout::merges::MergeInto;
 
-/// The checkpoints that are held, each with what holds it.
+/// The held checkpoints, each with its holder.
 #[derive(Debug, Default)]
 pub(super) struct Bases(BTreeMap<CheckpointId, Holder>);
 
 #[derive(Debug)]
 enum Holder {
-    /// A branch looks through to it, or was updated to it.
+    /// A branch based on it or updated to it.
     Branch(String),
-    /// One that was dropped, and can come back.
+    /// A dropped branch, which can be restored.
     Dropped(String),
-    /// It is what this branch began as, or was merged into its parent.
+    /// This branch: the checkpoint is its first one, or was merged into the parent.
     Own,
 }
 
 impl Bases {
-    /// All, as the registry has them: those of branches in the trash too, for they can come back.
+    /// Reads the registry, including branches in the trash, which can be restored.
     ///
     /// # Errors
-    /// The registry cannot be read, or not understood: then nothing is known to be free.
+    /// The registry cannot be read or parsed: no checkpoint can be considered free.
     pub(super) fn of(live: &Live) -> VerbResult<Bases> {
         let registry = live.timeline().store().layout.branches();
         let mut bases = Bases::default();
@@ -63,7 +63,7 @@ impl Bases {
         if let Some(file) = unreadable.next().cloned() {
             return Err(registry_failed(StoreError::BadBranch { file }));
         }
-        // One that is there is named rather than one that was dropped.
+        // Existing branches override dropped ones in messages.
         let all = [
             (dropped.entries, Holder::Dropped as fn(String) -> Holder),
             (branches.entries, Holder::Branch),
@@ -83,13 +83,13 @@ impl Bases {
         Ok(())
     }
 
-    /// Whether a branch looks through to it, or needs it to be merged.
+    /// Returns whether a branch looks through to it, or needs it for a merge.
     pub(super) fn has(&self, id: CheckpointId) -> bool {
         self.0.contains_key(&id)
     }
 
     /// # Errors
-    /// `held`: a branch looks through to it, or needs it to be merged.
+    /// `held`: a branch looks through to it, or needs it for a merge.
     pub(super) fn check(&self, id: CheckpointId) -> VerbResult<()> {
         self.0
             .get(&id)
@@ -118,7 +118,7 @@ fn held(id: CheckpointId, holder: &Holder) -> VerbError {
     hinted(Code::Held, format!("checkpoint {id} is kept: {why}"), hint)
 }
 
-/// Frees all that was dropped before `before_ns`, for good: nobody brings it back.
+/// Permanently removes the branches dropped at or before `before_ns`.
 ///
 /// # Errors
 /// The trash cannot be read or written.
@@ -132,7 +132,7 @@ pub(super) fn empty_trash(registry: Registry<'_>, before_ns: i64) -> VerbResult<
     registry.remove_gone().map_err(registry_failed)
 }
 
-/// What is noted of branches cannot be read or written.
+/// Converts an error of the branch registry.
 pub(super) fn registry_failed(cause: StoreError) -> VerbError {
     match cause {
         StoreError::BadBranch { file } => hinted(

@@ -1,5 +1,5 @@
-//! A branch of a tree, both served in this process without a mount: what the branch shows where it
-//! has nothing of its own, and that the parent never changes by it.
+//! Tests of a branch, served with its parent in this process and without a mount: the branch shows
+//! inherited inodes, and its changes never affect the parent.
 
 #[cfg(debug_assertions)]
 mod calls;
@@ -17,7 +17,7 @@ use crate::store::ids::CheckpointId;
 use crate::store::record::Actor;
 use crate::sys::{Errno, Kind, SysResult, open_flags};
 
-/// O_RDWR: reading and writing.
+/// O_RDWR.
 const RDWR: i32 = 2;
 const ROOT: NodeId = NodeId(1);
 const CALLER: Caller = Caller {
@@ -28,13 +28,13 @@ const CALLER: Caller = Caller {
     again: false,
 };
 
-/// A served directory, as its owner uses it.
+/// A served directory, accessed as its owner.
 pub(super) struct Tree(pub(super) Arc<Engine>);
 
-/// What is at a path: kind, number, permissions, content or target, extended attributes.
+/// A path's type, inode number, mode, content or target, and extended attributes.
 type Seen = (Kind, u64, u32, Vec<u8>, Vec<Vec<u8>>);
 
-/// The same without the number.
+/// [`Seen`] without the inode number.
 type Unnumbered = (Kind, u32, Vec<u8>, Vec<Vec<u8>>);
 
 impl Tree {
@@ -141,7 +141,7 @@ impl Tree {
         self.0.rename(CALLER, from.0, from.1, to.0, to.1, how)
     }
 
-    /// The names of a directory, a few at a time.
+    /// Lists a directory in batches of two names.
     fn list(&self, dir: NodeId) -> Vec<(Vec<u8>, u64)> {
         let (mut names, mut offset) = (Vec::new(), 0);
         loop {
@@ -158,7 +158,7 @@ impl Tree {
         }
     }
 
-    /// All of the tree.
+    /// Returns the state of the whole tree.
     fn seen(&self) -> BTreeMap<String, Seen> {
         let (mut seen, mut open) = (BTreeMap::new(), vec![String::new()]);
         while let Some(path) = open.pop() {
@@ -196,7 +196,7 @@ impl Tree {
     }
 }
 
-/// A parent with a checkpoint, and a branch of it.
+/// Creates a parent with a checkpoint and a branch of it.
 fn branched() -> (tempfile::TempDir, Tree, Tree) {
     let place = match std::env::var_os("CKPTFS_TEST_REFLINK_DIR") {
         Some(dir) => tempfile::tempdir_in(dir),
@@ -470,7 +470,7 @@ fn hard_links_lead_to_one_inode_whichever_is_changed() {
     assert_eq!(parent.seen(), before);
 }
 
-/// Root, or the daemon's user, can copy a mark while nothing is mounted, or write one.
+/// Root or the daemon's user can copy or forge a mark while nothing is mounted.
 #[test]
 fn marks_that_were_copied_or_forged_say_nothing() {
     let (place, parent, branch) = branched();
@@ -509,7 +509,7 @@ fn marks_that_were_copied_or_forged_say_nothing() {
             .iter()
             .all(|path| seen[&format!("/{path}")].3 == path.as_bytes())
     );
-    // What would be hidden, and removed by the next mount, cannot be.
+    // Names that would be hidden, and removed by the next mount, are rejected.
     for name in [".ckptfs-hidden-1", "a/.ckptfs-hidden-"] {
         let renamed = branch.rename("f", name, RenameMode::Replace);
         assert_eq!(renamed, Err(Errno::EPERM));

@@ -1,10 +1,10 @@
-//! `verify` and `fsck`: the store's own check (`store::check`), of a tree that is served
-//! and of one that is not.
+//! `verify` and `fsck`: the check of a store (`store::check`), while the tree is served and
+//! offline.
 //!
-//! A served tree is verified a moment at a time: whoever asks gets a part of the answer and asks
-//! again, so that no thread of the daemon is kept, a bar can be shown, and who stops asking stops
-//! it. What seems damaged is looked at again before it is told: captures are taken back and
-//! checkpoints deleted meanwhile.
+//! A served tree is verified in slices: the client repeats the request for the next part. No thread
+//! of the daemon is blocked, the client can show progress, and it cancels by not asking again. An
+//! apparent damage is checked again before it is reported, because captures are voided and
+//! checkpoints deleted concurrently.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -25,11 +25,11 @@ use crate::store::layout::{Layout, has_origin};
 use crate::store::record::ObjectHash;
 use crate::store::{Store, StoreError, check_end, may_lack_index};
 
-/// What [`StoreCheck::repair`] says of an index that it has made.
+/// Message of [`StoreCheck::repair`] for a rebuilt index.
 pub const INDEX_MADE: &str = "the index was made from the journal";
-/// Findings that one part tells.
+/// Limit of findings per part.
 const PART_FINDINGS_MAX: usize = 1000;
-/// A moved inode is recorded a moment before it is moved.
+/// Time from the record of a move to the move.
 const MOVE_TIME: Duration = Duration::from_millis(20);
 
 fn unreadable(cause: &StoreError) -> VerbError {
@@ -44,7 +44,7 @@ fn torn(end: Address) -> Finding {
     )
 }
 
-/// What `fsck --repair` does about a kind of damage.
+/// Returns the repair of `fsck --repair` for a kind of damage.
 fn repair_of(finding: &Finding) -> Option<&'static str> {
     match finding.kind {
         DamageKind::IndexMissing => Some("make the index from the journal"),
@@ -58,7 +58,7 @@ fn repair_of(finding: &Finding) -> Option<&'static str> {
         DamageKind::ObjectChanged | DamageKind::ObjectSize => Some(
             "set the object aside, so that reading this version fails instead of giving wrong bytes",
         ),
-        // A moved inode is the only copy of what it holds.
+        // A moved inode is the only copy of its content.
         DamageKind::ObjectUnneeded
             if finding
                 .object
@@ -88,7 +88,7 @@ fn damage(finding: &Finding) -> Damage {
     }
 }
 
-/// Tells what a check has found since this was last asked.
+/// Returns the findings since the last call.
 fn tell(run: u64, check: &mut Check) -> Verified {
     let rest = check
         .findings
@@ -109,7 +109,7 @@ fn tell(run: u64, check: &mut Check) -> Verified {
     }
 }
 
-/// Verifies the history while the tree is served.
+/// Verifies the history of a served tree.
 pub(super) struct Verifier {
     pub(super) live: Arc<Live>,
     states: Arc<States>,
@@ -170,7 +170,7 @@ impl Verifier {
         })
     }
 
-    /// What was accepted by its size and time, as far as it was looked for.
+    /// Returns the files accepted by size and mtime, if this verification looks for them.
     fn accepted(&self, options: &VerifyOptions) -> VerbResult<Vec<TreePath>> {
         let id = match &options.state {
             Some(state) => Some(self.states.checkpoint_id(state)?),
@@ -182,8 +182,8 @@ impl Verifier {
         Ok(accepted.map(TreePath).collect())
     }
 
-    /// Records hashes of versions that had none, so that later damage is found; returns their
-    /// number. Those of the open epoch are left to the sealer: its captures can still be taken back.
+    /// Records hashes of versions without one, so that later damage is detected; returns their
+    /// number. The open epoch is left to the sealer, because its captures can still be voided.
     fn record(&self, mut hashed: Vec<ObjectHash>) -> u64 {
         let open = self.timeline().epochs.epoch();
         hashed.retain(|hashed| hashed.object.epoch < open);
@@ -202,9 +202,9 @@ impl Verifier {
         recorded
     }
 
-    /// What checkpoints cannot show because it was changed behind our back. Where nobody was asked
-    /// to be thorough only what is known without a walk, or was changed while nobody served the
-    /// tree.
+    /// Adds files that checkpoints cannot show because they were changed directly in the backing
+    /// directory. Unless `deep` or a checkpoint is given, only offline changes and those found
+    /// without a walk.
     fn look_behind(
         &self,
         of: Option<CheckpointId>,
@@ -212,8 +212,8 @@ impl Verifier {
         check: &mut Check,
     ) -> VerbResult<()> {
         let retained = self.timeline().catalogue.retained();
-        // The oldest checkpoint misses whatever any misses; the newest is the one of which a walk
-        // tells most.
+        // The oldest checkpoint misses every file that any misses; a walk against the newest finds
+        // most.
         let Some(id) = of.or(if deep {
             self.timeline().catalogue.last()
         } else {
@@ -243,9 +243,9 @@ impl Verifier {
         Ok(())
     }
 
-    /// Whether a checkpoint still reads the version, and the version is not merely on its way into
-    /// the layer. The damage is logged, the version is not shown any more, and the finding names
-    /// the checkpoints that read it.
+    /// Returns whether a checkpoint still reads the version, and the version is not just being
+    /// moved into the layer. Then the damage is logged, the version is no longer shown, and the
+    /// finding lists the checkpoints that read it.
     fn is_still_wrong(&self, version: &Version, finding: Option<&mut Finding>) -> bool {
         let Some(finding) = finding else { return false };
         if finding.kind == DamageKind::ObjectMissing && version.object.origin == ObjectOrigin::Moved
@@ -287,10 +287,10 @@ impl Verifier {
     }
 }
 
-/// The check of a store that nobody serves; it holds the store's lock.
+/// Offline check of a store; holds the store's lock.
 pub struct StoreCheck {
     root: OwnedFd,
-    /// `None`: the store cannot even be opened.
+    /// `None`: the store cannot be opened.
     open: Option<Open>,
     check: Check,
     repaired: Vec<Finding>,
@@ -302,23 +302,23 @@ struct Open {
     layout: Layout,
 }
 
-/// What to look for in a store that nobody serves.
+/// Options of an offline check.
 #[derive(Clone, Debug, Default)]
 pub struct CheckOptions {
-    /// Only what this checkpoint shows.
+    /// Only check the content of this checkpoint.
     pub state: Option<StateName>,
     /// Read every byte.
     pub deep: bool,
-    /// Also files of which the journal knows nothing.
+    /// Report files without a record.
     pub strays: bool,
 }
 
 impl StoreCheck {
-    /// Begins a check of the store in the directory `root`. Nothing is written but by the index's
-    /// own library.
+    /// Starts a check of the store in the directory `root`. Only the library of the index writes to
+    /// the store.
     ///
     /// # Errors
-    /// In words for a person: there is no store, it is in use, it is of a newer program.
+    /// Messages for the user: no store exists, it is in use, or a newer version made it.
     pub fn begin(root: impl AsFd, options: &CheckOptions) -> VerbResult<StoreCheck> {
         let root = root
             .as_fd()
@@ -375,7 +375,7 @@ impl StoreCheck {
         })
     }
 
-    /// Works for a moment, and tells what was found since the last one.
+    /// Works for a time slice, and returns the findings since the last one.
     pub fn step(&mut self) -> Verified {
         let started = Instant::now();
         if let Some(open) = &self.open {
@@ -433,7 +433,7 @@ impl StoreCheck {
             Baseline::remove(&layout).map_err(|cause| unreadable(&cause))?;
             said.push("the baseline was removed; the next mount makes a new one".to_owned());
         }
-        // Opening takes the lock itself.
+        // `Store::open` takes the lock itself.
         drop((journal, layers, layout));
         if found(&[DamageKind::JournalDamaged, DamageKind::FormatUnreadable])
             || !(of_index || found(&[DamageKind::JournalTorn]))
@@ -462,7 +462,7 @@ impl StoreCheck {
     }
 }
 
-/// The checkpoint of a store that nobody serves.
+/// Finds a checkpoint of a store that is not served.
 fn named(journal: &Journal, state: &StateName) -> VerbResult<CheckpointId> {
     let checkpoints = crate::store::checkpoints_of(journal);
     let found = match state.0.parse().map(CheckpointId) {
@@ -486,7 +486,7 @@ fn named(journal: &Journal, state: &StateName) -> VerbResult<CheckpointId> {
 }
 
 fn check_index(check: &mut Check, layout: &Layout, journal: &Journal) -> VerbResult<()> {
-    // What a damaged journal does not tell of cannot be compared.
+    // Records missing from a damaged journal cannot be compared.
     if check
         .findings
         .iter()
@@ -496,8 +496,7 @@ fn check_index(check: &mut Check, layout: &Layout, journal: &Journal) -> VerbRes
     }
     match Index::open_to_check(layout).map_err(|cause| unreadable(&cause))? {
         Ok(index) => check.compare_index(&index, journal),
-        // Of nothing there is nothing to index; one of an older program is made anew by whoever
-        // serves the store next.
+        // An empty journal needs no index. The next daemon rebuilds one of an older version.
         Err(Doubt::Missing) if check.totals.frames == 0 || may_lack_index(layout, journal) => {}
         Err(Doubt::Older) => {}
         Err(doubt @ Doubt::Missing) => check.findings.push(Finding::of_store(

@@ -1,4 +1,4 @@
-//! Making and deleting checkpoints: freeze, close the epoch, thaw.
+//! Creation and deletion of checkpoints: freeze, close the epoch, thaw.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,33 +26,33 @@ use crate::sys::lock::MutexGuard;
 use crate::sys::lock::{Mutex, Rank};
 use crate::sys::{self, Errno, SysResult};
 
-/// How often somebody who waits for his turn looks whether it is still wanted.
+/// Interval at which a waiting request checks that its client still waits.
 const LOOK: Duration = Duration::from_millis(5);
-/// Rounds of flushing mapped files after which the freeze comes although stores may be missing.
+/// Limit of rounds that flush mapped files; then the tree is frozen although stores may be missing.
 const FLUSH_ROUNDS_MAX: u32 = 64;
-/// Time after which it does.
+/// Time limit of these rounds.
 const FLUSH_MAX: Duration = Duration::from_millis(50);
-/// How often a checkpoint waits for a process that is in its way, with nothing frozen.
+/// Limit of waits, outside the freeze, for a process that blocks the checkpoint.
 const WAYS_CLEARED_MAX: u32 = 3;
-/// Bytes of a tag at most: it is a name in `.snapshots`.
+/// Limit of a tag in bytes: it is a name in `.snapshots`.
 pub const TAG_BYTES_MAX: usize = 100;
 
-/// What was open for writing at a cut.
+/// Files open for writing at a cut.
 pub(super) struct Opened {
-    /// Files that were captured in it.
+    /// Number of files that it captured.
     files: u64,
-    /// Who had what open, some of it, and how much more there was.
+    /// Recorded files with their processes, and the number of others.
     pub(super) open: Vec<(Slot, Arc<Numbered>)>,
     pub(super) more: u64,
-    /// The one that took longest to capture.
+    /// The file whose capture took longest.
     slowest: Option<(Slot, Duration)>,
 }
 
-/// A checkpoint that was made.
+/// A new checkpoint.
 struct Made {
     checkpoint: Checkpoint,
     opened: Opened,
-    /// Nothing was being changed, if that was waited for.
+    /// With `quiesce`: nothing was being changed.
     calm: Option<bool>,
     frozen: Duration,
 }
@@ -63,7 +63,7 @@ pub(super) struct Checkpoints {
     pub(super) serving: Arc<Serving>,
     pub(super) states: Arc<States>,
     pub(super) snapdir: Arc<Snapdir>,
-    /// Held while a checkpoint or a restore is made: one at a time.
+    /// Serializes checkpoints and restores.
     pub(super) checkpointing: Mutex<()>,
     pub(super) hooks: Option<Hooks>,
 }
@@ -112,8 +112,8 @@ impl Checkpoints {
         let (open_files, slowest) = (opened.files, opened.slowest);
         self.tell_open(checkpoint.id, opened);
         if let Some(prepared) = prepared {
-            // After the thaw, so that nobody waits: what was there at the freeze is on disk when
-            // this returns, and what came since may be too.
+            // After the thaw, outside the freeze: on return the state at the freeze is on disk,
+            // perhaps with later changes.
             let synced = self
                 .live
                 .durability
@@ -139,8 +139,8 @@ impl Checkpoints {
         Ok(info)
     }
 
-    /// Freezes the tree, closes the epoch, and thaws. Most who write much in one call do end, so a
-    /// process that is in the way is waited for.
+    /// Freezes the tree, closes the epoch, and thaws. Waits for a process that blocks the freeze,
+    /// because most large writes end soon.
     fn close_frozen(
         &self,
         by: &Actor,
@@ -197,10 +197,10 @@ impl Checkpoints {
         )
     }
 
-    /// Makes every change wait, for as long as the guard lives. What can be done before is: files
-    /// no longer mapped are settled, hot ones written back and captured, dirty pages of mappings
-    /// that are in the kernel's cache brought in as writes. Says whether the tree holds every store
-    /// that was made through such a mapping before any change that it holds.
+    /// Blocks every change while the guard lives. Work possible before the freeze is done first:
+    /// files no longer mapped are settled, hot ones written back and captured, and dirty pages of
+    /// mappings flushed from the kernel's cache as writes. Returns whether the tree contains every
+    /// store through such a mapping that preceded a change it contains.
     ///
     /// # Errors
     /// EBUSY: see [`crate::live::Busy::freeze`].
@@ -229,15 +229,15 @@ impl Checkpoints {
         }
     }
 
-    /// Before the live tree is compared with anything: files no longer mapped are settled, and
-    /// stores that are in the kernel's cache brought in.
+    /// Prepares the live tree for a comparison: settles files no longer mapped, and flushes stores
+    /// from the kernel's cache.
     pub(super) fn settle(&self) {
         self.live.settling.settle_mapped();
         self.flush_mapped();
     }
 
-    /// Makes the kernel write back and forget the data of all files that the daemon serves and that
-    /// may be mapped.
+    /// Makes the kernel write back and invalidate the data of all files that the daemon serves and
+    /// that may be mapped.
     fn flush_mapped(&self) {
         let Some(caches) = self.serving.caches.get() else {
             return;
@@ -291,7 +291,8 @@ impl Checkpoints {
         ))
     }
 
-    /// Tags as a checkpoint keeps them: valid, free, sorted, each once.
+    /// Returns the tags sorted and without duplicates, after checking that they are valid and
+    /// unused.
     fn checked_tags(&self, tags: &[String]) -> VerbResult<Vec<String>> {
         let mut tags = tags.to_vec();
         tags.sort();
@@ -313,8 +314,7 @@ impl Checkpoints {
         Ok(tags)
     }
 
-    /// Deletes a checkpoint: nobody sees it any more. What it needs stays until it is freed, so
-    /// that it can be brought back.
+    /// Hides a checkpoint. Its data remains until it is freed, so that the deletion can be undone.
     pub(super) fn delete_checkpoint(
         &self,
         by: &Actor,
@@ -350,7 +350,7 @@ impl Checkpoints {
         Ok(deleted)
     }
 
-    /// Deletes a checkpoint, hidden or not, for good. Versions that only it needed go with it.
+    /// Permanently deletes a checkpoint, hidden or not, with the versions that only it needed.
     pub(super) fn free_checkpoint(
         &self,
         by: &Actor,
@@ -384,12 +384,12 @@ impl Checkpoints {
         Ok(self.remove_unneeded(&kept, &unneeded))
     }
 
-    /// A checkpoint was deleted for good: removes the versions that only it needed, and has the
-    /// kernel forget it.
+    /// Removes the versions that only a freed checkpoint needed, and invalidates its view in the
+    /// kernel.
     pub(super) fn remove_unneeded(&self, kept: &Kept, unneeded: &[ObjectId]) -> CheckpointInfo {
         for object in unneeded {
             match self.timeline().store().layers.remove(*object) {
-                // It went with a checkpoint that was deleted before.
+                // Removed with an earlier checkpoint.
                 Err(error) if error.errno() == Errno::ENOENT => {}
                 Err(error) => {
                     tracing::warn!(%error, ?object, "an unneeded version was not removed")
@@ -406,15 +406,14 @@ impl Checkpoints {
         deleted
     }
 
-    /// Versions were freed: the clones that are kept for the next absence may have what is left of
-    /// them.
+    /// Drops the clones made for the next absence, which may share extents with the freed versions.
     pub(super) fn drop_kept(&self) {
         if let Err(errno) = self.live.kept.drop_all() {
             tracing::warn!(%errno, "what was kept while nothing was mounted was not removed");
         }
     }
 
-    /// Waits until no checkpoint and no restore is being made, as long as it is wanted.
+    /// Waits until no checkpoint or restore runs, while the client still waits.
     pub(super) fn wait_turn(&self, requester: &Requester) -> VerbResult<MutexGuard<'_, ()>> {
         loop {
             requester.still_wants()?;
@@ -425,7 +424,7 @@ impl Checkpoints {
         }
     }
 
-    /// What failed with this errno, and for which file if it was kept by a process.
+    /// Returns the error for an errno, naming the file that a process blocks.
     pub(super) fn failed(&self, what: &str, errno: Errno) -> VerbError {
         let path = self
             .live
@@ -440,7 +439,7 @@ impl Checkpoints {
     }
 }
 
-/// A note fits into the record.
+/// Rejects a note too long for the record.
 pub(super) fn check_note(note: &str) -> VerbResult<()> {
     if note.len() <= NOTE_MAX {
         return Ok(());
@@ -448,7 +447,7 @@ pub(super) fn check_note(note: &str) -> VerbResult<()> {
     Err(error::note_too_long(note.len(), NOTE_MAX))
 }
 
-/// A tag can be a name in `.snapshots` and is never taken for a number or a word of ours.
+/// Checks that a tag is a valid name in `.snapshots` and neither a number nor a reserved word.
 ///
 /// # Errors
 /// `bad-tag`.

@@ -1,4 +1,4 @@
-//! States by the names that people give them, and what differs between two.
+//! State names, and the comparison of two states.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,14 +17,13 @@ use crate::store::record::Kept;
 use crate::sys::lock::Mutex;
 use crate::sys::{Errno, Kind, SysResult};
 
-/// Times that a comparison with the live tree is tried again when the tree changes under it.
+/// Retries of a comparison with the live tree when the tree changes during it.
 const COMPARE_TRIES: u32 = 3;
 
-/// States of the tree, and what differs between two.
+/// Resolves state names and compares states.
 pub(super) struct States {
     pub(super) live: Arc<Live>,
-    /// What was changed while nobody served the tree, by checkpoint, as far as it was asked for. A
-    /// leaf.
+    /// Cached offline changes by checkpoint. A leaf lock.
     pub(super) unserved: Mutex<HashMap<CheckpointId, Arc<Vec<Change>>>>,
 }
 
@@ -36,7 +35,7 @@ impl States {
         }
     }
 
-    /// What a person calls a checkpoint by.
+    /// Returns all names of checkpoints.
     pub(super) fn state_names(&self) -> Vec<String> {
         let catalogue = &self.timeline().catalogue;
         let ids = catalogue.checkpoint_ids().into_iter();
@@ -64,12 +63,12 @@ impl States {
             })
     }
 
-    /// The checkpoint that is meant.
+    /// Returns the named checkpoint's id.
     pub(super) fn checkpoint_id(&self, name: &StateName) -> VerbResult<CheckpointId> {
         self.is_checkpoint(name, self.state(name)?)
     }
 
-    /// The checkpoint that is meant, as it is kept.
+    /// Returns the named checkpoint.
     pub(super) fn checkpoint(&self, name: &StateName) -> VerbResult<Kept> {
         let kept = self
             .timeline()
@@ -78,8 +77,7 @@ impl States {
         kept.ok_or_else(|| error::unknown_state(&name.0, &self.state_names()))
     }
 
-    /// As [`States::checkpoint_id`], for what changes or deletes something: the beginning of a tag
-    /// is not enough.
+    /// As [`States::checkpoint_id`], for verbs that change or delete: rejects a prefix of a tag.
     pub(super) fn whole_id(&self, name: &StateName) -> VerbResult<CheckpointId> {
         match self.timeline().catalogue.select_whole(&name.0) {
             Ok(state) => self.is_checkpoint(name, state),
@@ -95,7 +93,7 @@ impl States {
         }
     }
 
-    /// What differs from `from` to `to`, below `path`.
+    /// Returns the differences from `from` to `to` below `path`.
     pub(super) fn compare(&self, from: State, to: State, path: &[u8]) -> SysResult<Vec<Change>> {
         let (older, newer, _) = ordered(from, to);
         let State::At(after) = older else {
@@ -113,8 +111,8 @@ impl States {
         )
     }
 
-    /// As [`States::compare`] of the whole tree, and what cannot be told because it was changed
-    /// behind our back.
+    /// As [`States::compare`] of the whole tree, with files changed directly in the backing
+    /// directory as unknown.
     pub(super) fn compare_all(&self, from: State, to: State) -> SysResult<Vec<Change>> {
         let mut changes = self.compare(from, to, b"")?;
         changes.extend(self.unseen_between(from, to)?);
@@ -123,7 +121,7 @@ impl States {
         Ok(changes)
     }
 
-    /// What was recorded after a checkpoint, with every name of the inodes in it.
+    /// Returns the keys recorded after a checkpoint, with every name of the inodes among them.
     pub(super) fn touched(
         &self,
         after: CheckpointId,
@@ -134,8 +132,8 @@ impl States {
         Ok(touched)
     }
 
-    /// As [`States::compare`], where it is known what was recorded between the two. `present`: how
-    /// the live tree is looked at; `times`: a file of another time differs.
+    /// As [`States::compare`] with known records between the states. `present` reads the live tree;
+    /// `times`: a different mtime counts as a difference.
     pub(super) fn compare_touched(
         &self,
         present: &dyn Present,
@@ -178,20 +176,21 @@ impl States {
         }
     }
 
-    /// What differs from a checkpoint to the live tree, with the inodes of both, sorted by path. What
-    /// was changed behind our back is not in it ([`States::unseen_between`]).
+    /// Returns the differences from a checkpoint to the live tree with the inodes of both, sorted
+    /// by path. Changes made directly in the backing directory are not included
+    /// ([`States::unseen_between`]).
     pub(super) fn differs_since(&self, since: CheckpointId) -> SysResult<Vec<Differs>> {
         let touched = self.touched(since, None)?;
         let states = (State::At(since), State::Live);
         self.differs(&*self.live.inodes, states, b"", &touched, true)
     }
 
-    /// The view of a state.
+    /// Returns the view of a state.
     pub(super) fn view(&self, state: State) -> View<'_> {
         View::new(self.timeline(), &*self.live.inodes, state)
     }
 
-    /// What to say of a checkpoint that nobody sees.
+    /// Returns the error for a checkpoint that is hidden or does not exist.
     pub(super) fn no_checkpoint(&self, name: &str) -> VerbError {
         let catalogue = &self.timeline().catalogue;
         let id = name.parse().ok().map(CheckpointId);
@@ -201,7 +200,7 @@ impl States {
         }
     }
 
-    /// The size of a path, if it is a file in that state and known.
+    /// Returns the size of a regular file in that state, if known.
     pub(super) fn size_of(&self, state: State, path: &TreePath) -> Option<u64> {
         let view = self.view(state);
         let (child, trail) = view.walk(&path.0).ok()??;

@@ -1,4 +1,4 @@
-//! How a tree is to be served, and what that comes to on this filesystem.
+//! Configuration of a served tree, and its effective values on this filesystem.
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -16,64 +16,63 @@ use crate::store::Store;
 use crate::store::layout::snapdir::{SNAPDIR, noted_snapdir};
 use crate::sys::{self, Errno};
 
-/// Who does reads and writes of live files.
+/// I/O path of live files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoChoice {
-    /// The kernel where it can (passthrough), else the daemon.
+    /// Passthrough where possible, else the daemon.
     #[default]
     Auto,
-    /// The kernel; mounting fails where it cannot.
+    /// Passthrough; mounting fails where it is impossible.
     Passthrough,
     /// The daemon.
     Daemon,
 }
 
-/// How to serve a tree.
+/// Configuration of a served tree.
 #[derive(Debug)]
 pub struct Config {
     /// The backing directory, opened before the mount covers it.
     pub root: OwnedFd,
-    /// Its path, for people.
+    /// Its path, for messages.
     pub backing: PathBuf,
-    /// Where it will be mounted, for people.
+    /// The mount point, for messages.
     pub mount: PathBuf,
-    /// Who does reads and writes.
+    /// I/O path.
     pub io: IoChoice,
-    /// Where the kernel does them, it does them for every user, and not for those alone whom the
-    /// tree belongs to (`Passthrough::is_for`).
+    /// Passthrough for every user, not only for the owner of the tree (`Passthrough::is_for`).
     pub io_for_all: bool,
-    /// Writes pass the daemon and wait while a checkpoint is made (`--writes=daemon`), so that
+    /// Writes pass through the daemon and block during a checkpoint (`--writes=daemon`), so that
     /// every cut is exact.
     pub strict_writes: bool,
-    /// `.snapshots` is listed in the root directory (`--snapdir=visible`).
+    /// List `.snapshots` in the root directory (`--snapdir=visible`).
     pub snapdir_visible: bool,
-    /// A new name for it (`--snapdir-name`).
+    /// Another name for `.snapshots` (`--snapdir-name`).
     pub snapdir_name: Option<String>,
-    /// `.snapshots` has each checkpoint by its time too (`--snapdir-names=gmt`).
+    /// List each checkpoint in `.snapshots` by its time also (`--snapdir-names=gmt`).
     pub snapdir_times: bool,
-    /// Who takes over if this process dies, and from whom it takes over itself; `None`: nobody.
+    /// The handover from a previous worker and to the next; `None`: no successor exists.
     pub succession: Option<Succession>,
-    /// What is done ahead of need, when the machine is idle (`--seal`).
+    /// Idle-time hashing and captures ahead (`--seal`).
     pub seal: HashMode,
-    /// Permission bits of `.snapshots`; those of the root directory if not given.
+    /// Permission bits of `.snapshots`; defaults to those of the root directory.
     pub snapdir_mode: Option<u32>,
-    /// Checkpoints that the daemon makes by itself.
+    /// Automatic checkpoints.
     pub auto: AutoConfig,
     /// Commands around checkpoints and restores.
     pub hooks: Option<HooksConfig>,
-    /// Called when the mount is about to go: who uses it for the daemon lets go of it.
+    /// Called before an unmount, to release the daemon's own uses of the mount.
     pub before_unmount: Option<fn()>,
-    /// What the tree began as, if it is a branch.
+    /// For a branch: its base.
     pub base: Option<Arc<Base>>,
-    /// The parent's settings, if it is a branch.
+    /// For a branch: the parent's settings.
     pub inherits: Option<Inherits>,
-    /// Where its content is, if that is elsewhere.
+    /// The remote with the tree's content, if any.
     pub origin: Option<ServedOrigin>,
 }
 
 impl Config {
-    /// For a directory that is not mounted, or only to be looked at: whoever opens it does all I/O,
-    /// and nothing is done by itself.
+    /// Returns the configuration of a directory that is unmounted or only inspected: the process
+    /// itself does all I/O, and no background work runs.
     pub fn bare(root: OwnedFd, backing: PathBuf) -> Config {
         Config {
             root,
@@ -98,34 +97,35 @@ impl Config {
     }
 }
 
-/// Which checkpoints are made by the daemon itself.
+/// Configuration of automatic checkpoints.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AutoConfig {
-    /// Before bursts of destructive operations; `None`: not.
+    /// Before bursts of destructive operations; `None`: disabled.
     pub tripwire: Option<TripwireConfig>,
-    /// So often, if something has changed.
+    /// At this interval, if the tree has changed.
     pub every: Option<Duration>,
-    /// When something has changed, and then nothing was for so long.
+    /// When the tree has changed, and then not for this time.
     pub quiet: Option<Duration>,
-    /// At a mount, around what was changed while nothing was mounted.
+    /// At a mount, around offline changes.
     pub absence: bool,
 }
 
-/// What a burst is: more than so many destructive operations of one tree of processes in that time.
+/// Definition of a burst: more than `count` destructive operations of one process tree within a
+/// time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TripwireConfig {
-    /// So many are none yet.
+    /// The largest number that is not a burst.
     pub count: u32,
-    /// Within this time.
+    /// The time window.
     pub within: Duration,
 }
 
-/// Where hooks are, and how long one may take.
+/// Configuration of hooks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HooksConfig {
     /// A directory outside of the tree.
     pub dir: PathBuf,
-    /// Longer, and it is killed and has failed.
+    /// A hook that runs longer is killed and counts as failed.
     pub timeout: Duration,
 }
 
@@ -138,7 +138,7 @@ impl std::fmt::Debug for Inherits {
     }
 }
 
-/// What [`Config`] said, for as long as the tree is served.
+/// The effective configuration of a served tree.
 pub(super) struct Served {
     pub(super) backing: PathBuf,
     pub(super) mount: PathBuf,
@@ -206,14 +206,14 @@ impl Served {
     }
 }
 
-/// Whether the filesystem clones: tried, not guessed from its name. EXDEV if files are on other
-/// devices than their directories.
+/// Tests whether the filesystem supports reflink, by a clone. Returns EXDEV if files are on another
+/// device than their directory.
 pub(super) fn probe_reflink(store: &Store) -> crate::sys::SysResult<bool> {
     match probe_reflink_in_tmp(store) {
         Err(errno) if errno.is_no_room() => {}
         probed => return probed,
     }
-    // Nothing can be made.
+    // The filesystem is full.
     Ok(sys::can_share(
         store.layout.lock_file().map_err(|error| error.errno())?,
     ))
@@ -239,9 +239,9 @@ fn probe_reflink_in_tmp(store: &Store) -> crate::sys::SysResult<bool> {
     }
 }
 
-/// Whether every change of a file whose attributes were asked for shows in its ctime: what the cut,
-/// and whoever asks whether a file was changed without a request, rely on. Tried: with coarse
-/// times, as before Linux 6.13, several writes fall into one tick.
+/// Tests whether every change after a stat is visible in the ctime, as the cut and the detection of
+/// changes without a request require. With coarse timestamps, as before Linux 6.13, several writes
+/// fall into one tick.
 pub(super) fn probe_times(store: &Store) -> crate::sys::SysResult<bool> {
     let tmp = store.layout.tmp_dir().map_err(|error| error.errno())?;
     let _ = sys::unlink_at(tmp, b"probe-times");

@@ -1,4 +1,4 @@
-//! `.snapshots`: the directory that lists the checkpoints, and the names that are ours in the root
+//! `.snapshots`, the directory that lists the checkpoints, and the reserved names in the root
 //! directory.
 
 use std::collections::HashMap;
@@ -24,25 +24,25 @@ use crate::sys::{Errno, Kind, Stat, SysResult};
 pub(super) const CONTROL: u64 = 1 << 61;
 /// `.snapshots`.
 pub(super) const SNAPDIR: NodeId = NodeId(CONTROL);
-/// `.ckptfs`: a link through which the verbs find the store below the mount. It leads to a
-/// descriptor of this process, and the kernel remembers where a link leads: that of another worker
-/// has another number.
+/// `.ckptfs`: the link through which the verbs find the store below the mount. It leads to a
+/// descriptor of this process. The kernel caches link targets, so the link of another worker has
+/// another number.
 pub(super) fn store_link() -> NodeId {
     NodeId(CONTROL | u64::from(std::process::id()) << 8 | 1)
 }
-/// `.zfs`: what programs that know ZFS look for. It has one name, `snapshot`, a link to
-/// `.snapshots`, which is so the same directory: the kernel has one name for each directory.
+/// `.zfs`, which programs with ZFS support look for. Its only entry, `snapshot`, is a link to
+/// `.snapshots`, because the kernel keeps one dentry per directory.
 pub(super) const ZFS: NodeId = NodeId(CONTROL | 3);
 /// `.zfs/snapshot`.
 pub(super) const ZFS_LINK: NodeId = NodeId(CONTROL | 4);
-/// Name of that directory, where the tree has nothing else of that name.
+/// Name of that directory, unless the tree has an entry of that name.
 pub(super) const ZFS_NAME: &[u8] = b".zfs";
-/// The name in it.
+/// Its only entry.
 pub(super) const ZFS_LINK_NAME: &[u8] = b"snapshot";
 /// Name of the store.
 pub(super) const STORE_NAME: &[u8] = b".ckptfs";
 
-/// The attribute that holds an access control list (acl(5)).
+/// The extended attribute with the access ACL (acl(5)).
 const ACCESS_LIST: &[u8] = b"system.posix_acl_access";
 
 /// The root directory of a view.
@@ -51,7 +51,7 @@ const ROOT: Child = Child {
     kind: Kind::Dir,
 };
 
-/// Links in `.snapshots` that the kernel was told of: number -> target, and how often it was told.
+/// Links in `.snapshots` that the kernel has looked up: number -> target and lookup count.
 #[derive(Default)]
 pub(super) struct Links(Mutex<HashMap<NodeId, (String, u64)>>);
 
@@ -64,7 +64,7 @@ impl Links {
             .1 += 1;
     }
 
-    /// Takes back look-ups.
+    /// Subtracts from the lookup count of a link.
     pub(super) fn forget(&self, node: NodeId, lookups: u64) {
         let mut links = self.0.lock();
         if let Some((_, count)) = links.get_mut(&node) {
@@ -76,9 +76,8 @@ impl Links {
     }
 }
 
-/// The number of a link in `.snapshots`. The kernel remembers where a link leads for as long as it
-/// knows the number, so one that leads elsewhere (`latest` after the next checkpoint) has another
-/// number.
+/// Returns the number of a link in `.snapshots`. The kernel caches the target with the inode, so a
+/// link to another target (`latest` after the next checkpoint) needs another number.
 fn link_node(name: &str, target: CheckpointId) -> NodeId {
     let mut hasher = blake3::Hasher::new();
     hasher
@@ -90,8 +89,8 @@ fn link_node(name: &str, target: CheckpointId) -> NodeId {
     NodeId(CONTROL | 1 << 60 | (u64::from_le_bytes(low) >> 8))
 }
 
-/// Offsets in `.snapshots`: dots, numbers, `latest`, tags, times. Each comes from the name, so it
-/// stays right while checkpoints come and go.
+/// Offsets in `.snapshots`: dots, numbers, `latest`, tags, times. Each is derived from the name, so
+/// it remains valid while checkpoints are made and deleted.
 const AFTER_DOTS: u64 = 2;
 const LATEST: u64 = 1 << 61;
 const AFTER_TAGS: u64 = LATEST + (1 << 60) + 1;
@@ -106,7 +105,7 @@ fn listed(name: String, node: NodeId, kind: Kind, next: u64) -> Listed {
     }
 }
 
-/// `.snapshots`, the links in it, and the names that are ours.
+/// `.snapshots`, its links, and the reserved names.
 pub(super) struct Snapdir {
     pub(super) live: Arc<Live>,
     serving: Arc<Serving>,
@@ -123,14 +122,14 @@ impl Snapdir {
             serving,
             views,
             links: Links::default(),
-            // The kernel may have a listing from before a takeover.
+            // The kernel may have cached a listing before a takeover.
             snapdir_read: AtomicBool::new(true),
         }
     }
 
-    /// Attributes of `.snapshots`: who may use the tree may enter it, unless `--snapdir-mode` says
-    /// otherwise. The sticky bit counts here too: where everybody may write, only its owner deletes
-    /// a checkpoint.
+    /// Returns the attributes of `.snapshots`. Access is as for the root directory, unless
+    /// `--snapdir-mode` is set. The sticky bit applies: in a world-writable tree only the owner of
+    /// a checkpoint deletes it.
     pub(super) fn snapdir_stat(&self) -> SysResult<Stat> {
         let root = self.live.inodes.stat(Slot::ROOT)?;
         let count = u32::try_from(self.timeline().catalogue.checkpoint_count()).unwrap_or(u32::MAX);
@@ -148,9 +147,9 @@ impl Snapdir {
         })
     }
 
-    /// The extended attributes of `.snapshots`: the access list of the root directory, with whose
-    /// mode it goes. Without it the group bits, which are then its mask, would let in a group that
-    /// it shuts out.
+    /// Returns an extended attribute of `.snapshots`: the ACL of the root directory, because its
+    /// mode is used. Without the ACL the group bits, which are its mask, would grant access to a
+    /// group that it excludes.
     pub(super) fn snapdir_xattr(&self, name: &[u8]) -> SysResult<Vec<u8>> {
         if name != ACCESS_LIST || self.serving.config.snapdir_mode.is_some() {
             return Err(Errno::NO_XATTR);
@@ -185,7 +184,7 @@ impl Snapdir {
     pub(super) fn control_stat(&self, node: NodeId) -> SysResult<Stat> {
         match node {
             SNAPDIR => self.snapdir_stat(),
-            // What is in there is nobody's to change.
+            // Its contents cannot be modified.
             ZFS => self.snapdir_stat().map(|dir| Stat {
                 ino: ZFS.0,
                 mode: dir.mode & 0o555,
@@ -196,7 +195,7 @@ impl Snapdir {
         }
     }
 
-    /// Target of a link of ours.
+    /// Returns the target of a control link.
     pub(super) fn control_link(&self, node: NodeId) -> SysResult<Vec<u8>> {
         if node == store_link() {
             use std::os::fd::AsRawFd;
@@ -221,7 +220,7 @@ impl Snapdir {
             .ok_or(Errno::ESTALE)
     }
 
-    /// A control node; the kernel remembers neither its name nor its attributes.
+    /// Returns the entry of a control node, with a timeout of zero for name and attributes.
     fn control_entry(&self, node: NodeId) -> SysResult<Looked> {
         Ok(Looked::Found(Entry {
             node,
@@ -231,8 +230,8 @@ impl Snapdir {
         }))
     }
 
-    /// Whether a name in the root directory leads to `.zfs`: the tree has no entry of that name
-    /// itself.
+    /// Returns whether a name in the root directory leads to `.zfs`, because the tree has no such
+    /// entry.
     pub(super) fn is_zfs(&self, parent: NodeId, name: &[u8]) -> bool {
         let own = || {
             let inodes = &self.live.inodes;
@@ -241,12 +240,12 @@ impl Snapdir {
         parent == NodeId(Slot::ROOT.0) && name == ZFS_NAME && !own()
     }
 
-    /// What `.zfs` leads to from the root directory.
+    /// Looks up `.zfs` in the root directory.
     pub(super) fn zfs(&self) -> SysResult<Looked> {
         self.control_entry(ZFS)
     }
 
-    /// A name in `.snapshots` or `.zfs`.
+    /// Looks up a name in `.snapshots` or `.zfs`.
     pub(super) fn lookup_control(&self, dir: NodeId, name: &[u8]) -> SysResult<Looked> {
         match (dir, name) {
             (ZFS, ZFS_LINK_NAME) => self.control_entry(ZFS_LINK),
@@ -255,7 +254,7 @@ impl Snapdir {
         }
     }
 
-    /// A name of ours in the root directory.
+    /// Looks up a reserved name in the root directory.
     pub(super) fn lookup_reserved(&self, pid: u32, name: &[u8]) -> SysResult<Looked> {
         if name == STORE_NAME {
             return match self.serving.shows_store_to(pid) {
@@ -271,8 +270,8 @@ impl Snapdir {
         }))
     }
 
-    /// A name in `.snapshots`: a number is a view, a tag a link to its number, or a view if it was
-    /// made by mkdir(2); then a time is a view.
+    /// Looks up a name in `.snapshots`: a number is a view; a tag is a link to its number, or a
+    /// view if mkdir(2) made it; a time is a view.
     fn lookup_snapshot(&self, name: &[u8]) -> SysResult<Looked> {
         let Ok(name) = std::str::from_utf8(name) else {
             return Ok(Looked::Absent(Duration::ZERO));
@@ -303,25 +302,25 @@ impl Snapdir {
         self.control_entry(node)
     }
 
-    /// The second that a name in `.snapshots` is of, where checkpoints are there by their times.
+    /// Parses a name in `.snapshots` as a time, if the listing by time is enabled.
     pub(super) fn second(&self, name: &str) -> Option<i64> {
         gmt::second(name).filter(|_| self.serving.config.snapdir_times)
     }
 
-    /// The checkpoint that a time names, where they have such names: the newest of that second. So
-    /// the kernel may not remember it.
+    /// Returns the checkpoint of a time, if enabled: the newest of that second. The kernel must not
+    /// cache it.
     fn timed(&self, name: &str) -> Option<CheckpointId> {
         self.timeline().catalogue.of_second(self.second(name)?)
     }
 
-    /// A checkpoint's number as it is written: without leading zeros.
+    /// Parses the canonical number of a checkpoint, without leading zeros.
     pub(super) fn number(&self, name: &str) -> Option<CheckpointId> {
         let id = CheckpointId(name.parse().ok()?);
         (id.to_string() == name && self.timeline().catalogue.has_checkpoint(id)).then_some(id)
     }
 
-    /// The kernel may remember it: every path into a view goes by it, and [`Snapdir::forget_view`]
-    /// tells when it is gone.
+    /// Returns the root of a view. The kernel may cache it, because every path into the view passes
+    /// it and [`Snapdir::forget_view`] invalidates it.
     pub(super) fn view_root(
         &self,
         id: CheckpointId,
@@ -333,12 +332,11 @@ impl Snapdir {
         Ok(Looked::Found(self.views.past_entry(&node)?))
     }
 
-    /// Makes the kernel forget the view of a checkpoint that was deleted. May be called by a thread
-    /// that serves requests: only attributes are forgotten at once, which waits for nothing; the
-    /// next path that leads there asks for them, hears ESTALE, looks the name up again and finds it
-    /// gone. A look-up that is under way meanwhile could still leave the name behind, so names are
-    /// forgotten too, from a thread of their own: that waits for the look-up, and for the rmdir(2)
-    /// that this may be part of.
+    /// Invalidates the view of a deleted checkpoint in the kernel. Safe in threads that serve
+    /// requests: only attributes are invalidated synchronously, which never blocks. The next path
+    /// walk requests them, gets ESTALE, repeats the LOOKUP and finds no entry. A concurrent LOOKUP
+    /// could still leave the dentry cached, so another thread invalidates the names. That blocks
+    /// until the LOOKUP ends, and the rmdir(2) that this call may be part of.
     pub(super) fn forget_view(&self, checkpoint: &CheckpointInfo) {
         let Some(caches) = self.serving.caches.get() else {
             return;
@@ -364,8 +362,8 @@ impl Snapdir {
         }
     }
 
-    /// So many names of `.snapshots` after `offset`: dots, numbers, `latest`, tags, times. Costs what it
-    /// gives, not what there is.
+    /// Returns up to `count` names of `.snapshots` after `offset`: dots, numbers, `latest`, tags,
+    /// times. The cost depends on the names returned, not on all that exist.
     pub(super) fn list_snapshots(&self, offset: u64, count: usize) -> Vec<Listed> {
         let view = |id: CheckpointId, door: Door| Past::number(id, door, ROOT);
         let link = |name: &str, id: CheckpointId, next: u64| {
@@ -405,7 +403,7 @@ impl Snapdir {
         }
         if names.len() < count && self.serving.config.snapdir_times {
             let catalogue = &self.timeline().catalogue;
-            // One more than the second: from 0 on all are to come.
+            // Offsets are the second plus one, so that 0 precedes them all.
             let after = i64::try_from(offset.saturating_sub(AFTER_TAGS)).unwrap_or(i64::MAX) - 1;
             let timed = catalogue.seconds_after(after, gmt::name, count);
             names.extend(timed.into_iter().map(|(second, name, id)| {
@@ -418,13 +416,13 @@ impl Snapdir {
         names
     }
 
-    /// The kernel may hold a listing of `.snapshots` from now on.
+    /// Records that the kernel may cache a listing of `.snapshots`.
     pub(super) fn snapdir_was_read(&self) {
         self.snapdir_read.store(true, Ordering::SeqCst);
     }
 
-    /// Has the kernel forget its listing of `.snapshots`, if it may have one. Not for threads that
-    /// serve requests, and no lock may be held.
+    /// Invalidates the kernel's listing of `.snapshots`, if it may have one. Not for threads that
+    /// serve requests; no lock may be held.
     pub(super) fn snapdir_changed(&self) {
         if !self.snapdir_read.swap(false, Ordering::SeqCst) {
             return;
@@ -432,15 +430,15 @@ impl Snapdir {
         let Some(caches) = self.serving.caches.get() else {
             return;
         };
-        // For an entry the kernel takes the directory's lock, and so waits for listings that are on
-        // their way into its cache.
+        // To invalidate an entry, the kernel takes the directory's lock, and so waits for listings
+        // being added to its cache.
         caches.forget_entry(SNAPDIR, b"latest");
         caches.forget_data(SNAPDIR);
     }
 }
 
 impl Views {
-    /// The view that a past node belongs to must still be there.
+    /// Returns ESTALE if the checkpoint of a past node no longer exists.
     pub(super) fn check_kept(&self, node: &PastNode) -> SysResult<()> {
         if self.timeline().catalogue.has_checkpoint(node.checkpoint) {
             Ok(())

@@ -1,21 +1,21 @@
-//! How many paths differ from one checkpoint to another, as far as it was counted.
+//! Cache of the number of paths that differ between two checkpoints.
 //!
-//! Both are of the past, so it stays so, whatever is deleted, undone or freed beside them: a
-//! checkpoint that comes from another one then is another pair. Only what is lost of what they hold
-//! can make a comparison tell something else: then all is counted anew.
+//! Checkpoints are immutable, so a number stays valid whatever else is deleted, undone or freed: a
+//! checkpoint with a new parent is another pair. Only the loss of data can change a comparison; it
+//! empties the cache.
 
 use std::collections::BTreeMap;
 
 use crate::store::ids::CheckpointId;
 use crate::sys::lock::Mutex;
 
-/// Pairs that are kept at most, of the newest checkpoints: some 50 bytes each.
+/// Limit of pairs; those of the newest checkpoints are kept. About 50 bytes each.
 const PAIRS_MAX: usize = 16_384;
 
-/// A checkpoint, and the one that it comes from.
+/// A checkpoint and its parent.
 pub(super) type Pair = (CheckpointId, CheckpointId);
 
-/// What was counted. A leaf.
+/// The cache. A leaf lock.
 #[derive(Default)]
 pub(super) struct Counted(Mutex<Known>);
 
@@ -27,7 +27,7 @@ struct Known {
 }
 
 impl Counted {
-    /// What was counted since this was lost.
+    /// Returns a number counted at this state of the losses.
     pub(super) fn get(&self, pair: Pair, losses: u64) -> Option<u64> {
         let known = self.0.lock();
         known
@@ -37,7 +37,7 @@ impl Counted {
             .filter(|_| known.losses == losses)
     }
 
-    /// Keeps what was counted; `losses` is of before it was.
+    /// Stores a number; `losses` was read before counting.
     pub(super) fn put(&self, pair: Pair, losses: u64, count: u64) {
         let mut known = self.0.lock();
         if known.losses < losses {

@@ -1,15 +1,14 @@
-//! How many requests of each kind the kernel has made since the session began.
+//! Number of kernel requests by kind since the session began.
 //!
-//! It depends on what was asked and on what the kernel may remember, not on the machine:
-//! `tests/it/counts` holds on to it. One relaxed addition per request costs nothing beside the
-//! request.
+//! It depends on the operations and on the kernel's caching, not on the machine; `tests/it/counts`
+//! checks it. The cost is one relaxed addition per request.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! request_kinds {
     ($($kind:ident $name:literal,)*) => {
-        /// A kind of request, named as in FUSE's protocol.
+        /// A kind of request, named as in the FUSE protocol.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[allow(missing_docs)]
         pub enum RequestKind {
@@ -17,10 +16,10 @@ macro_rules! request_kinds {
         }
 
         impl RequestKind {
-            /// Every kind.
+            /// All kinds.
             pub const ALL: [RequestKind; [$($name),*].len()] = [$(RequestKind::$kind),*];
 
-            /// Its name: FUSE's opcode, in lower case.
+            /// Returns the FUSE opcode in lower case.
             pub fn name(self) -> &'static str {
                 match self {
                     $(RequestKind::$kind => $name,)*
@@ -85,15 +84,15 @@ impl Default for RequestCounts {
 }
 
 impl RequestCounts {
-    /// Counts a request. A FORGET is counted once for each inode that it names, for how many go
-    /// into one is the kernel's mood.
+    /// Counts a request. A FORGET counts once per inode, because the kernel batches them
+    /// arbitrarily.
     pub fn count(&self, kind: RequestKind) {
         if let Some(counter) = self.counters.get(kind as usize) {
             counter.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Requests that changed something, or tried to.
+    /// Returns the number of modifying requests, including failed ones.
     pub fn changes(&self) -> u64 {
         use RequestKind::{
             CopyFileRange, Create, Fallocate, Link, Mkdir, Mknod, Removexattr, Rename, Rmdir,
@@ -115,7 +114,7 @@ impl RequestCounts {
             .fold(0, u64::wrapping_add)
     }
 
-    /// Every kind by name, also those never asked for.
+    /// Returns the count of every kind by name, zeros included.
     pub fn by_kind(&self) -> BTreeMap<String, u64> {
         let count = |kind: RequestKind| {
             self.counters

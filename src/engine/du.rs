@@ -1,4 +1,4 @@
-//! `du`: what space the history takes, by checkpoint.
+//! `du`: disk usage of the history by checkpoint.
 
 use std::time::Instant;
 
@@ -12,52 +12,53 @@ use super::space::Space;
 use crate::history::needed::Census;
 use crate::store::ids::CheckpointId;
 
-/// Whose space is asked for.
+/// Options of `du`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DuOptions {
-    /// Only of this checkpoint.
+    /// Report only this checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<StateName>,
-    /// Go on with the run of this number, which an answer gave.
+    /// Continue the run with this number, from an earlier reply.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run: Option<u64>,
 }
 
-/// The space of one checkpoint.
+/// Disk usage of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DuOne {
-    /// Which.
+    /// The checkpoint.
     pub id: CheckpointId,
-    /// What would be freed if only it were freed.
+    /// Bytes that freeing only this checkpoint would free.
     pub exclusive_bytes: u64,
-    /// What its versions take besides, which others hold too: other checkpoints, or the live files.
+    /// Further bytes of its versions, shared with other checkpoints or live files.
     pub shared_bytes: u64,
-    /// Captured versions that it shows.
+    /// Number of captured versions that it shows.
     pub versions: u64,
-    /// It was deleted, and can come back until it is freed.
+    /// Deleted but not freed yet.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub hidden: bool,
 }
 
-/// The space that the history takes.
+/// Disk usage of the history.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DuReport {
-    /// Its number: ask again with it until `finished`.
+    /// Number of the run; repeat the request with it until `finished`.
     pub run: u64,
-    /// All is counted.
+    /// The run is complete.
     pub finished: bool,
-    /// How far it is.
+    /// Progress.
     pub done: u64,
-    /// How much there is.
+    /// Value of `done` at the end.
     pub total: u64,
-    /// Each checkpoint, oldest first; when it is finished.
+    /// All requested checkpoints, oldest first; set when finished.
     pub checkpoints: Vec<DuOne>,
-    /// What would be freed if no checkpoint were kept; of all, whichever was asked for.
+    /// Bytes that freeing all checkpoints would free, whatever was requested.
     pub history_bytes: u64,
-    /// What versions share with others besides: live files, other projects. Each byte counts once.
+    /// Bytes of versions shared with other files: live ones or other projects. Each byte counts
+    /// once.
     #[serde(default)]
     pub outside_bytes: u64,
-    /// What no checkpoint needs any more: `gc` frees it.
+    /// Bytes that no checkpoint needs; `gc` frees them.
     pub unneeded_bytes: u64,
 }
 
@@ -115,7 +116,7 @@ impl Collector {
 
 fn account(census: &Census, measured: &[usize], space: &Space) -> DuReport {
     let kept = census.kept.len();
-    // Sums of differences: what is added at the begin of a range and taken away at its end.
+    // Difference array: each range adds at its start and subtracts at its end.
     let mut all = vec![(0_i128, 0_i64); kept + 1];
     let mut gone = Vec::with_capacity(measured.len());
     for (number, at) in measured.iter().enumerate() {
@@ -135,7 +136,7 @@ fn account(census: &Census, measured: &[usize], space: &Space) -> DuReport {
             }
         }
     }
-    // Each checkpoint alone: what two of them hold together comes free with neither.
+    // For each checkpoint alone: freeing either of two that share an extent does not free it.
     let exclusive = space.freed_alone(&gone, kept + 1);
     let mut sum = (0_i128, 0_i64);
     let one = |(number, id): (usize, &CheckpointId)| {

@@ -1,11 +1,11 @@
-//! Checkpoints reach the disk: with `--sync` before they are answered, else by themselves a while
-//! later; and what a power cut left of those that had not.
+//! Durability of checkpoints: with `--sync` before the reply, else some time later; and their state
+//! after a power cut.
 //!
-//! A checkpoint is whole on the disk once the tree was synced after it was made: files that did not
-//! change since are the tree's own, and a filesystem brings their data to the disk when it likes.
-//! The store notes up to when everything was synced. At mount it is known whether the last daemon
-//! ran on this very mount of the filesystem; if not, the power may have been cut, and checkpoints
-//! made after the last sync are named as not whole.
+//! A checkpoint is completely on disk once the tree was synced after its creation, because files
+//! unchanged since belong to the live tree, and the filesystem delays their writeback. The store
+//! records the time of the last sync. At mount it is known whether the last daemon ran on the same
+//! mount of the filesystem. If not, a power cut is possible, and checkpoints newer than the last
+//! sync are tagged as incomplete.
 
 use std::time::{Duration, Instant};
 
@@ -14,21 +14,21 @@ use crate::live::Live;
 use crate::store::record::INCOMPLETE_PREFIX;
 use crate::sys::{self, SysResult};
 
-/// A checkpoint that nobody synced is synced when it is so old: long enough that the kernel has
-/// written most of it, and that many are synced at once.
+/// Age at which a checkpoint is synced: old enough that the kernel has written most of it, and that
+/// several are synced together.
 const SYNCED_AFTER: Duration = Duration::from_secs(10);
-/// Syncing takes one part in so many of the time at most.
+/// Syncing uses at most one part in this number of the time.
 const PACE: u32 = 20;
-/// Files with captures to be synced, beyond which the tree is synced without a checkpoint.
+/// Number of files with unsynced captures above which the tree is synced without a checkpoint.
 const UNDURABLE_MAX: usize = 10_000;
 
-/// When the tree was synced, and how long that took.
+/// End and duration of the last sync.
 #[derive(Debug, Default)]
 pub(super) struct Pace(Option<(Instant, Duration)>);
 
 impl Pace {
-    /// Syncs the tree if it is time to: at the first call where the daemon before may have left
-    /// unsynced captures, and later when a checkpoint has been unsynced for [`SYNCED_AFTER`].
+    /// Syncs the tree if due: at the first call if the previous daemon may have left unsynced
+    /// captures, and later when a checkpoint has been unsynced for [`SYNCED_AFTER`].
     pub(super) fn sync_if_due(&mut self, live: &Live) {
         let waits =
             |ended: Instant, took: Duration| ended.elapsed() < SYNCED_AFTER.max(took * PACE);
@@ -56,17 +56,17 @@ impl Pace {
     }
 }
 
-/// Syncs the tree, and so every checkpoint made before.
+/// Syncs the tree, and with it every earlier checkpoint.
 pub(super) fn sync_checkpoints(live: &Live) -> SysResult<()> {
     let prepared = live.durability.prepare_sync();
-    // Whoever was capturing has done so when the freeze lock is had.
+    // The freeze lock is granted after all captures in progress.
     drop(live.busy.freeze()?);
     live.durability
         .sync_tree(&prepared, sys::now().nanoseconds())
 }
 
 impl Checkpoints {
-    /// Names the checkpoints that the power may have been cut before.
+    /// Tags the checkpoints that a power cut may have left incomplete.
     pub(super) fn name_incomplete(&self) -> SysResult<()> {
         if self.timeline().store().layout.same_mount() {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Failures as people read them.
+//! Errors for the user.
 
 mod code;
 
@@ -15,18 +15,18 @@ use crate::history::select::Unselected;
 use crate::store::ids::CheckpointId;
 use crate::sys::Errno;
 
-/// A name of more bytes is not compared with those there are.
+/// Longer names are not compared for suggestions.
 const NEAREST_BYTES_MAX: usize = 200;
 
-/// A failed verb: one line for a person, and the command that may help.
+/// The error of a verb: one line for the user, and a command that may help.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{message}")]
 pub struct VerbError {
-    /// What kind of failure, for programs.
+    /// Kind of failure, for programs.
     pub code: Code,
-    /// What failed on what.
+    /// The failure and its object.
     pub message: String,
-    /// What to do about it.
+    /// Suggested remedy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
 }
@@ -34,7 +34,7 @@ pub struct VerbError {
 /// The result of a verb.
 pub type VerbResult<T> = Result<T, VerbError>;
 
-/// An error without a hint.
+/// Returns an error without a hint.
 pub fn error(code: Code, message: impl Into<String>) -> VerbError {
     VerbError {
         code,
@@ -43,7 +43,7 @@ pub fn error(code: Code, message: impl Into<String>) -> VerbError {
     }
 }
 
-/// An error with a hint.
+/// Returns an error with a hint.
 pub fn hinted(code: Code, message: impl Into<String>, hint: impl Into<String>) -> VerbError {
     VerbError {
         hint: Some(hint.into()),
@@ -51,7 +51,7 @@ pub fn hinted(code: Code, message: impl Into<String>, hint: impl Into<String>) -
     }
 }
 
-/// The error of a call on `what` (a path, mostly).
+/// Returns the error of a system call on `what`, usually a path.
 pub fn io_error(what: impl std::fmt::Display, cause: impl Into<io::Error>) -> VerbError {
     let cause = cause.into();
     let code = match cause.kind() {
@@ -63,15 +63,14 @@ pub fn io_error(what: impl std::fmt::Display, cause: impl Into<io::Error>) -> Ve
     error(code, format!("{what}: {}", plain(&cause)))
 }
 
-/// What went wrong, without the number in "No such file or directory (os error 2)": it helps
-/// nobody.
+/// Returns the message without the number, as in "No such file or directory (os error 2)".
 pub fn plain(cause: &io::Error) -> String {
     let text = cause.to_string();
     let number = text.find(" (os error").unwrap_or(text.len());
     text[..number].to_owned()
 }
 
-/// Something failed with an errno.
+/// Returns a function that converts an errno.
 pub(super) fn failed<E: Into<Errno>>(what: &str) -> impl Fn(E) -> VerbError + Copy + '_ {
     move |cause| {
         let errno = cause.into();
@@ -94,7 +93,7 @@ pub(super) fn failed<E: Into<Errno>>(what: &str) -> impl Fn(E) -> VerbError + Co
     }
 }
 
-/// The index, or the journal, did not say what it was asked for.
+/// The index or the journal could not be read.
 pub(super) fn history_unread(errno: Errno) -> VerbError {
     failed("the history cannot be read")(errno)
 }
@@ -104,17 +103,17 @@ pub(super) fn version_unread(errno: Errno) -> VerbError {
     failed("a version cannot be read")(errno)
 }
 
-/// It is not known what differs between two states.
+/// Two states could not be compared.
 pub(super) fn not_compared(errno: Errno) -> VerbError {
     failed("the two states cannot be compared")(errno)
 }
 
-/// It is not known what differs from a checkpoint.
+/// The tree could not be compared with a checkpoint.
 pub(super) fn tree_not_compared(errno: Errno) -> VerbError {
     failed("the tree cannot be compared")(errno)
 }
 
-/// The record of the deletion was not written.
+/// The deletion could not be recorded.
 pub(super) fn not_deleted(errno: Errno) -> VerbError {
     failed("the checkpoint was not deleted")(errno)
 }
@@ -124,17 +123,17 @@ pub(super) fn journal_unread(cause: impl Into<Errno>) -> VerbError {
     failed("the journal cannot be read; `ckptfs verify` says more")(cause)
 }
 
-/// The directory of a store that is read without a mount.
+/// The directory of a store cannot be opened offline.
 pub(super) fn directory_not_opened(cause: io::Error) -> VerbError {
     failed("the directory cannot be opened")(cause)
 }
 
-/// What only a daemon can do.
+/// The verb needs a daemon.
 pub(super) fn not_mounted(message: &str) -> VerbError {
     hinted(Code::NotMounted, message, "mount it: ckptfs mount DIR")
 }
 
-/// A process has a file for too long. The path is somebody else's text.
+/// A process blocks a file for too long. The path is untrusted text.
 pub(super) fn in_the_way(what: &str, path: &[u8]) -> VerbError {
     hinted(
         Code::Busy,
@@ -146,18 +145,18 @@ pub(super) fn in_the_way(what: &str, path: &[u8]) -> VerbError {
     )
 }
 
-/// The store, or the directory that it is in, cannot be used.
+/// The store or its directory cannot be used.
 pub(super) fn unusable(errno: Errno) -> VerbError {
     if errno != Errno::EXDEV {
         return failed("the store cannot be used")(errno);
     }
-    // The number of a file does not tell it from others then.
+    // Inode numbers are then not unique.
     let message = "files in this directory are on other devices than the directory itself, as in an overlay of several filesystems";
     let hint = "mount a directory of the underlying filesystem";
     hinted(Code::OtherFilesystem, message, hint)
 }
 
-/// The index cannot be written, so no more epochs are closed.
+/// The index cannot be written, so no more epochs can be closed.
 pub(super) fn index_failed(why: &str) -> VerbError {
     hinted(
         Code::IndexFailed,
@@ -166,7 +165,7 @@ pub(super) fn index_failed(why: &str) -> VerbError {
     )
 }
 
-/// A run that was given up, or one of the daemon before.
+/// The run was abandoned, or belongs to an earlier daemon.
 pub(super) fn unknown_run() -> VerbError {
     hinted(
         Code::UnknownRun,
@@ -175,7 +174,7 @@ pub(super) fn unknown_run() -> VerbError {
     )
 }
 
-/// An export that was given up, or one of the daemon before.
+/// The export was abandoned, or belongs to an earlier daemon.
 pub(super) fn unknown_export() -> VerbError {
     hinted(
         Code::UnknownRun,
@@ -184,7 +183,7 @@ pub(super) fn unknown_export() -> VerbError {
     )
 }
 
-/// There is nothing to compare with.
+/// No checkpoint exists to compare with.
 pub(super) fn no_checkpoint() -> VerbError {
     hinted(
         Code::UnknownCheckpoint,
@@ -193,7 +192,7 @@ pub(super) fn no_checkpoint() -> VerbError {
     )
 }
 
-/// Nothing was changed by a process of this name; `known` have changed something.
+/// No change was made by a matching process; `known` lists the writers.
 pub(super) fn unknown_process(who: &str, known: &[String]) -> VerbError {
     let hint = if known.is_empty() {
         "`ckptfs status --by process` lists what changed since the newest checkpoint".to_owned()
@@ -207,7 +206,7 @@ pub(super) fn unknown_process(who: &str, known: &[String]) -> VerbError {
     )
 }
 
-/// A number that was given to several processes, one after the other.
+/// Several processes had this pid, one after the other.
 pub(super) fn ambiguous_process(pid: u32, known: &[String]) -> VerbError {
     hinted(
         Code::AmbiguousProcess,
@@ -219,7 +218,7 @@ pub(super) fn ambiguous_process(pid: u32, known: &[String]) -> VerbError {
     )
 }
 
-/// What was written is no way to name a process.
+/// The text is not a valid process selector.
 pub(super) fn bad_process(who: &str) -> VerbError {
     hinted(
         Code::BadProcess,
@@ -228,7 +227,7 @@ pub(super) fn bad_process(who: &str) -> VerbError {
     )
 }
 
-/// A store that is to be checked is in use.
+/// The store to check is in use.
 pub(super) fn served() -> VerbError {
     hinted(
         Code::InUse,
@@ -237,7 +236,7 @@ pub(super) fn served() -> VerbError {
     )
 }
 
-/// A hook stopped an operation.
+/// A hook aborted an operation.
 pub(super) fn hook_failed(verb: &str, why: &str, dir: &Path) -> VerbError {
     hinted(
         Code::HookFailed,
@@ -246,7 +245,7 @@ pub(super) fn hook_failed(verb: &str, why: &str, dir: &Path) -> VerbError {
     )
 }
 
-/// A note that does not fit into a record.
+/// The note exceeds the record's limit.
 pub(super) fn note_too_long(length: usize, max: usize) -> VerbError {
     hinted(
         Code::TooLarge,
@@ -273,7 +272,7 @@ pub(super) fn unknown_state(name: &str, known: &[String]) -> VerbError {
     )
 }
 
-/// Of no path that was named can it be told what it was.
+/// The former state of all named paths is unknown.
 pub(super) fn cannot_be_told(path: Option<&TreePath>, id: CheckpointId) -> VerbError {
     let path = path
         .map(|path| String::from_utf8_lossy(&path.0).into_owned())
@@ -285,7 +284,7 @@ pub(super) fn cannot_be_told(path: Option<&TreePath>, id: CheckpointId) -> VerbE
     )
 }
 
-/// The checkpoint was deleted, or its making undone.
+/// The checkpoint was deleted, or its creation undone.
 pub(super) fn hidden(id: CheckpointId) -> VerbError {
     hinted(
         Code::UnknownCheckpoint,
@@ -294,12 +293,12 @@ pub(super) fn hidden(id: CheckpointId) -> VerbError {
     )
 }
 
-/// What the checkpoint needed is gone.
+/// The data of the checkpoint was freed.
 pub(super) fn freed(id: CheckpointId) -> VerbError {
     error(Code::Freed, format!("checkpoint {id} was freed"))
 }
 
-/// There is no such operation.
+/// The operation does not exist.
 pub(super) fn no_operation(number: u64) -> VerbError {
     hinted(
         Code::UnknownOperation,
@@ -308,7 +307,7 @@ pub(super) fn no_operation(number: u64) -> VerbError {
     )
 }
 
-/// There is not so much to be undone (`verb`) or done again.
+/// Fewer operations can be undone (`verb`) or redone.
 pub(super) fn too_far(verb: &str, there: usize) -> VerbError {
     let message = if there == 0 {
         format!("nothing can be {verb}")
@@ -318,7 +317,7 @@ pub(super) fn too_far(verb: &str, there: usize) -> VerbError {
     hinted(Code::TooFar, message, "`ckptfs ops` lists all operations")
 }
 
-/// Somebody else was faster.
+/// Another process undid it concurrently.
 pub(super) fn undone_meanwhile(number: u64) -> VerbError {
     hinted(
         Code::Undone,
@@ -327,7 +326,7 @@ pub(super) fn undone_meanwhile(number: u64) -> VerbError {
     )
 }
 
-/// A restore or merge is to be undone without the operations after it.
+/// A restore or merge cannot be undone without the later operations.
 pub(super) fn not_alone(number: u64) -> VerbError {
     let id = number.saturating_sub(1);
     hinted(
@@ -347,7 +346,7 @@ pub(super) fn undone_already(number: u64) -> VerbError {
     )
 }
 
-/// Something is in the way of undoing an operation.
+/// An operation cannot be undone.
 pub(super) fn cannot_undo(number: u64, why: VerbError) -> VerbError {
     let message = format!("operation {number} cannot be undone: {}", why.message);
     let hint = match why.code {
@@ -361,12 +360,12 @@ pub(super) fn cannot_undo(number: u64, why: VerbError) -> VerbError {
     }
 }
 
-/// A restore was of more names than its operation can tell.
+/// A restore had more paths than its operation records.
 pub(super) fn too_many_names() -> VerbError {
     error(Code::TooManyNames, "it restored too many single paths")
 }
 
-/// Undoing would hide what somebody asked for.
+/// Undoing would hide a requested checkpoint.
 pub(super) fn was_asked_for(number: u64, id: CheckpointId) -> VerbError {
     hinted(
         Code::AskedFor,
@@ -379,7 +378,7 @@ pub(super) fn was_asked_for(number: u64, id: CheckpointId) -> VerbError {
     )
 }
 
-/// Something was removed since the last operation.
+/// Files were removed since the last operation.
 pub(super) fn burst_since(id: CheckpointId) -> VerbError {
     hinted(
         Code::BurstSince,
@@ -392,7 +391,7 @@ pub(super) fn burst_since(id: CheckpointId) -> VerbError {
     )
 }
 
-/// A checkpoint has no room for so many tags.
+/// The checkpoint would exceed the limit of tags.
 pub(super) fn too_many_tags(count: usize) -> VerbError {
     error(
         Code::BadTag,
@@ -400,7 +399,7 @@ pub(super) fn too_many_tags(count: usize) -> VerbError {
     )
 }
 
-/// Why a name means no checkpoint.
+/// Returns the error for a name that selects no checkpoint.
 pub(super) fn unselected(name: &str, why: Unselected, known: &[String]) -> VerbError {
     match why {
         Unselected::Unknown => unknown_state(name, known),
@@ -433,7 +432,7 @@ pub(super) fn unselected(name: &str, why: Unselected, known: &[String]) -> VerbE
     }
 }
 
-/// What changes or deletes something wants to know for certain.
+/// A modifying verb requires an exact name.
 pub fn not_exact(name: &str, tag: &str) -> VerbError {
     hinted(
         Code::NotExact,
@@ -442,7 +441,7 @@ pub fn not_exact(name: &str, tag: &str) -> VerbError {
     )
 }
 
-/// A time that is none.
+/// The time cannot be parsed.
 pub(super) fn bad_time(problem: String) -> VerbError {
     hinted(
         Code::BadTime,
@@ -465,7 +464,7 @@ pub(super) fn not_its_tag(tag: &str, id: CheckpointId, its: &[String]) -> VerbEr
     )
 }
 
-/// No state has the path.
+/// The path does not exist in any state.
 pub(super) fn never_there(path: &[u8]) -> VerbError {
     hinted(
         Code::UnknownPath,
@@ -477,7 +476,7 @@ pub(super) fn never_there(path: &[u8]) -> VerbError {
     )
 }
 
-/// The checkpoint is not to be deleted.
+/// The checkpoint is pinned.
 pub(super) fn pinned(id: CheckpointId, reason: &str) -> VerbError {
     let because = if reason.is_empty() {
         String::new()
@@ -503,7 +502,7 @@ pub(super) fn tag_taken(tag: &str, id: CheckpointId) -> VerbError {
     )
 }
 
-/// Nothing has this path, neither now nor then.
+/// The path exists in no state compared.
 pub(super) fn unknown_path(path: &[u8], id: CheckpointId) -> VerbError {
     hinted(
         Code::UnknownPath,
@@ -515,9 +514,9 @@ pub(super) fn unknown_path(path: &[u8], id: CheckpointId) -> VerbError {
     )
 }
 
-/// The known name with the fewest edits, if they are few.
+/// Returns the closest known name, if few edits away.
 pub(super) fn nearest<'a>(name: &str, known: &'a [String]) -> Option<&'a String> {
-    // What is longer than any tag is no misspelt one, and would take long to compare.
+    // Longer than any tag: not a misspelling, and slow to compare.
     if name.len() > NEAREST_BYTES_MAX {
         return None;
     }

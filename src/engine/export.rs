@@ -1,17 +1,18 @@
-//! `export`: a checkpoint's tree, told in parts to whoever makes a copy of it, with descriptors of
-//! the files in it (docs/adr/0016-export.md).
+//! `export`: the tree of a checkpoint, sent in parts to a client that copies it, with descriptors
+//! of its files (docs/adr/0016-export.md).
 //!
-//! Whoever asked clones the files himself, with his own rights, and then says so. **Only then is it
-//! proven** that what was cloned from live files is of the past: a record is made before its
-//! change, so a file without one was not changed ([`View`](crate::history::view::View) has the same
-//! rule). What was changed meanwhile is given again.
+//! The client clones the files itself, with its own credentials, and then confirms the part. **Only
+//! the confirmation proves** that content cloned from live files was that of the checkpoint: a
+//! record precedes its change, so a file without a record is unchanged
+//! ([`View`](crate::history::view::View) has the same rule). Files that changed while they were
+//! copied are sent again.
 //!
-//! Most of a tree has no record after its checkpoint. What has one is known from the journal in
-//! advance, so the rest is read as the backing filesystem has it, without asking history for each;
-//! if anything at all was recorded meanwhile, history is asked.
+//! Most of a tree has no record after its checkpoint. The journal lists the inodes that have one.
+//! All others are read from the backing filesystem without a look-up in history. If anything was
+//! recorded since the export began, history is consulted.
 //!
-//! **Locking.** A job is worked on by several connections at once. Its state is a leaf, and nothing
-//! is read or opened under it.
+//! **Locking.** Several connections work on a job at the same time. Its state is a leaf lock; no
+//! file is read or opened under it.
 
 pub mod parts;
 mod plan;
@@ -38,29 +39,29 @@ use crate::store::record::Child;
 use crate::sys::lock::{Condvar, Mutex};
 use crate::sys::{Errno, FILES_AT_ONCE, Kind, SysResult, Time};
 
-/// How long, and how often, who asks for a part waits for what another part leaves.
+/// Interval and number of waits of a request for a part that depends on other parts.
 const WAIT: Duration = Duration::from_millis(5);
 const WAITS_MAX: u32 = 10;
-/// Entries of one part.
+/// Limit of entries in one part.
 const ENTRIES_MAX: usize = FILES_AT_ONCE;
-/// Bytes of one part in a message, about.
+/// Approximate size of one part in a message, in bytes.
 const PART_BYTES_MAX: usize = 1 << 20;
-/// Paths to be removed in one part.
+/// Limit of paths to remove in one part.
 const REMOVED_MAX: usize = 1000;
 
-/// Exports that are under way, each worked on by whoever asks.
+/// The exports in progress. Their clients' requests drive them.
 pub(super) type Exports = Runs<Arc<Job>, 8>;
 
 /// An export.
 pub(super) struct Job {
     at: CheckpointId,
     from: Option<CheckpointId>,
-    /// Everything is told in the order of names.
+    /// All entries are sent in the order of names.
     in_order: bool,
-    /// Of [`ExportAsk::Whole`]: the state whose files are not told again, and what was recorded
-    /// between the two.
+    /// Of [`ExportAsk::Whole`]: the state whose files are not sent again, and the records between
+    /// the two.
     since: Option<(CheckpointId, Touched)>,
-    /// What was recorded after the checkpoint, until the export began.
+    /// The records after the checkpoint, up to the beginning of the export.
     touched: Touched,
     /// [`crate::history::epochs::Epochs::recordings`] before `touched` was read.
     recordings: u64,
@@ -68,30 +69,30 @@ pub(super) struct Job {
     /// See [`plan::Plan::kept`].
     kept: HashMap<Slot, Vec<u8>>,
     progress: Mutex<Progress>,
-    /// A part was told, or copied.
+    /// Signals that a part was sent or confirmed.
     told: Condvar,
 }
 
 #[derive(Default)]
 struct Progress {
     removed: Vec<Vec<u8>>,
-    /// What is still to be told, the next last.
+    /// Pending work, the next item last.
     todo: Vec<Work>,
     refused: Vec<Refused>,
-    /// Directories that were told: forged, one can be in many places.
+    /// Directories already sent: a forged directory could be in many places.
     listed: HashSet<Slot>,
-    /// Parts being put together.
+    /// Parts being assembled.
     busy: u32,
     last_part: u64,
-    /// Of a difference: names of files with several that are in directories that are told whole.
-    /// Where their other names are is looked for at the end.
+    /// In a difference: names of hard-linked files in directories that are sent whole. Their other
+    /// names are searched at the end.
     linked: Vec<Linked>,
-    /// Parts that were given and not confirmed: what of them must be proven.
+    /// Parts sent and not yet confirmed, with the entries to be proven.
     given: HashMap<u64, Vec<Given>>,
 }
 
 impl Progress {
-    /// All is told, and was copied.
+    /// Returns whether everything was sent and confirmed.
     fn is_finished(&self) -> bool {
         self.busy == 0
             && self.todo.is_empty()
@@ -101,23 +102,23 @@ impl Progress {
     }
 }
 
-/// Something to be told.
+/// An item of work.
 enum Work {
-    /// A directory and everything below.
+    /// A directory and everything below it.
     List {
         path: Vec<u8>,
         trail: Arc<Trail>,
-        /// It had this path in [`Job::since`].
+        /// Whether it had this path in [`Job::since`].
         was_here: bool,
     },
-    /// The rest of what is below a directory.
+    /// The remaining entries of a directory.
     Rest {
         path: Vec<u8>,
         trail: Arc<Trail>,
         was_here: bool,
         names: std::vec::IntoIter<(Name, Child)>,
     },
-    /// One inode alone.
+    /// A single inode.
     One {
         path: Vec<u8>,
         child: Child,
@@ -127,17 +128,17 @@ enum Work {
     },
 }
 
-/// How much of an inode.
+/// The extent to which an inode is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum How {
     Whole,
-    /// Its attributes: the content is what it was in the state before.
+    /// Attributes only: the content is that of the earlier state.
     Kept,
-    /// It has another name, where its content is.
+    /// A hard link to another name, whose content is sent.
     Link(Vec<u8>),
 }
 
-/// A name of a file that has several.
+/// A name of a hard-linked file.
 struct Linked {
     path: Vec<u8>,
     child: Child,
@@ -165,14 +166,14 @@ impl Work {
     }
 }
 
-/// What was read from the live tree.
+/// An entry read from the live tree.
 struct Given {
     path: Vec<u8>,
     child: Child,
     trail: Arc<Trail>,
-    /// The descriptor that was handed out, with its ctime then.
+    /// The descriptor that was sent, with the ctime of the file at that time.
     file: Option<(Arc<File>, Time)>,
-    /// History was not asked: there was no record of anything of it.
+    /// History was not consulted, because the inode had no record.
     unrecorded: bool,
 }
 
@@ -192,12 +193,12 @@ impl Job {
         }
     }
 
-    /// What entries with [`ExportData::Kept`](parts::ExportData::Kept) refer to.
+    /// Returns the state that entries with [`ExportData::Kept`](parts::ExportData::Kept) refer to.
     fn told_from(&self) -> Option<CheckpointId> {
         self.from.or(self.since.as_ref().map(|(since, _)| *since))
     }
 
-    /// How much of an inode is told. `was_here`: it had its path in [`Job::since`].
+    /// Returns the extent to which an inode is sent. `was_here`: it had its path in [`Job::since`].
     fn how(&self, child: Child, was_here: bool) -> How {
         match &self.since {
             Some((_, touched))
@@ -209,14 +210,13 @@ impl Job {
         }
     }
 
-    /// Nothing was recorded of an inode after the checkpoint, as far as was known when the export
-    /// began.
+    /// Returns whether an inode had no record after the checkpoint when the export began.
     fn is_untouched(&self, slot: Slot) -> bool {
         !self.touched.nodes.contains(&slot)
     }
 }
 
-/// A part being put together.
+/// A part being assembled.
 #[derive(Default)]
 struct Building {
     part: Vec<ExportEntry>,
@@ -254,7 +254,7 @@ impl Building {
     }
 }
 
-/// Tells checkpoints of an engine.
+/// Exports checkpoints of an engine.
 #[derive(Clone, Copy)]
 pub(super) struct Exporter<'a> {
     pub(super) engine: &'a Engine,
@@ -265,7 +265,7 @@ impl<'a> Exporter<'a> {
         Exporter { engine }
     }
 
-    /// The answer to one request.
+    /// Answers one request.
     pub(super) fn part(
         &self,
         ask: &ExportAsk,
@@ -433,9 +433,8 @@ impl<'a> Exporter<'a> {
                 progress.todo.extend(more);
                 progress.linked.append(&mut building.linked);
             }
-            // What is being told to another may be more than that takes, and what it copies may be
-            // to be told again. To answer that there is nothing yet would have us asked again and
-            // again.
+            // Another part in progress may leave work, and its copies may have to be sent again. An
+            // empty answer would make the client poll.
             let mut progress = job.progress.lock();
             let others = progress.busy > 1 || !progress.given.is_empty();
             if !building.part.is_empty() || !removed.is_empty() || !others || waited == waits {
@@ -473,8 +472,8 @@ impl<'a> Exporter<'a> {
         }
     }
 
-    /// What is to be told next. When all else is, it is the names of files that may have others:
-    /// the first part that has come so far looks for them.
+    /// Returns the next item of work. If none is left and no other part is in progress, searches
+    /// the other names of hard-linked files first.
     fn next_work(&self, job: &Job) -> Option<Work> {
         let linked = {
             let mut progress = job.progress.lock();
@@ -489,8 +488,8 @@ impl<'a> Exporter<'a> {
         progress.todo.pop()
     }
 
-    /// Makes links out of names whose file has another one outside of what is told: the copy has it
-    /// there.
+    /// Turns names into links if the file has another name outside the exported paths: the copy has
+    /// the content there.
     fn resolve(&self, job: &Job, linked: Vec<Linked>) -> Vec<Work> {
         let mut names: HashMap<Slot, u32> = HashMap::new();
         linked
@@ -515,7 +514,7 @@ impl<'a> Exporter<'a> {
             if !passed.insert(dir.slot) {
                 continue;
             }
-            // What cannot be listed was refused when it was to be told, or was not to be told.
+            // A directory that cannot be listed was refused already, or is not exported.
             for (name, child) in self.list_at(job, &dir).unwrap_or_default().names {
                 let path = join(&path, &name);
                 if child.kind == Kind::Dir {

@@ -1,4 +1,4 @@
-//! Open files: what both kinds of nodes, live and past, have in common for reads and seeks.
+//! Open files: reads and seeks common to live and past nodes.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -22,10 +22,10 @@ pub(super) enum Open {
     Past(Arc<PastHandle>),
 }
 
-/// Directories of a view above each other that are found again at most.
+/// Limit of nested view directories that a revival restores.
 const DEPTH_MAX: u32 = 1000;
-/// Descriptors that are not for open files. Directories and segments have a few hundred of them
-/// where there are few, see `live::dirs`.
+/// Descriptors reserved for other uses. Where few are available, directories and segments use a few
+/// hundred, see `live::dirs`.
 const DESCRIPTORS_RESERVED: u64 = 512;
 
 /// The nodes and open files of views.
@@ -34,7 +34,7 @@ pub(super) struct Views {
     pub(super) states: Arc<States>,
     pub(super) past: Past,
     pub(super) kept_listings: Kept,
-    /// Descriptors that open files may have.
+    /// Limit of descriptors of open files.
     descriptors_max: usize,
 }
 
@@ -50,8 +50,7 @@ impl Views {
         }
     }
 
-    /// Refuses one more open file (EMFILE) where those that are open have all the descriptors that
-    /// they may have.
+    /// Returns EMFILE if the open files have reached their limit of descriptors.
     pub(super) fn check_descriptors(&self) -> SysResult<()> {
         let left = self
             .descriptors_max
@@ -71,7 +70,7 @@ impl Views {
         }
     }
 
-    /// Attributes of a past node as the kernel sees them.
+    /// Returns the attributes of a past node for the kernel.
     pub(super) fn past_stat(&self, node: &PastNode) -> SysResult<Stat> {
         self.check_kept(node)?;
         let attr = self.states.view(node.state()).attr(&node.trail)?;
@@ -90,7 +89,7 @@ impl Views {
         })
     }
 
-    /// Looks a name up in a directory of a view and counts one look-up.
+    /// Looks up a name in a directory of a view, and counts the lookup.
     pub(super) fn past_lookup(&self, dir: &PastNode, name: &Name) -> SysResult<Looked> {
         self.check_kept(dir)?;
         match self.states.view(dir.state()).step(&dir.trail, name)? {
@@ -99,8 +98,8 @@ impl Views {
         }
     }
 
-    /// The entry of a name that the directory of a view listed, and one look-up: a listing of the
-    /// past stays right for as long as anybody reads it.
+    /// Returns the entry of a listed name in a view, and counts the lookup. Listings of views never
+    /// become stale.
     pub(super) fn past_listed(&self, dir: &PastNode, listed: &Listed) -> SysResult<Entry> {
         self.check_kept(dir)?;
         let child = Child {
@@ -122,7 +121,7 @@ impl Views {
             .inspect_err(|_| self.past.forget(node.id, 1))
     }
 
-    /// A node of a view that the kernel knows, from us or from a worker before us.
+    /// Returns a node of a view that the kernel has cached, possibly from an earlier worker.
     pub(super) fn past_node(&self, id: NodeId) -> SysResult<PastNode> {
         match self.past.get(id) {
             Err(Errno::ESTALE) => self.revive(id, 0),
@@ -130,8 +129,7 @@ impl Views {
         }
     }
 
-    /// Finds a node of a view that a worker before us told the kernel of: its directory first, and
-    /// there its name.
+    /// Restores a view node of an earlier worker: its directory first, then its name in that.
     fn revive(&self, id: NodeId, depth: u32) -> SysResult<PastNode> {
         let left = self
             .past
@@ -175,8 +173,7 @@ impl Views {
         }
     }
 
-    /// copy_file_range(2) between two open files; on filesystems with reflink the extents are
-    /// shared.
+    /// copy_file_range(2) between two open files; shares extents on filesystems with reflink.
     pub(super) fn copy_range(
         &self,
         change: &Change,
@@ -187,7 +184,7 @@ impl Views {
     ) -> SysResult<u64> {
         let length = usize::try_from(length).unwrap_or(usize::MAX);
         let source = self.open_file(from.0)?;
-        // Extents are shared with the source locked.
+        // Sharing extents locks the source.
         self.live.busy.await_free(match &source {
             Open::Live(source) => source.slot,
             Open::Past(source) => source.slot(),
@@ -212,9 +209,9 @@ impl Views {
     }
 }
 
-/// Of the descriptors that the process may have, how many are for open files. The others are needed
-/// to keep the past, and for the directories and segments that are kept open: a client that opens
-/// files until it is refused must not make changes of others fail, nor a checkpoint.
+/// Returns the share of the descriptor limit for open files. The rest is for captures and the
+/// cached directories and segments: a client that opens files up to the limit must not cause the
+/// changes of others, or a checkpoint, to fail.
 fn descriptors_max(all: u64) -> usize {
     usize::try_from(all.saturating_sub(DESCRIPTORS_RESERVED).max(all / 4)).unwrap_or(usize::MAX)
 }

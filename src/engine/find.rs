@@ -1,4 +1,4 @@
-//! Finding checkpoints and versions, and naming them.
+//! Search for checkpoints and versions; tags.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -22,10 +22,10 @@ use crate::store::operation::{Deed, Retagged};
 use crate::store::record::{Actor, Kept, Record};
 use crate::sys::{Errno, Kind, SysResult};
 
-/// So long it is counted, in one answer, what differs from one checkpoint to the next.
+/// Time per reply spent on counting differences between checkpoints.
 const COUNT_MAX: Duration = Duration::from_millis(200);
 
-/// A query that was understood.
+/// A parsed query.
 pub(super) struct Matcher<'a> {
     query: &'a Query,
     note: Option<String>,
@@ -52,7 +52,7 @@ impl<'a> Matcher<'a> {
         })
     }
 
-    /// Whether everything holds of a checkpoint that its record tells.
+    /// Returns whether a checkpoint's record meets all conditions.
     pub(super) fn takes(&self, checkpoint: &Kept) -> bool {
         let created = i128::from(checkpoint.state_ns());
         let has_label = |(key, value): &(String, String)| {
@@ -84,7 +84,7 @@ impl<'a> Matcher<'a> {
     }
 }
 
-/// The label that a line of a note is: `KEY: VALUE`.
+/// Parses a line of a note as a label, `KEY: VALUE`.
 fn label(line: &str) -> Option<(&str, &str)> {
     let (key, value) = line.split_once(':')?;
     let is_key = !key.is_empty()
@@ -94,8 +94,7 @@ fn label(line: &str) -> Option<(&str, &str)> {
     is_key.then_some((key, value.trim()))
 }
 
-/// Whether `*` in `pattern` can stand for something so that it is `text`. Takes O(both) steps for
-/// each `*`.
+/// Matches `text` against a pattern with `*`. The cost is linear for each `*`.
 fn is_like(text: &str, pattern: &str) -> bool {
     let Some((head, rest)) = pattern.split_once('*') else {
         return text == pattern;
@@ -114,7 +113,7 @@ fn is_like(text: &str, pattern: &str) -> bool {
     text.ends_with(last)
 }
 
-/// Finds checkpoints, and versions of paths.
+/// Finds checkpoints and versions of paths.
 pub(super) struct Search {
     pub(super) checkpoints: Arc<Checkpoints>,
     counted: Counted,
@@ -143,8 +142,8 @@ impl Search {
         Ok(found)
     }
 
-    /// How many paths differ from the second checkpoint to the first; `None`: they cannot be
-    /// compared.
+    /// Returns the number of paths that differ from the second checkpoint to the first; `None` if
+    /// they cannot be compared.
     fn count_changes(&self, pair: Pair) -> Option<u64> {
         let losses = self.timeline().losses.count();
         if let Some(known) = self.counted.get(pair, losses) {
@@ -156,7 +155,7 @@ impl Search {
             .compare(State::At(pair.1), State::At(pair.0), b"")
             .ok()?;
         let count = changes.len() as u64;
-        // What could not be read may be read the next time.
+        // Unreadable paths may be readable the next time.
         if changes
             .iter()
             .all(|change| change.change != ChangeKind::Unknown)
@@ -186,13 +185,13 @@ impl Search {
             let ids = touched.filter_map(|version| version.state.checkpoint());
             return Ok(told(&mut ids.filter_map(numbered)));
         }
-        // A tag has one checkpoint.
+        // A tag belongs to one checkpoint.
         if let Some(tag) = query.tag.as_ref().filter(|tag| !tag.contains('*')) {
             return Ok(told(
                 &mut catalogue.tagged(tag).and_then(numbered).into_iter(),
             ));
         }
-        // There are fewer tags than checkpoints, mostly, and they lie together.
+        // Usually fewer tags than checkpoints exist, and they are stored contiguously.
         if let Some(pattern) = &query.tag {
             let like = catalogue.tags().into_iter();
             let like = like.filter(|(tag, _)| is_like(tag, pattern));
@@ -301,7 +300,7 @@ impl Checkpoints {
         Ok(CheckpointInfo::new(&after.unwrap_or(checkpoint)))
     }
 
-    /// Gives a checkpoint these tags, and takes them from whichever others have them.
+    /// Sets the tags of a checkpoint, and removes them from all others.
     fn give_tags(&self, by: &Actor, id: CheckpointId, tags: Vec<String>) -> VerbResult<()> {
         let losing =
             |other: &Kept| other.id != id && other.tags.iter().any(|tag| tags.contains(tag));
@@ -317,7 +316,7 @@ impl Checkpoints {
             .map_err(error::failed("the tags were not changed"))
     }
 
-    /// Gives kept checkpoints these tags, as an operation. The caller holds `checkpointing`.
+    /// Sets the tags of kept checkpoints as one operation. The caller holds `checkpointing`.
     pub(super) fn set_tags(
         &self,
         by: &Actor,
@@ -348,10 +347,10 @@ impl Checkpoints {
     }
 }
 
-/// Matches the checkpoints of a store without a daemon; `checkpoints` are oldest first.
+/// Searches the checkpoints of an unmounted store; `checkpoints` are oldest first.
 ///
 /// # Errors
-/// `bad-time`; `not-mounted` for what only a daemon can tell.
+/// `bad-time`; `not-mounted` for conditions that need a daemon.
 pub(super) fn find_offline(checkpoints: &[Kept], query: &Query) -> VerbResult<Vec<CheckpointInfo>> {
     if query.path.is_some() {
         return Err(error::not_mounted(

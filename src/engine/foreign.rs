@@ -1,5 +1,5 @@
-//! A name that leads to another filesystem or subvolume, as the kernel sees it: a directory of which
-//! nothing is known. `ckptfs mount` binds what is there over it.
+//! Mount points of nested filesystems and subvolumes: the kernel sees an opaque directory, over
+//! which `ckptfs mount` binds the original.
 
 use super::Engine;
 use super::control::CONTROL;
@@ -7,20 +7,21 @@ use super::request::{Attr, Entry, FOR_EVER, NodeId};
 use crate::store::ids::{Name, Slot};
 use crate::sys::{self, Kind, Stat, SysResult};
 
-/// Set in the number of every such node, together with the bit of control nodes.
+/// Set in the number of every such node, with the bit of control nodes.
 const FOREIGN: u64 = 1 << 57;
-/// The bits that tell the kinds of control nodes apart.
+/// The bits that distinguish kinds of control nodes.
 const KIND: u64 = 0b11111 << 57;
 
-/// Whether a node is such a name.
+/// Returns whether a node is foreign.
 pub(super) fn is_foreign(node: NodeId) -> bool {
     node.0 & KIND == CONTROL | FOREIGN
 }
 
-/// Set in the number of one that is no directory.
+/// Set in the number of a node that is not a directory.
 const FILE: u64 = 1;
 
-/// The node of a name in a live directory: always the same, so that what is mounted over it stays.
+/// Returns the node of a name in a live directory. It is derived from the name, so that a mount
+/// over it remains.
 fn node_of(dir: Slot, name: &Name, kind: Kind) -> NodeId {
     let mut hasher = blake3::Hasher::new();
     hasher.update(&dir.0.to_le_bytes()).update(name.as_bytes());
@@ -30,7 +31,7 @@ fn node_of(dir: Slot, name: &Name, kind: Kind) -> NodeId {
     NodeId(CONTROL | FOREIGN | hash | u64::from(kind != Kind::Dir))
 }
 
-/// What a name in a live directory leads to that is on another filesystem.
+/// Returns the entry of a name in a live directory that leads to another filesystem.
 ///
 /// # Errors
 /// Those of stat(2).
@@ -45,7 +46,7 @@ pub(super) fn entry(engine: &Engine, dir: Slot, name: &Name) -> SysResult<Entry>
     })
 }
 
-/// Attributes of such a node: nothing is asked of the other filesystem.
+/// Returns the attributes of such a node without a request to the other filesystem.
 ///
 /// # Errors
 /// Those of stat(2) of the root directory.
@@ -62,7 +63,7 @@ pub(super) fn stat(engine: &Engine, node: NodeId) -> SysResult<Stat> {
     })
 }
 
-/// As [`stat`], with how long the kernel may keep it.
+/// As [`stat`], with the timeout.
 ///
 /// # Errors
 /// As [`stat`].

@@ -1,5 +1,5 @@
-//! Journals of well-hashed nonsense, replayed, verified, viewed, compared, exported and restored in
-//! this process: each call ends, within memory, and nothing panics.
+//! Tests of forged journals with valid hashes: recovery, verification, views, comparison, export
+//! and restore in this process. Each call returns within its memory limit, and none panics.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
@@ -33,14 +33,13 @@ use crate::store::record::{
 use crate::sys::fuzz::{config, within};
 use crate::sys::{Kind, Protection, Stat, Time};
 
-/// A journal that is written takes a moment: there are fewer cases than of what is decoded in
-/// memory.
+/// Writing a journal is slow, so fewer cases run than for decoders in memory.
 const CASES_SHARE: u32 = 8;
-/// Memory that all calls of one case may take, bytes. A walk that goes round takes all there is.
+/// Memory limit of all calls of a case, in bytes. An endless walk would exhaust it.
 const MEMORY_MAX: usize = 64 << 20;
-/// How long a case may take on a busy machine.
+/// Time limit of a case on a busy machine.
 const TIME_MAX: Duration = Duration::from_secs(60);
-/// Names that a walk of a view looks at.
+/// Limit of names that a walk of a view reads.
 const LOOKS_MAX: usize = 2000;
 
 fn daemon() -> Actor {
@@ -52,8 +51,7 @@ fn daemon() -> Actor {
     }
 }
 
-/// Makes records out of bytes: what comes out is well formed, mostly of the epoch that is open, and
-/// otherwise anything.
+/// Generates well-formed records from bytes, most of them for the open epoch.
 struct Forger<'a> {
     bytes: std::slice::Iter<'a, u8>,
     slots: &'a [u64],
@@ -101,7 +99,7 @@ impl Forger<'_> {
         }
     }
 
-    /// Mostly `likely`.
+    /// Usually returns `likely`.
     fn number(&mut self, likely: u64) -> u64 {
         match self.next(16) {
             0 => 0,
@@ -264,7 +262,7 @@ impl Forger<'_> {
         })
     }
 
-    /// What somebody did, mostly.
+    /// Generates a record of a user's operation, in most cases.
     fn record_of_people(&mut self, number: usize) -> Record {
         match number {
             14 => Record::Tags {
@@ -345,7 +343,7 @@ fn checkpoint(id: CheckpointId) -> Checkpoint {
     }
 }
 
-/// A tree whose store has a checkpoint, and what the bytes say behind it.
+/// Creates a tree whose store has one checkpoint followed by forged records.
 fn forge(dir: &Path, bytes: &[u8]) {
     fs::create_dir_all(dir.join("a/b/c")).unwrap();
     fs::write(dir.join("a/file"), "a file").unwrap();
@@ -379,10 +377,10 @@ fn forge(dir: &Path, bytes: &[u8]) {
         .append(&[Record::Checkpoint(checkpoint(CheckpointId(1)))])
         .unwrap();
     while forger.bytes.len() > 0 {
-        // What our own encoder refuses is in `tests/it/hostile/forged.rs`.
+        // Records that our encoder rejects are tested in `tests/it/hostile/forged.rs`.
         let _ = store.journal.append(&[forger.record()]);
     }
-    // Half of them are read from an index, the others from the end of the journal.
+    // Half of the cases are read from an index, the others from the journal's end.
     if bytes.len().is_multiple_of(2) {
         let _ = store.rebuild_index();
     }
@@ -448,7 +446,7 @@ fn check(root: std::os::fd::OwnedFd) {
     }
 }
 
-/// Asks whatever changes nothing.
+/// Calls all read-only verbs.
 fn ask_all(ids: &[CheckpointId], ask: impl Fn(Request)) {
     let state = |name: &str| StateName(name.into());
     let compare = |from: StateName, to: Option<StateName>| Compare {
@@ -534,7 +532,7 @@ fn use_it(dir: &Path) {
     engine.close();
 }
 
-/// One case, in a thread that is waited for so long and no longer.
+/// Runs a case in a thread, with a time limit.
 fn run(bytes: &[u8]) {
     let dir = tempfile::tempdir().unwrap();
     forge(dir.path(), bytes);

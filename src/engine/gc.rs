@@ -1,15 +1,15 @@
-//! `gc`: thinning out the history, and freeing what nobody needs.
+//! `gc`: applies the retention rules, and frees unneeded data.
 //!
-//! A run first counts what there is (the journal, then the space of each version), then makes its
-//! plan, and then frees one checkpoint after the other: its deletion is recorded, then the versions
-//! go that only it and those before it in the plan needed. So whatever happens in between, all that
-//! a kept checkpoint needs is there; what a run that was cut short has left is needed by nobody,
-//! and every run begins with looking for such.
+//! A run measures the history (the journal, then the space of each version), makes a plan, and
+//! frees one checkpoint after the other. Each deletion is recorded first; then the versions are
+//! removed that only this checkpoint and those before it in the plan needed. Data of kept
+//! checkpoints is therefore complete at any time. Versions left by an interrupted run are unneeded,
+//! and every run first looks for such versions.
 //!
-//! As a verification ([`super::check`]) it works for a moment and is asked again. Only the record
-//! of a deletion is made under the lock of checkpoints and restores, and nothing under the freeze
-//! lock: nobody waits for a version to be removed. What was pinned, tagged or brought back since
-//! the plan was made stays, with what it needs.
+//! Like a verification ([`super::check`]) it works in slices. Only the record of a deletion is
+//! written under the lock of checkpoints and restores, and nothing under the freeze lock: the
+//! removal of versions blocks no request. Checkpoints pinned, tagged or undeleted since the plan
+//! stay, with their data.
 
 mod held;
 mod plan;
@@ -39,25 +39,25 @@ use crate::store::operation::{BY_RULE, Deed};
 use crate::store::record::{Actor, Kept, Record};
 use crate::sys::{self, Errno, Gently};
 
-/// How long a run waits at its end for removed versions to be closed, and between two looks.
+/// Time that a run waits at its end for removed versions to be closed, and the polling interval.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
 const CLOSE_LOOK: Duration = Duration::from_millis(50);
 
-/// What `gc` is asked to do.
+/// Options of `gc`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GcOptions {
-    /// What is to be kept.
+    /// Retention rules.
     #[serde(default)]
     pub retention: Retention,
-    /// Only tell what would go.
+    /// Only report what would be freed.
     #[serde(default)]
     pub dry_run: bool,
-    /// Go on with the run of this number, which an answer gave.
+    /// Continue the run with this number, from an earlier reply.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run: Option<u64>,
-    /// As the daemon runs it by itself (`retention.auto`): checkpoints that no rule keeps are
-    /// deleted as `delete` does, to be freed by a later run, those made on request stay, and what
-    /// was deleted less than `retention.keep-undone` ago is not freed.
+    /// As the daemon runs it (`retention.auto`): checkpoints without a rule are hidden as by
+    /// `delete` and freed by a later run; requested ones stay; those deleted less than
+    /// `retention.keep-undone` ago are not freed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub automatic: bool,
 }
@@ -72,50 +72,50 @@ impl GcOptions {
     }
 }
 
-/// A checkpoint that stays, and why.
+/// A checkpoint that is kept.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GcKept {
-    /// Which.
+    /// The checkpoint.
     pub id: CheckpointId,
     /// The rules that keep it.
     pub rules: Vec<Rule>,
 }
 
-/// Why a checkpoint goes.
+/// Reason for the removal of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum GcWhy {
-    /// It was deleted or undone before, and could come back until now.
+    /// It had been deleted or undone, and could still be restored.
     Deleted,
     /// No rule keeps it.
     NoRule,
-    /// The history takes more than it may.
+    /// The history exceeds its size limit.
     MaxSize,
 }
 
-/// A checkpoint that goes.
+/// A checkpoint that is removed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GcGone {
-    /// Which.
+    /// The checkpoint.
     pub id: CheckpointId,
-    /// Why.
+    /// The reason.
     pub why: GcWhy,
-    /// What comes free with it, after those before it in the list.
+    /// Bytes freed with it, after those before it in the list.
     pub bytes: u64,
 }
 
-/// What a tier drops.
+/// Effect of a tier.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GcTier {
     /// Its patterns.
     pub paths: Vec<String>,
-    /// How long everything is kept of them, milliseconds.
+    /// Its retention time in milliseconds.
     pub keep_ms: u64,
-    /// Versions that go though checkpoints show them, ...
+    /// Versions dropped although checkpoints show them.
     pub versions: u64,
-    /// ... and what comes free with them.
+    /// Bytes freed with them.
     pub bytes: u64,
-    /// Versions that stay because the file has several names, of which one may be somewhere else.
+    /// Versions that stay because the file has several names, perhaps outside of the tier.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub linked: u64,
 }
@@ -124,50 +124,48 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-/// What a run has done, or would do.
+/// Result of a run or of its dry run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GcReport {
-    /// Its number: ask again with it until `finished`.
+    /// Number of the run; repeat the request with it until `finished`.
     pub run: u64,
-    /// Nothing is left to do.
+    /// The run is complete.
     pub finished: bool,
-    /// Something is being freed already; before, it is counted what there is.
+    /// The run is freeing data; before, it measures the history.
     pub freeing: bool,
-    /// How far it is.
+    /// Progress.
     pub done: u64,
-    /// How much there is.
+    /// Value of `done` at the end.
     pub total: u64,
-    /// It was only asked what would go.
+    /// This was a dry run.
     pub dry_run: bool,
-    /// What stays and why, oldest first; when it is finished.
+    /// Checkpoints kept and their rules, oldest first; set when finished.
     pub kept: Vec<GcKept>,
-    /// What goes, in this order; when it is finished.
+    /// Checkpoints removed, in order; set when finished.
     pub gone: Vec<GcGone>,
-    /// Versions that no checkpoint needed any more, left by a deletion or a run that was cut short,
-    /// ...
+    /// Unneeded versions left by a deletion or an interrupted run.
     pub leftovers: u64,
-    /// ... and what comes free with them.
+    /// Bytes freed with them.
     pub leftover_bytes: u64,
-    /// What goes by tiers, in the order of the configuration; when it is finished.
+    /// Effects of tiers, in configuration order; set when finished.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tiers: Vec<GcTier>,
-    /// What comes free in all.
+    /// Total bytes freed.
     pub freed_bytes: u64,
-    /// What the history took before.
+    /// Size of the history before.
     pub history_bytes: u64,
-    /// Of what comes free, what is free only when this process closes the versions that it still
-    /// has open.
+    /// Bytes of removed versions still open in this process; freed on close.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub held_bytes: u64,
-    /// By how much the history is larger than it may be, because the rest is pinned, tagged or the
+    /// Bytes by which the history exceeds its limit, because the rest is pinned, tagged or the
     /// newest.
     pub over_bytes: u64,
-    /// Checkpoints that were to go and stay: they were pinned, tagged or brought back meanwhile.
+    /// Planned checkpoints that stay: they were pinned, tagged or undeleted concurrently.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub changed: Vec<CheckpointId>,
 }
 
-/// A run under way.
+/// A run in progress.
 enum Run {
     Measuring(Box<Measuring>, Vec<Kept>),
     Matching(Box<Matching>),
@@ -175,7 +173,7 @@ enum Run {
 }
 
 impl Run {
-    /// How far it is.
+    /// Returns the progress.
     fn told(&self, options: &GcOptions) -> GcReport {
         let ((done, total), report) = match self {
             Run::Measuring(measuring, _) => (measuring.progress(), GcReport::default()),
@@ -199,7 +197,7 @@ impl Run {
     }
 }
 
-/// Thins the history out, and tells what it takes.
+/// Applies retention rules and measures the history.
 pub(super) struct Collector {
     pub(super) live: Arc<Live>,
     pub(super) serving: Arc<Serving>,
@@ -208,10 +206,9 @@ pub(super) struct Collector {
     pub(super) checkpoints: Arc<Checkpoints>,
     gc_runs: Runs<Run>,
     pub(super) du_runs: Runs<Box<Measuring>>,
-    /// By how much the history was larger than it may be, and could not be made smaller, when that
-    /// was looked at last.
+    /// Bytes by which the history exceeded its limit after the last plan.
     pub(super) over_bytes: AtomicU64,
-    /// Marks of the tripwire that were freed since the daemon began, because space was short.
+    /// Number of tripwire marks freed for lack of space since the daemon started.
     pub(super) yielded: AtomicU64,
 }
 
@@ -280,21 +277,21 @@ impl Collector {
         })
     }
 
-    /// All that is in the timeline, hidden or not, and the versions that were captured.
+    /// Begins a run with all checkpoints, hidden or not, and all captured versions.
     fn begin_gc(&self) -> VerbResult<Run> {
-        // Read before the census: only a checkpoint that is made in between is missing here, and it is
-        // the newest.
+        // Before the census: only a checkpoint made between the two is missing, and it is the
+        // newest.
         let checkpoints = self.timeline().catalogue.stored();
         Ok(Run::Measuring(Box::new(self.measuring()?), checkpoints))
     }
 
-    /// Versions that are to be measured: all that there are.
+    /// Begins to measure all versions.
     pub(super) fn measuring(&self) -> VerbResult<Measuring> {
         let census = self.timeline().census();
         census.map(Measuring::new).map_err(error::history_unread)
     }
 
-    /// Goes on with a run for a part; `false`: what it is at is done.
+    /// Continues a run for one part. Returns `false` when its current stage is complete.
     fn work(&self, by: &Actor, run: &mut Run, until: Instant) -> VerbResult<bool> {
         match run {
             Run::Measuring(measuring, _) => go_on(until, || {
@@ -306,8 +303,7 @@ impl Collector {
             Run::Freeing(plan) => {
                 let more = go_on(until, || self.free_next(by, plan))?;
                 if more {
-                    // The less a filesystem has to write down at once, the shorter others wait for
-                    // it.
+                    // Small commits of the filesystem block other processes for a shorter time.
                     let synced = self.timeline().store().journal.sync();
                     synced.map_err(|error| {
                         error::failed("the deletions are not on the disk")(error.errno())
@@ -318,7 +314,7 @@ impl Collector {
         }
     }
 
-    /// Removes the next version, or deletes the next checkpoint; `false`: there is none.
+    /// Removes the next version, or deletes the next checkpoint; `false` at the end.
     fn free_next(&self, by: &Actor, plan: &mut Plan) -> VerbResult<bool> {
         if let Some(version) = plan.versions.pop() {
             plan.report.done += 1;
@@ -372,14 +368,14 @@ impl Collector {
         Ok(true)
     }
 
-    /// Deletes a checkpoint, unless it was pinned, tagged or brought back since; returns whether it
-    /// is gone. `hides`: it can come back until a later run frees it.
+    /// Deletes a checkpoint, unless it was pinned, tagged or undeleted since the plan. Returns
+    /// whether it no longer exists. `hides`: it can be restored until a later run frees it.
     fn delete_planned(&self, by: &Actor, planned: &Kept, hides: bool) -> VerbResult<bool> {
         {
             let _one_at_a_time = self.checkpoints.checkpointing.lock();
             let catalogue = &self.timeline().catalogue;
             let hidden = || catalogue.hidden_checkpoint(planned.id);
-            // Somebody else has deleted it: it is gone.
+            // Deleted concurrently.
             let Some(now) = catalogue.checkpoint(planned.id).or_else(hidden) else {
                 return Ok(true);
             };
@@ -409,15 +405,14 @@ impl Collector {
     fn remove_version(&self, object: ObjectId) {
         match self.timeline().store().layers.remove(object) {
             Err(error) if error.errno() == Errno::ENOENT => {}
-            // The next run finds it.
+            // The next run removes it.
             Err(error) => tracing::warn!(%error, ?object, "an unneeded version was not removed"),
             Ok(()) => {}
         }
     }
 
-    /// Removes the directories that are empty now, and sees to it that the space is free when
-    /// somebody asks for it; the index follows in idle time. Returns the bytes of removed versions
-    /// that are still open here.
+    /// Removes empty layers, and syncs so that the space is free on return; the index is compacted
+    /// in idle time. Returns the bytes of removed versions that are still open in this process.
     fn end_gc(&self, Plan { epochs, report, .. }: &Plan) -> u64 {
         self.snapdir.snapdir_changed();
         if epochs.is_empty() && report.gone.is_empty() {
@@ -428,7 +423,7 @@ impl Collector {
             self.checkpoints.drop_kept();
             self.checkpoints.remove_empty_layers(epochs);
         }
-        // In this order: a checkpoint that is made meanwhile is kept, or after that.
+        // In this order: a concurrent checkpoint is in `kept` or after `upto`.
         let upto = self.timeline().store().journal.position();
         let kept = self
             .timeline()
@@ -437,7 +432,7 @@ impl Collector {
             .into_iter()
             .map(|(id, _)| id)
             .collect();
-        // Filesystems free what was removed when they write it down.
+        // Filesystems free removed extents at commit.
         match sys::syncfs(&self.serving.store_dir) {
             Ok(()) => self.timeline().indexer.compact_soon(kept, upto),
             Err(errno) => tracing::debug!(%errno, "the filesystem was not synced after a gc"),
@@ -446,9 +441,8 @@ impl Collector {
     }
 }
 
-/// Waits a while until no removed version is open in this process: the sealer closes one that it
-/// hashes when it sees that it is removed, and a client that reads one in a view may keep it open.
-/// Returns the bytes of those that are.
+/// Waits with a timeout until this process has no removed version open: the sealer closes one when
+/// it notices the removal, but a client may keep one open in a view. Returns the bytes still open.
 fn closed(removed: bool) -> u64 {
     let until = Instant::now() + CLOSE_MAX;
     let is_version = |path: &[u8]| {
@@ -464,8 +458,7 @@ fn closed(removed: bool) -> u64 {
 }
 
 impl Checkpoints {
-    /// Removes the directories of these epochs in which nothing is left; never that of the open
-    /// one.
+    /// Removes the empty layers of these epochs, except that of the open epoch.
     pub(super) fn remove_empty_layers(&self, epochs: &BTreeSet<Epoch>) {
         let mut gently = Gently::default();
         for epoch in epochs.range(..self.timeline().epochs.epoch()) {

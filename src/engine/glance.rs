@@ -1,4 +1,5 @@
-//! What a shell's prompt tells of a tree: asked after each command, so it must cost nearly nothing.
+//! `glance`: the state of a tree for a shell prompt. It runs after each command, so it must be
+//! cheap.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,20 +11,21 @@ use super::verb::Verb;
 use crate::history::state::State;
 use crate::store::ids::CheckpointId;
 
-/// After so many changes, or so many checkpoints, it is not looked whether anything differs.
+/// Limits of changes and of checkpoints since the base, beyond which the tree counts as changed
+/// without a comparison.
 const CHANGES_MAX: u64 = 500;
 const CHECKPOINTS_MAX: u64 = 8;
 
-/// Which checkpoint the tree comes from, and whether it differs from it.
+/// Requests the tree's base and whether the tree differs from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Glance;
 
-/// The answer.
+/// The reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Glanced {
-    /// The checkpoint that the tree comes from, as of [`super::api::Status::base`].
+    /// The tree's base, as [`super::api::Status::base`].
     pub base: Option<CheckpointId>,
-    /// Something differs from it. After many changes what was changed back counts too.
+    /// The tree differs from it. After many changes, reverted ones count as well as others.
     pub changed: bool,
 }
 

@@ -1,21 +1,21 @@
-//! The names that checkpoints have by their time in `.snapshots` (`--snapdir-names=gmt`): what
-//! Samba's `shadow_copy2` looks for.
+//! Names of checkpoints by time in `.snapshots` (`--snapdir-names=gmt`), as expected by Samba's
+//! `shadow_copy2`.
 
 use jiff::Timestamp;
 use jiff::civil::DateTime;
 use jiff::tz::TimeZone;
 
-/// As `shadow:format` is unless told otherwise; in UTC.
+/// Samba's default of `shadow:format`; in UTC.
 const FORM: &str = "@GMT-%Y.%m.%d-%H.%M.%S";
 
-/// The name of a second since 1970. `None` before 1970, and from the last day of
-/// the year 9999 on.
+/// Returns the name of a second since the epoch. `None` for negative seconds, and from the last day
+/// of the year 9999 on.
 pub(super) fn name(second: i64) -> Option<String> {
     let time = Timestamp::from_second(second).ok()?;
     (second >= 0).then(|| time.strftime(FORM).to_string())
 }
 
-/// The second that a name is of; `None`: it is not one as [`name`] writes it.
+/// Parses a name in the exact format of [`name`].
 pub(super) fn second(text: &str) -> Option<i64> {
     let time = DateTime::strptime(FORM, text).ok()?;
     let second = time.to_zoned(TimeZone::UTC).ok()?.timestamp().as_second();

@@ -1,17 +1,17 @@
-//! Commands of the owner around checkpoints and restores: `pre-checkpoint`, `post-checkpoint`,
-//! `pre-restore`, `post-restore`.
+//! Hooks: the owner's commands around checkpoints and restores, `pre-checkpoint`,
+//! `post-checkpoint`, `pre-restore`, `post-restore`.
 //!
-//! **Who runs what.** The daemon runs them, as the user that it runs as, and only out of a
-//! directory that was named when the tree was mounted. A hook is never looked for in the tree or in
-//! its store: whoever may write there, a container that has the volume for one, must not choose
-//! what root runs. The directory, each hook, and every directory above must belong to that user, or
-//! to root, and nobody else may write to them (or, above, have what belongs to another: the sticky
-//! bit). They are opened one name after the other, no link is followed, what was opened is looked
-//! at, and that very inode is executed: whoever exchanges names meanwhile exchanges nothing.
+//! **Trust.** The daemon runs hooks as its own user, and only from a directory configured at mount.
+//! It never looks for hooks in the tree or store: a process with write access there, such as a
+//! container with its volume, must not choose commands that root executes. The directory, each hook
+//! and every directory above must belong to that user or root, and must not be writable by others
+//! (sticky directories above are allowed). They are opened one component at a time, without
+//! following links; the opened inode is checked and then executed. Concurrent renames have no
+//! effect.
 //!
-//! **Locking.** Hooks run one operation at a time, and hold nothing that a request needs: a hook
-//! reads and writes the mount like anybody. What a hook itself asks for (`ckptfs checkpoint` in
-//! `pre-restore`) is done without hooks.
+//! **Locking.** One operation at a time runs hooks, without any lock that a request needs: a hook
+//! can use the mount. Operations requested by a hook (`ckptfs checkpoint` in `pre-restore`) run
+//! without hooks.
 
 use std::ffi::OsStr;
 use std::io::Read;
@@ -33,31 +33,31 @@ use crate::store::record::Actor;
 use crate::sys::lock::{Mutex, Rank};
 use crate::sys::{self, Errno, Kind};
 
-/// What a hook says on stderr is told up to so many bytes.
+/// Limit of a hook's stderr in messages, in bytes.
 const SAID_BYTES_MAX: u64 = 4096;
-/// How long is waited for that after the hook has ended: what it started may hold its stderr open.
+/// Time to wait for its stderr after a hook has exited: its children may keep it open.
 const SAID_WAIT: Duration = Duration::from_millis(200);
-/// Between two looks at whether a hook has ended.
+/// Minimum and maximum interval between checks for a hook's exit.
 const LOOK: Duration = Duration::from_millis(1);
 const LOOK_MAX: Duration = Duration::from_millis(20);
-/// Bits of a mode that let others write.
+/// Mode bits that permit writing by others.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
-/// What is in such a directory is renamed and removed by its owner only.
+/// In a sticky directory only owners rename and remove entries.
 const STICKY: u32 = 0o1000;
-/// What runs a hook: the daemon's umask is not for it.
+/// Runs a hook with a standard umask instead of the daemon's.
 const SHELL: &str = "/bin/sh";
 const RUN: &str = "umask 022 && exec \"$0\"";
 
 pub(super) struct Hooks {
     config: HooksConfig,
     one_at_a_time: Mutex<()>,
-    /// The process group of the hook that runs.
+    /// The process group of the running hook.
     group: AtomicI32,
-    /// What was wrong with the last one that ran after something.
+    /// The failure of the last `post` hook.
     failure: Mutex<Option<String>>,
 }
 
-/// What a hook is for: the variables that it gets.
+/// Environment variables of a hook.
 type Variables = Vec<(&'static str, String)>;
 
 impl Hooks {
@@ -70,19 +70,19 @@ impl Hooks {
         }
     }
 
-    /// What somebody should know.
+    /// Returns the warning for the user.
     pub(super) fn warning(&self) -> Option<String> {
         self.failure.lock().clone()
     }
 
-    /// Who asks is a hook, or was started by one.
+    /// Returns whether the requester is a hook, or was started by one.
     fn is_hook(&self, by: &Actor) -> bool {
         let group = self.group.load(Ordering::SeqCst);
         group > 0 && sys::process_group(by.pid) == Some(group)
     }
 
-    /// Opens a hook, if there is one of this name, and everything above it; what is wrong if it is
-    /// not to be run.
+    /// Opens a hook, if it exists, and all directories above. Returns the reason if it must not
+    /// run.
     fn open(&self, name: &str) -> Result<Option<OwnedFd>, String> {
         let mut shown = PathBuf::from("/");
         let mut dir = sys::open_root(&shown).map_err(|errno| format!("/: {errno}"))?;
@@ -105,7 +105,7 @@ impl Hooks {
         }
     }
 
-    /// Runs a hook, if there is one of this name; what is wrong if it failed.
+    /// Runs a hook, if it exists. Returns the reason if it failed.
     fn run(&self, name: &str, mount: &Path, variables: &Variables) -> Result<(), String> {
         let Some(hook) = self.open(name)? else {
             return Ok(());
@@ -113,7 +113,8 @@ impl Hooks {
         let mut command = Command::new(SHELL);
         let path = sys::inherited(&mut command, hook)
             .map_err(|errno| format!("the hook {name} cannot be run: {errno}"))?;
-        // Not in the tree: what an interpreter looks for where it is, others may have put there.
+        // Not in the tree: interpreters load files from their working directory, where other users
+        // may write.
         command
             .args(["-c", RUN])
             .arg(&path)
@@ -137,7 +138,7 @@ impl Hooks {
         let said = listen(&mut child);
         let ended = wait(&mut child, self.config.timeout);
         if ended.is_none() {
-            // All that it started goes with it.
+            // Includes all processes that it started.
             let _ = sys::kill_group(group, SIGKILL);
             let _ = child.wait();
         }
@@ -156,11 +157,11 @@ impl Hooks {
     }
 }
 
-/// The same number on every system that there is.
+/// Identical on all platforms.
 const SIGKILL: i32 = 9;
 
-/// Reads what a child says on stderr, from a thread of its own: whoever holds the other end open
-/// does not keep us.
+/// Reads a child's stderr in a separate thread, so that a process that keeps the pipe open does not
+/// block us.
 fn listen(child: &mut Child) -> Receiver<String> {
     let (tell, said) = channel();
     if let Some(stderr) = child.stderr.take() {
@@ -188,8 +189,8 @@ fn wait(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
     }
 }
 
-/// Nobody but the user of the daemon, or root, can have chosen what this is. `sticky`: others may
-/// put into it what is theirs.
+/// Checks that only the daemon's user or root can have created or replaced the inode. `sticky`:
+/// others may create entries of their own in it.
 fn check_trust(opened: &OwnedFd, shown: &Path, kind: Kind, sticky: bool) -> Result<(), String> {
     let cannot = |errno: Errno| format!("{}: {errno}", shown.display());
     let (found, shown) = (sys::stat_fd(opened).map_err(cannot)?, shown.display());
@@ -215,7 +216,7 @@ fn check_trust(opened: &OwnedFd, shown: &Path, kind: Kind, sticky: bool) -> Resu
             "{shown} is writable by others than its owner, so it is not run (chmod go-w)"
         ));
     }
-    // Whoever serves it says whose it is.
+    // A FUSE server chooses the reported owner.
     if sys::statfs_fd(opened).is_ok_and(|info| sys::fs_name(info.fs_type) == "fuse") {
         return Err(format!(
             "{shown} is on a FUSE filesystem, whose owners cannot be trusted"
@@ -224,8 +225,8 @@ fn check_trust(opened: &OwnedFd, shown: &Path, kind: Kind, sticky: bool) -> Resu
     Ok(())
 }
 
-/// Does something between `pre-VERB` and `post-VERB`. The latter runs whenever the former did, so
-/// that what was quiesced goes on; it is told what became of it.
+/// Runs an operation between `pre-VERB` and `post-VERB`. The latter runs whenever the former did,
+/// so that quiesced services resume; it receives the result.
 pub(super) fn around<T>(
     hooks: Option<&Hooks>,
     serving: &Serving,

@@ -1,10 +1,10 @@
-//! What an import asks of a daemon: to be let at the directory behind the mount, and to put into
-//! the tree what was made beside it.
+//! The daemon's part of an import: access to the backing directory, and the move of staged inodes
+//! into the tree.
 //!
-//! Whoever imports makes inodes in the staging directory, where no checkpoint sees them and files
-//! can share their data with the source, complete with owner, times and attributes. Here they are
-//! renamed into place with the operation that serves the kernel's rename(2): what they replace is
-//! kept first. Nobody ever sees half of one.
+//! The client creates complete inodes in the staging directory (owner, times and attributes
+//! included). No checkpoint shows that directory, and its files can share extents with the source.
+//! The daemon renames the inodes into place with the operation that serves rename(2), so that
+//! replaced inodes are captured first. Inodes appear atomically.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use crate::store::ids::{Name, Slot};
 use crate::store::record::Actor;
 use crate::sys::{self, Errno, Kind, RenameMode, SysResult};
 
-/// Begins the names of inodes that an import made on the stage.
+/// Prefix of the names of staged inodes.
 pub const STAGED_PREFIX: &str = ".ckptfs-export-";
 
 /// Whether an inode number is that of `.snapshots`, which is not part of the tree, under any name.
@@ -33,31 +33,31 @@ pub fn is_of_no_tree(ino: u64) -> bool {
     NodeId(ino) == SNAPDIR
 }
 
-/// What is asked.
+/// A request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ImportAsk {
-    /// Two descriptors: of the directory that is served, and of the stage. What an import left
-    /// there that was killed is gone.
+    /// Return descriptors of the backing directory and of the staging directory. Inodes left there
+    /// by a killed import are removed.
     Begin,
-    /// One descriptor: of the directory that is served, to be read.
+    /// Return a descriptor of the backing directory for reading.
     Look,
-    /// Put into the tree what was made on the stage.
+    /// Move staged inodes into the tree.
     Put {
-        /// Name on the stage, and path in the tree, the directory of which is there.
+        /// Name in the staging directory and path in the tree, whose directory must exist.
         staged: Vec<(String, TreePath)>,
     },
 }
 
-/// What is answered.
+/// The reply.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImportPart {
-    /// What could not be put in its place; it is gone from the stage.
+    /// Inodes that could not be moved, and were removed from the staging directory.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refused: Vec<Refused>,
 }
 
-/// Puts into the live tree of an engine what is imported.
+/// Moves imported inodes into the live tree.
 #[derive(Clone, Copy)]
 pub(super) struct Importer<'a> {
     pub(super) engine: &'a Engine,
@@ -68,7 +68,7 @@ impl<'a> Importer<'a> {
         Importer { engine }
     }
 
-    /// The answer to one request.
+    /// Returns the reply to a request.
     pub(super) fn part(
         &self,
         by: &Actor,
@@ -102,7 +102,7 @@ impl<'a> Importer<'a> {
     }
 
     fn clear_stage(&self) -> SysResult<()> {
-        // An import that was killed may have asked for something that is still being done.
+        // A request of a killed import may still be running.
         let _freeze = self.engine.live.busy.freeze()?;
         let staging = self.engine.live.staging();
         for entry in sys::list_dir(&sys::open_dir_at(staging, b".")?)? {
@@ -131,7 +131,7 @@ impl<'a> Importer<'a> {
                     .collect();
             }
         };
-        // A restore may have planned with what was there.
+        // A restore may have planned with the former state.
         self.engine.live.locks.count_change();
         let tree = self.engine.live.locks.tree.write();
         let change = Change::by(Some(

@@ -1,9 +1,9 @@
-//! What frees checkpoints on nobody's request: marks of the tripwire where space is short, and what
-//! the store's configuration says (`retention.auto`).
+//! Automatic deletion of checkpoints: frees tripwire marks when space is short, and applies the
+//! configured retention (`retention.auto`).
 //!
-//! It asks for a run as anybody else does, a part at a time, so it holds no lock for longer, and
-//! ends between two parts. No idle thread does it: one that holds a lock and is not run keeps
-//! everybody waiting.
+//! It requests `gc` in parts as a client does, so it holds no lock for long, and stops between two
+//! parts. It is not an idle-class thread: one that holds a lock without being scheduled would block
+//! all others.
 
 use std::sync::Weak;
 use std::sync::atomic::Ordering;
@@ -15,16 +15,16 @@ use super::retention::Retention;
 use super::worker::Worker;
 use crate::store::record::Kept;
 
-/// How often the configuration is looked at.
+/// Interval between reads of the configuration.
 pub(super) const PERIOD: Duration = Duration::from_secs(2);
 
-/// Looks whether it is due.
+/// Schedules automatic runs.
 pub(super) struct Keeper {
     collector: Weak<Collector>,
     /// `retention.auto` as of the last round.
     every: Option<Duration>,
-    /// When the last run ended, or this interval was set or the mount began: the first run is a
-    /// whole interval later.
+    /// End of the last run, or start of the mount or of this interval: the first run is one
+    /// interval later.
     last: Instant,
 }
 
@@ -37,7 +37,7 @@ impl Keeper {
         }
     }
 
-    /// When to look again.
+    /// Does all work that is due. Returns the pause until the next round.
     pub(super) fn round(&mut self, worker: &Worker) -> Option<Duration> {
         let collector = self.collector.upgrade()?;
         yield_marks(&collector);
@@ -57,7 +57,7 @@ impl Keeper {
     }
 }
 
-/// Frees confirmed marks of the tripwire, oldest first, as long as space is short.
+/// Frees confirmed tripwire marks, oldest first, while space is short.
 fn yield_marks(collector: &Collector) {
     let reserve = &collector.timeline().store().reserve;
     if !reserve.is_short() {

@@ -1,11 +1,11 @@
-//! Listings of directories: live ones, those of views, and `.snapshots`.
+//! Directory listings: live directories, those of views, and `.snapshots`.
 //!
-//! There are no open directories: the kernel opens them without asking and caches what it has
-//! listed. A listing goes on at an **offset** that stays right for everybody, whatever has come or
-//! removed meanwhile: the kernel finds its place in a cached listing by the offset that another reader
-//! was given (`fuse_parse_cache` in fs/fuse/readdir.c). In a live directory it is the backing
-//! filesystem's own, in a view (which never changes) the number of the name in order, in
-//! `.snapshots` it comes from the name.
+//! Directories have no handles: the kernel opens them without a request and caches listings. A
+//! listing continues at an **offset**, which must remain valid for every reader while names are
+//! created and removed. The kernel finds its position in a cached listing by an offset returned to
+//! another reader (`fuse_parse_cache` in fs/fuse/readdir.c). Live directories use the backing
+//! filesystem's offsets, views (which are immutable) the index of the sorted name, and `.snapshots`
+//! derives offsets from names.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -18,29 +18,28 @@ use crate::store::ids::Slot;
 use crate::sys::lock::Mutex;
 use crate::sys::{Errno, Kind, SysResult};
 
-/// Names handed out at once: more than fit into one reply of the kernel's.
+/// Number of names returned at a time: more than fit into one reply to the kernel.
 pub(super) const BATCH: usize = 512;
-/// Listings of views that are kept at most.
+/// Limit of cached view listings.
 const KEPT_MAX: usize = 64;
-/// Names in them together at most, but for the one that is being read: some 100 bytes each.
+/// Limit of names in these together, except in the listing being read: about 100 bytes each.
 const KEPT_NAMES_MAX: usize = 100_000;
 
-/// The listings of views that were made last: a long one is asked for in parts, and a short one
-/// twice, to hear that it has ended.
+/// Cache of the most recent view listings: a long one is read in parts, and a short one twice,
+/// because the kernel detects its end by an empty reply.
 #[derive(Default)]
 pub(super) struct Kept(Mutex<VecDeque<Listing>>);
 
 struct Listing {
     of: NodeId,
-    /// Empty once a long one was read to its end.
+    /// Emptied after a long listing was read to its end.
     names: Arc<Vec<Listed>>,
     /// The offset after the last name.
     end: u64,
 }
 
 impl Kept {
-    /// The part of a listing that comes after `offset`; `make` gives all of it, in the order of
-    /// offsets.
+    /// Returns the names after `offset`; `make` returns the whole listing, sorted by offset.
     fn part(
         &self,
         node: NodeId,
@@ -81,9 +80,9 @@ impl Kept {
         Some(part)
     }
 
-    /// Lets go of what is too much: listings beyond the number of them and of names, the oldest
-    /// first, but not of the one that is being read. A long one that was read to its end goes too;
-    /// where that was is kept, for the kernel asks once more.
+    /// Evicts listings beyond either limit, oldest first, except the one being read. A long one
+    /// read to its end loses its names but keeps the end offset, because the kernel reads once
+    /// more.
     fn tidy(&self, reading: NodeId, to_its_end: bool) {
         let mut kept = self.0.lock();
         if to_its_end {
@@ -103,7 +102,7 @@ impl Kept {
     }
 }
 
-/// The part of a whole listing, in the order of its offsets, that comes after `offset`.
+/// Returns the names after `offset` from a whole listing sorted by offset.
 fn part(all: &[Listed], offset: u64) -> Names {
     let from = all.partition_point(|listed| listed.next <= offset);
     let names: Vec<Listed> = all.iter().skip(from).take(BATCH).cloned().collect();
@@ -114,7 +113,7 @@ fn part(all: &[Listed], offset: u64) -> Names {
 }
 
 impl Views {
-    /// Names of a directory of a view.
+    /// Lists a directory of a view.
     pub(super) fn list_past(&self, dir: &PastNode, offset: u64) -> SysResult<Names> {
         self.check_kept(dir)?;
         self.kept_listings.part(dir.id, offset, || {
@@ -216,8 +215,7 @@ mod tests {
         (1..=count as u64).map(listed).collect()
     }
 
-    /// Reads a listing of so many names to its end as the kernel does, and once more; how often it
-    /// was made.
+    /// Reads a listing to its end and once more, as the kernel does. Returns how often it was made.
     fn read(kept: &Kept, node: u64, count: usize) -> u32 {
         let (mut made, mut offset, mut names, mut ends) = (0, 0, 0, 0);
         while ends < 2 {
@@ -259,7 +257,7 @@ mod tests {
         );
     }
 
-    /// The last 64 were kept whatever their length: 64 directories of a million names are 6 GB.
+    /// With a limit of 64 listings but not of names, 64 directories of a million names take 6 GB.
     #[test]
     fn few_names_are_kept_but_one_that_is_read_is_made_once() {
         let kept = Kept::default();

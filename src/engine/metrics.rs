@@ -1,22 +1,22 @@
-//! The numbers of daemons in the text format of Prometheus (version 0.0.4).
+//! Metrics in the Prometheus text format (version 0.0.4).
 
 use std::fmt::{Display, Write};
 
 use super::api::{PushInfo, Stats, Status};
 
-/// What one daemon says of the tree that it serves.
+/// The values of a daemon and its tree.
 #[derive(Debug)]
 pub struct Tree {
-    /// The container volume that it is.
+    /// Name of the container volume, if it is one.
     pub volume: Option<String>,
-    /// What `status` tells.
+    /// The reply to `status`.
     pub status: Status,
-    /// What it has done and holds.
+    /// The reply to `stats`.
     pub stats: Stats,
 }
 
-/// All of them. Each sample has `mount`, and `volume` if it is one, so that those of several trees
-/// can stand in one file.
+/// Returns all metrics. Each sample has the label `mount`, and `volume` if applicable, so that one
+/// file can contain several trees.
 pub fn text(trees: &[Tree]) -> String {
     let mut all = Metrics {
         families: Families::default(),
@@ -30,16 +30,16 @@ pub fn text(trees: &[Tree]) -> String {
     all.families.text
 }
 
-/// Metrics, each with its samples behind its head.
+/// Metrics, each a header with its samples.
 #[derive(Debug, Default)]
 pub struct Families {
-    /// As it is told.
+    /// The text.
     pub text: String,
 }
 
 impl Families {
-    /// Adds a metric, by the labels of its samples (`a="b"`, see [`label`]); without samples it is
-    /// none.
+    /// Appends a metric; the keys of `samples` are their labels (`a="b"`, see [`label`]). A metric
+    /// without samples is omitted.
     pub fn add<V: Display>(
         &mut self,
         name: &str,
@@ -51,7 +51,7 @@ impl Families {
         if samples.peek().is_none() {
             return;
         }
-        // A string takes everything.
+        // Writing to a string never fails.
         let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}");
         for (labels, value) in samples {
             let _ = match labels.as_str() {
@@ -62,7 +62,7 @@ impl Families {
     }
 }
 
-/// A label and its value, of which `\`, `"` and the end of a line are escaped.
+/// Returns a label with its value, escaping `\`, `"` and newline.
 pub fn label(name: &str, value: &str) -> String {
     let value = value
         .replace('\\', r"\\")
@@ -77,7 +77,7 @@ fn seconds(time: &str) -> Option<f64> {
 }
 
 impl Tree {
-    /// The labels that each of its samples has.
+    /// Returns the common labels of its samples.
     fn labels(&self) -> String {
         let mount = label("mount", &self.status.mount.display().to_string());
         match &self.volume {

@@ -1,21 +1,20 @@
-//! The one facade over the live tree and its history.
+//! The engine: the only facade of the live tree and its history.
 //!
-//! It has two faces, both in plain types: [`request::Service`], what the kernel asks, and
-//! [`verb::Verb`], what people ask. Requests go to the live tree, to a view of the past, or to
-//! `.snapshots` itself, by the node's number.
+//! It has two interfaces in plain types: [`request::Service`] for the kernel and [`verb::Verb`] for
+//! clients. The node's number routes a request to the live tree, to a view, or to `.snapshots`
+//! itself.
 //!
-//! **Parts.** [`Engine`] makes them and answers with them. Each has its state to itself, and knows
-//! only those before it:
-//! - what it is served with: the configuration, the settings, the kernel's caches, warnings
-//!   (`serving`);
-//! - states of the tree, and what differs between two (`compare`); nodes and open files of views
-//!   (`files`); `.snapshots` (`control`);
-//! - checkpoints: made, named, deleted (`checkpoint`);
-//! - what relies on these: absences (`absence`), checkpoints that nobody asks for (`auto`,
-//!   `tripwire`), thinning out (`gc`), searching (`find`), verifying (`check`), sharing (`dedup`).
+//! **Parts.** [`Engine`] creates them and delegates to them. Each has private state and depends
+//! only on those listed before it:
+//! - the environment: configuration, settings, kernel caches, warnings (`serving`);
+//! - states of the tree and their comparison (`compare`); nodes and open files of views (`files`);
+//!   `.snapshots` (`control`);
+//! - creation, tags and deletion of checkpoints (`checkpoint`);
+//! - users of these: offline changes (`absence`), automatic checkpoints (`auto`, `tripwire`),
+//!   retention (`gc`), search (`find`), verification (`check`), deduplication (`dedup`).
 //!
-//! What needs most of them takes the engine: the service of the kernel (`service`), restores,
-//! exports, imports, undoing, and the verbs.
+//! Code that needs most of them uses the engine: the service of the kernel (`service`), restore,
+//! export, import, undo, and the verbs.
 
 mod absence;
 mod announce;
@@ -129,25 +128,23 @@ pub struct Engine {
     branches: branches::Branches,
     announcer: Arc<announce::Announcer>,
     succession: Option<succession::Succession>,
-    /// Where content is that this tree has not, if there is such.
+    /// The source of content not stored locally, if any.
     origin: Option<Arc<dyn origin::Origin>>,
-    /// What the kernel must forget because a restore was finished before this worker served
-    /// anything.
+    /// Pending invalidations of a restore that this worker finished before it served the tree.
     stale: Mutex<Option<(restore::stale::Stale, crate::live::Forgetting)>>,
-    /// Held by the one request of the kernel that makes a checkpoint: a second would take the last
-    /// thread that can serve what the first waits for.
+    /// Serializes kernel requests that make a checkpoint: a second one would occupy the last thread
+    /// able to serve the requests that the first waits for.
     asked_by_kernel: Mutex<quota::Pace>,
     keeper: Arc<worker::Worker>,
     exports: export::Exports,
     started: String,
     syncer: Arc<worker::Worker>,
-    /// Somebody may have something of the directory below the mount, as far as was told.
+    /// A process may use the backing directory directly, or this is unknown.
     had_below: AtomicBool,
 }
 
 impl Engine {
-    /// Lets go of the mount, which is about to be unmounted: what is being announced to watchers is
-    /// cut short.
+    /// Releases the mount before an unmount; cancels pending announcements.
     pub fn hush(&self) {
         self.announcer.hush();
         if let Some(let_go) = self.serving.config.before_unmount {
@@ -155,20 +152,19 @@ impl Engine {
         }
     }
 
-    /// How much content is to be kept when this daemon ends; `None`: as was said before, or as the
-    /// settings say.
+    /// Sets the content to preserve at unmount; `None`: unchanged, or as configured.
     pub fn keep_at_end(&self, keep: Option<Keep>) {
         if keep.is_some() {
             *self.absences.keep.lock() = keep;
         }
     }
 
-    /// Whether the session should ask the kernel for passthrough.
+    /// Returns whether the session should request passthrough.
     pub fn wants_passthrough(&self) -> bool {
         self.serving.config.wants_passthrough
     }
 
-    /// Does something in the store that a mount needs, with what room there is in reserve.
+    /// Executes a call that a mount needs in the store, with access to reserved space.
     ///
     /// # Errors
     /// Those of the call.
@@ -185,29 +181,28 @@ impl Engine {
         }
     }
 
-    /// Something that somebody should know.
+    /// Adds a warning for the user.
     pub fn warn(&self, warning: String) {
         self.serving.warn(warning);
     }
 
-    /// What was changed before this mount, while nothing was mounted, as long as both checkpoints
-    /// around it are there.
+    /// Returns the absence before this mount, while both checkpoints around it exist.
     pub fn absence(&self) -> Option<api::AbsenceInfo> {
         self.absences.absence()
     }
 
-    /// There is so little free space that anything may fail for want of it.
+    /// Returns whether free space is low enough for any operation to fail with ENOSPC.
     pub fn is_full(&self) -> bool {
         self.timeline().store().reserve.is_full()
     }
 
-    /// The store's directory.
+    /// Returns the store's directory.
     pub fn store_fd(&self) -> BorrowedFd<'_> {
         self.serving.store_dir.as_fd()
     }
 
-    /// A checkpoint of this tree, for a branch to begin as. It must be held for as long as there is
-    /// such a branch.
+    /// Returns a checkpoint as the base of a branch. The caller must hold the checkpoint for the
+    /// lifetime of the branch.
     pub fn as_base(&self, at: CheckpointId) -> Arc<Base> {
         let present = Arc::clone(&self.live.inodes) as Arc<dyn Present>;
         let depth = self.live.inodes.level();
@@ -219,18 +214,18 @@ impl Engine {
         ))
     }
 
-    /// Where it is, and where it is mounted.
+    /// Returns the paths of the tree and its mount.
     pub fn place(&self) -> &place::Place {
         &self.serving.place
     }
 
-    /// The backing directory, which has the store.
+    /// Returns the backing directory, which contains the store.
     pub fn root_fd(&self) -> BorrowedFd<'_> {
         self.serving.root.as_fd()
     }
 }
 
-/// The history, for parts that have the live tree.
+/// Gives parts that have the live tree access to the history.
 macro_rules! reaches_timeline {
     ($($part:ty: $($field:ident).+;)*) => {
         $(impl $part {

@@ -1,4 +1,4 @@
-//! The history of a directory that is not mounted, for reading.
+//! Read-only access to the history of an unmounted directory.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -13,8 +13,8 @@ use crate::store::layout::Layout;
 use crate::store::record::{Kept, Record};
 use crate::store::{self, StoreError};
 
-/// The checkpoints of a store, read once. What it answers is in [`super::verb::Verb::read`];
-/// everything else needs a mount, or is [`super::check`].
+/// The checkpoints of a store, read once. [`super::verb::Verb::read`] uses it; all other verbs need
+/// a mount or [`super::check`].
 pub struct Offline {
     /// Oldest first.
     checkpoints: Vec<Kept>,
@@ -22,10 +22,10 @@ pub struct Offline {
 }
 
 impl Offline {
-    /// Reads the store in the directory `root`. Takes no lock and writes nothing.
+    /// Reads the store in the directory `root`, without a lock and without writing.
     ///
     /// # Errors
-    /// In words for a person: there is none, it is damaged or of a newer format.
+    /// Messages for the user: no store exists, it is damaged or has a newer format.
     pub fn open(root: impl AsFd) -> VerbResult<Offline> {
         let root = root
             .as_fd()
@@ -35,7 +35,7 @@ impl Offline {
         Ok(Offline { checkpoints, root })
     }
 
-    /// The journal, to be read.
+    /// Opens the journal for reading.
     pub(super) fn journal(&self) -> VerbResult<Journal> {
         let layout = Layout::open_existing_readonly(&self.root).map_err(unreadable)?;
         Journal::open(&layout)
@@ -43,7 +43,7 @@ impl Offline {
             .map_err(unreadable)
     }
 
-    /// The directory that the store is in.
+    /// Returns the directory that contains the store.
     pub(super) fn root(&self) -> &OwnedFd {
         &self.root
     }
@@ -90,7 +90,7 @@ impl Offline {
             })
     }
 
-    /// As a daemon would tell it; what is damaged is not told.
+    /// Returns the same as a daemon; skips damaged records.
     fn open_at(&self, id: CheckpointId) -> Option<OpenAtCut> {
         let layout = Layout::open_existing_readonly(&self.root).ok()?;
         let (journal, _) = Journal::open(&layout).ok()?;

@@ -1,4 +1,4 @@
-//! How a client gets at the store to change files in it.
+//! Write access of a client to the store.
 
 use std::sync::Arc;
 
@@ -10,8 +10,7 @@ use super::error;
 use super::requester::Requester;
 use super::verb::Verb;
 
-/// One descriptor: of the directory of the store, with which files in it can be changed. Through
-/// the link of the mount they cannot.
+/// Returns a descriptor of the store's directory for writing; the link in the mount is read-only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpenStore;
 

@@ -1,4 +1,4 @@
-//! Begins and ends the service of a tree.
+//! Start and end of service.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicBool;
@@ -41,17 +41,17 @@ use crate::store::{Mistrust, Opened, Store, StoreError};
 use crate::sys::lock::{Mutex, Rank};
 use crate::sys::{self, Errno};
 
-/// What somebody should know who mounts after that.
+/// Warning of the next mount.
 const TORN: &str =
     "the journal's end was torn, as a power cut tears it; what had not been synced may be lost";
 
 impl Engine {
-    /// Opens (or makes) the store of a directory, finishes what a killed daemon left, and is ready
-    /// to serve. The cost depends on what changed since the last checkpoint, not on the tree.
+    /// Opens or creates the store of a directory, and completes the work of a killed daemon. The
+    /// cost depends on the changes since the last checkpoint, not on the size of the tree.
     ///
     /// # Errors
-    /// In words for a person: the store is in use, of a newer format, damaged; the filesystem is
-    /// full or read-only; passthrough cannot be had.
+    /// Messages for the user: the store is in use, damaged or of a newer format; the filesystem is
+    /// full or read-only; passthrough is not available.
     pub fn open(config: Config) -> VerbResult<Arc<Engine>> {
         let engine = Engine::open_unmounted(config)?;
         engine.serving.open_store_view();
@@ -61,7 +61,8 @@ impl Engine {
         Ok(engine)
     }
 
-    /// As [`Engine::open`], to change the history and serve nothing: nothing is done unasked.
+    /// As [`Engine::open`], to change the history without serving the tree or starting background
+    /// threads.
     ///
     /// # Errors
     /// As [`Engine::open`].
@@ -91,7 +92,7 @@ impl Engine {
         engine
     }
 
-    /// What was mounted for the first time could not be: its store goes, for nothing is in it.
+    /// Removes the store after a failed first mount, while it is empty.
     pub fn unmake(&self) {
         self.timeline().store().layout.unmake(self.root_fd());
     }
@@ -152,7 +153,7 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Makes the parts, each of those before it.
+    /// Creates the parts, in order of dependency.
     fn of_parts(
         live: Arc<Live>,
         serving: Arc<Serving>,
@@ -208,8 +209,10 @@ impl Engine {
         })
     }
 
-    /// Finishes what a daemon that was killed has left, and takes note of what was changed while
-    /// there was none.
+    /// Recovers from a killed daemon, and records offline changes. In this order: renames are
+    /// verified, because recovery needs correct places; the start of service is recorded before any
+    /// change; the tree is recovered, and compared with the baseline; an interrupted restore is
+    /// finished; the kernel's inodes are adopted.
     fn take_up(&self, aftermath: &Aftermath) -> crate::sys::SysResult<()> {
         if aftermath.unclean {
             self.live.recovery.verify_moved(&aftermath.moved)?;
@@ -255,7 +258,7 @@ impl Engine {
         Takeover::new(self).adopt_tree()
     }
 
-    /// Begins what sees to the store while it is served.
+    /// Starts the background threads.
     fn start_threads(self: &Arc<Engine>) -> std::io::Result<()> {
         self.timeline().indexer.start()?;
         let (mut syncer, mut begun) = (Syncer::new(&self.live), false);
@@ -276,8 +279,7 @@ impl Engine {
             .start(keeper::PERIOD, move |worker| keeper.round(worker))
     }
 
-    /// Tells the engine that it is mounted, and how to make the kernel forget. Before this it
-    /// cannot.
+    /// Sets the interface to the kernel's caches, once mounted. No invalidation is possible before.
     pub fn set_caches(&self, caches: Arc<dyn Caches>) {
         let ledger = self.succession.as_ref().map(|after| &*after.ledger);
         self.serving.place.find_mount(ledger);
@@ -295,8 +297,8 @@ impl Engine {
         }
     }
 
-    /// Ends in an orderly way: nothing is asked any more. The journal and the index are on disk
-    /// when it returns.
+    /// Ends the service cleanly, after the last request. On return the journal and the index are on
+    /// disk.
     pub fn close(&self) {
         if let Some(origin) = &self.origin {
             origin.end();
@@ -355,12 +357,12 @@ impl Engine {
                 tracing::warn!(%errno, "there is no baseline: of what is changed while nothing is mounted, names and attributes will not be known");
             }
         }
-        // Whoever changes the tree once we are gone shall be seen to have done so after us.
+        // Later changes by other processes must have a later time.
         sys::wait_for_tick(end);
     }
 }
 
-/// Hashes what the sealer has not come to, and notes how much is left.
+/// Hashes the remaining versions, and records the number still left.
 fn finish_hashing(engine: &Engine) {
     if engine.serving.config.seal == HashMode::Off {
         return;
@@ -374,7 +376,7 @@ fn finish_hashing(engine: &Engine) {
     }
 }
 
-/// The directory in which a restore prepares what it puts into the tree.
+/// Opens the directory in which a restore stages inodes.
 fn staging(store: &Store) -> crate::sys::SysResult<OwnedFd> {
     let tmp = store.layout.tmp_dir().map_err(|error| error.errno())?;
     match store
@@ -392,7 +394,7 @@ fn store_error(error: &StoreError, backing: &std::path::Path) -> VerbError {
             Code::InUse,
             "another daemon serves this directory, perhaps in a mount that is not visible from here: `ckptfs status` shows it, `ckptfs umount` ends it",
         ),
-        // `mount` found a directory: the file is the one that a mount shows under this name.
+        // `mount` found a directory; the regular file is shown by a mount over it.
         StoreError::Untrusted {
             on,
             why: Mistrust::NotADirectory,

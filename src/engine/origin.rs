@@ -1,5 +1,5 @@
-//! A tree whose content is elsewhere: it looks through to what was read of its names and attributes
-//! when it was made, and content comes when it is opened.
+//! A tree whose content is in a remote: names and attributes were read at its creation, and content
+//! is fetched on open.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,13 +7,13 @@ use std::sync::Arc;
 use super::api::OriginInfo;
 use crate::history::present::Present;
 
-/// What such a tree looks through to. It never changes.
+/// The lower layer of such a tree. Immutable.
 pub trait Origin: Present {
-    /// How much of it is here, and why the rest is not.
+    /// Returns how much of it is cached, and why the rest is unavailable.
     fn info(&self) -> OriginInfo;
-    /// The tree is served: what is not here may be brought.
+    /// The tree is served: fetching may begin.
     fn begin(&self);
-    /// What is there and not here, in words; `None`: all is here.
+    /// Returns a message about content that is not cached; `None` if all is.
     fn elsewhere(&self) -> Option<String> {
         let info = self.info();
         let (files, bytes) = (
@@ -29,12 +29,11 @@ pub trait Origin: Present {
             )
         })
     }
-    /// Nothing is brought any more; whoever waits for it gets EIO.
+    /// Stops fetching; waiting readers get EIO.
     fn end(&self);
 }
 
-/// The variable of the environment in which a daemon, and nobody else, has the password of a remote
-/// that somebody has typed.
+/// Environment variable that passes a typed password of a remote to the daemon only.
 pub const TYPED_PASSWORD: &str = "CKPTFS_TYPED_PASSWORD";
 
 /// See [`Config`](super::Config).

@@ -1,8 +1,8 @@
-//! Nodes of the past: what the kernel sees below `.snapshots`.
+//! Past nodes: inodes below `.snapshots`.
 //!
-//! A past node is an inode of one checkpoint's view. Its number is made from the two, so that it is
-//! the same at every look-up and after a remount, and never that of the live inode: `diff`, `tar`
-//! and `rsync` take equal numbers for the same file.
+//! A past node is an inode in the view of one checkpoint. Its number is derived from both, so that
+//! it is stable across lookups and remounts and never equals that of the live inode: `diff`, `tar`
+//! and `rsync` treat equal numbers as the same file.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,23 +19,23 @@ use crate::sys::{Errno, Kind, Ledger, ROW_WORDS, RowId, SysResult};
 
 /// Set in the number of every past node.
 pub(super) const PAST: u64 = 1 << 62;
-/// Set in the number of every handle of a past file.
+/// Set in every handle of a past file.
 pub(super) const PAST_HANDLE: u64 = 1 << 63;
 
-/// By which kind of name a view was entered: it is the same view, but has other inodes by each, for
-/// the kernel has one name for a directory.
+/// The kind of name by which a view was entered. Each kind has other inodes of the same view,
+/// because the kernel keeps one dentry per directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Door {
     /// The checkpoint's number.
     Number,
-    /// The directory that `mkdir .snapshots/NAME` made.
+    /// The directory made by `mkdir .snapshots/NAME`.
     Made,
     /// Its time (`--snapdir-names=gmt`).
     Time,
 }
 
 impl Door {
-    /// Each; its place is its number, in the numbers of nodes and in a ledger.
+    /// All kinds; the index is used in node numbers and ledgers.
     pub(super) const ALL: [Door; 3] = [Door::Number, Door::Made, Door::Time];
 }
 
@@ -55,16 +55,16 @@ pub(super) struct PastHandle {
     pub(super) content: OpenContent,
 }
 
-/// Rows of a ledger that tell of nodes: number, checkpoint, door, slot, kind, slot of the
-/// directory that it was found in.
+/// Ledger rows of nodes: number, checkpoint, door, slot, type, slot of the directory in which it
+/// was found.
 const LEFT_NODE: u64 = 3;
 
-/// A node that the kernel knows. There may be a million, so it is small: all that is in a directory
+/// A node in the kernel's cache. Compact, because a million may exist: all nodes in a directory
 /// share its trail.
 struct Known {
     checkpoint: CheckpointId,
     slot: Slot,
-    /// Of a directory its own; of anything else that of the directory, and the name there.
+    /// For a directory its own trail; otherwise that of its directory, with the name.
     trail: Arc<Trail>,
     name: Option<Name>,
     lookups: u64,
@@ -115,21 +115,21 @@ impl Known {
     }
 }
 
-/// A node that a worker before us told the kernel of, and that nobody has asked for since.
+/// A node of an earlier worker, not used since the takeover.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Left {
     row: RowId,
     pub(super) checkpoint: CheckpointId,
     pub(super) door: Door,
     pub(super) child: Child,
-    /// The directory that it was found in.
+    /// The directory in which it was found.
     pub(super) up: NodeId,
 }
 
-/// All past nodes that the kernel knows, and their open files. The locks are leaves.
+/// All past nodes in the kernel's cache, and their open files. The locks are leaves.
 #[derive(Default)]
 pub(super) struct Past {
-    /// A map that grows by a node at a time: a table would be copied, and be half empty then.
+    /// A B-tree grows node by node; a hash table would be copied on growth, and then be half empty.
     nodes: Mutex<BTreeMap<NodeId, Known>>,
     ledger: OnceLock<Arc<Ledger>>,
     left: Mutex<HashMap<NodeId, Left>>,
@@ -138,7 +138,7 @@ pub(super) struct Past {
 }
 
 impl Past {
-    /// The number of an inode of a view.
+    /// Returns the number of an inode of a view.
     pub(super) fn number(checkpoint: CheckpointId, door: Door, child: Child) -> NodeId {
         let mut hasher = blake3::Hasher::new();
         hasher
@@ -151,11 +151,11 @@ impl Past {
         NodeId(PAST | (u64::from_le_bytes(low) >> 4))
     }
 
-    /// Enters an inode of a view, with `lookups` more look-ups.
+    /// Enters an inode of a view, and adds `lookups` to its count.
     ///
     /// # Errors
-    /// EIO if two inodes have one number: 60 bits of a hash make that a matter of 2^30 inodes in
-    /// use at once.
+    /// EIO if two inodes have the same number: with 60 bits of a hash, likely only with 2^30 inodes
+    /// in use.
     pub(super) fn learn(
         &self,
         checkpoint: CheckpointId,
@@ -180,8 +180,7 @@ impl Past {
         Ok(node)
     }
 
-    /// From now on nodes are entered into a ledger; those that a worker before us entered are known
-    /// as left.
+    /// Enters nodes into the ledger from now on, and reads those of earlier workers.
     pub(super) fn hand_over(&self, ledger: &Arc<Ledger>) {
         let mut left = self.left.lock();
         for row in ledger
@@ -216,12 +215,12 @@ impl Past {
         let _ = self.ledger.set(Arc::clone(ledger));
     }
 
-    /// A node that a worker before us told the kernel of, if nobody has asked for it yet.
+    /// Returns a node of an earlier worker that has not been used since.
     pub(super) fn left(&self, id: NodeId) -> Option<Left> {
         self.left.lock().get(&id).copied()
     }
 
-    /// It was asked for and entered, or is forgotten.
+    /// Removes it from those: it was used and entered, or forgotten.
     pub(super) fn no_longer_left(&self, id: NodeId) {
         let gone = self.left.lock().remove(&id);
         if let (Some(gone), Some(ledger)) = (gone, self.ledger.get()) {
@@ -229,7 +228,7 @@ impl Past {
         }
     }
 
-    /// A node that the kernel knows.
+    /// Returns a node in the kernel's cache.
     pub(super) fn get(&self, id: NodeId) -> SysResult<PastNode> {
         self.nodes
             .lock()
@@ -238,7 +237,7 @@ impl Past {
             .ok_or(Errno::ESTALE)
     }
 
-    /// Takes back look-ups.
+    /// Subtracts from the lookup count.
     pub(super) fn forget(&self, id: NodeId, lookups: u64) {
         let gone = {
             let mut nodes = self.nodes.lock();
@@ -271,7 +270,7 @@ impl Past {
         Ok(Fh(id))
     }
 
-    /// Opens a file of a view under the number that the kernel knows from a worker before us.
+    /// Opens a file of a view under its handle from an earlier worker.
     pub(super) fn adopt(&self, view: &View<'_>, node: PastNode, fh: Fh) -> SysResult<()> {
         let handle = PastHandle::open(view, node)?;
         self.last_handle
@@ -280,33 +279,33 @@ impl Past {
         Ok(())
     }
 
-    /// Closes one.
+    /// Closes a file.
     pub(super) fn release(&self, fh: Fh) {
         self.handles.write().remove(&fh.0);
     }
 
-    /// Number of open files.
+    /// Returns the number of open files.
     pub(super) fn open_handles(&self) -> usize {
         self.handles.read().len()
     }
 
-    /// Number of inodes that the kernel knows.
+    /// Returns the number of inodes in the kernel's cache.
     pub(super) fn known(&self) -> usize {
         self.nodes.lock().len()
     }
 
-    /// An open file of a view.
+    /// Returns an open file of a view.
     pub(super) fn handle(&self, fh: Fh) -> SysResult<Arc<PastHandle>> {
         self.handles.read().get(&fh.0).cloned().ok_or(Errno::EBADF)
     }
 }
 
-/// What has this number in a ledger.
+/// Returns the value with this number in a ledger.
 fn one_of<T: Copy>(all: &[T], number: u64) -> Option<T> {
     all.get(usize::try_from(number).ok()?).copied()
 }
 
-/// Kinds by their number in a ledger.
+/// File types by number in a ledger.
 const KINDS: [Kind; 7] = [
     Kind::File,
     Kind::Dir,
@@ -348,12 +347,11 @@ impl PastHandle {
         self.node.state()
     }
 
-    /// Reads.
     pub(super) fn read(&self, view: &View<'_>, offset: u64, size: u32) -> SysResult<Vec<u8>> {
         self.content.read(view, offset, size)
     }
 
-    /// The inode as the live tree knows it.
+    /// Returns the inode in the live tree.
     pub(super) fn slot(&self) -> Slot {
         self.node.child.slot
     }

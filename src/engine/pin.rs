@@ -1,4 +1,4 @@
-//! Pins: checkpoints that are not deleted, by whomever, until they are unpinned.
+//! Pins: a pinned checkpoint cannot be deleted until it is unpinned.
 
 use super::api::{CheckpointInfo, StateName, VerbResult};
 use super::checkpoint::Checkpoints;
@@ -26,7 +26,7 @@ impl Checkpoints {
         Ok(CheckpointInfo::new(&after.unwrap_or(before)))
     }
 
-    /// Pins or unpins a checkpoint, as an operation. The caller holds `checkpointing`.
+    /// Pins or unpins a checkpoint as an operation. The caller holds `checkpointing`.
     pub(super) fn set_pin(
         &self,
         by: &Actor,

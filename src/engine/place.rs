@@ -1,7 +1,7 @@
-//! The place of a tree. A directory above it can be renamed while it is mounted, and a bind of the
-//! mount can take its place, so the mount is remembered by its device, and the backing directory by
-//! its descriptor. The paths of the start remain in the source of the mount, by which requests name
-//! the tree.
+//! Paths of a served tree. While it is mounted, a directory above it can be renamed, or a bind
+//! mount can replace the original. The mount is therefore identified by its device, and the backing
+//! directory by its descriptor. The source of the mount keeps the initial paths, by which requests
+//! name the tree.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -17,18 +17,18 @@ pub struct Place {
     root: OwnedFd,
 }
 
-/// The mount of a tree, which is found again in the table.
+/// The mount of a tree, which can be found again in the mount table.
 #[derive(Debug)]
 pub struct KnownMount {
-    /// The paths of the start.
+    /// The initial paths.
     at: PathBuf,
     backing: PathBuf,
-    /// The number of the mount that was found last, and its device.
+    /// Mount id as last found, and device.
     mounted_as: Mutex<Option<(u64, u64)>>,
 }
 
 impl Place {
-    /// Of a tree that is not mounted yet; `root`: its backing directory.
+    /// Creates the place of a tree not mounted yet; `root` is its backing directory.
     ///
     /// # Errors
     /// EMFILE.
@@ -44,30 +44,30 @@ impl Place {
         })
     }
 
-    /// Its mount, for those who outlive the engine.
+    /// Returns its mount, for users that outlive the engine.
     pub fn known_mount(&self) -> &Arc<KnownMount> {
         &self.mount
     }
 
-    /// Where it is mounted, or to be.
+    /// Returns the current or future mount point.
     pub fn mount(&self) -> PathBuf {
         let table = sys::mounts().unwrap_or_default();
         let found = self.mount.find(&table).map(|mount| mount.at.clone());
         found.unwrap_or_else(|| self.mount.at.clone())
     }
 
-    /// Where the backing directory is.
+    /// Returns the current path of the backing directory.
     pub fn backing(&self) -> PathBuf {
         sys::path_of(&self.root).unwrap_or_else(|_| self.mount.backing.clone())
     }
 
-    /// The number of the mount, and its device; `None`: it is not mounted, or in no table.
+    /// Returns mount id and device; `None` if it is not mounted, or in no mount table.
     pub fn mounted_as(&self) -> Option<(u64, u64)> {
         self.mount.mounted_as()
     }
 
-    /// Looks for the mount in the table. A worker that took over has its device from the ledger: the
-    /// path may have changed since the start.
+    /// Finds the mount in the mount table. A worker after a takeover reads its device from the
+    /// ledger, because the path may have changed.
     pub(super) fn find_mount(&self, ledger: Option<&Ledger>) {
         let noted = ledger.and_then(|ledger| ledger.noted(NOTE_CONNECTION).checked_sub(1));
         let table = sys::mounts().unwrap_or_default();
@@ -75,7 +75,7 @@ impl Place {
             noted.is_none_or(|minor| u64::from(sys::device_minor(mount.dev)) == minor)
         };
         let found = self.mount.find_where(&table, is_noted);
-        // Without a note only the path says which mount it is.
+        // Without a ledger note only the path identifies the mount.
         let Some(mount) = found.filter(|mount| noted.is_some() || mount.at == self.mount.at) else {
             return;
         };
@@ -88,7 +88,7 @@ impl Place {
 }
 
 impl KnownMount {
-    /// Where it was mounted at the start.
+    /// Returns the initial mount point.
     pub fn at_start(&self) -> &Path {
         &self.at
     }
@@ -98,7 +98,7 @@ impl KnownMount {
         *self.mounted_as.lock()
     }
 
-    /// The mount in a table; `None`: it is not there, or was never found.
+    /// Returns the mount in a table; `None` if it is missing or was never found.
     pub fn find<'a>(&self, table: &'a [MountPoint]) -> Option<&'a MountPoint> {
         let (_, dev) = self.mounted_as()?;
         let found = self.find_where(table, |mount| mount.dev == dev)?;
@@ -106,7 +106,8 @@ impl KnownMount {
         Some(found)
     }
 
-    /// The mount on top at the path of the start, or else the oldest: the others are binds of it.
+    /// Returns the topmost mount at the initial path, or else the oldest: later ones are bind
+    /// mounts of it.
     fn find_where<'a>(
         &self,
         table: &'a [MountPoint],

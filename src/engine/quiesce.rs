@@ -1,4 +1,4 @@
-//! `checkpoint --quiesce`: waiting for an instant at which nothing is being changed.
+//! `checkpoint --quiesce`: waits for an instant without changes.
 
 use std::time::{Duration, Instant};
 
@@ -9,13 +9,13 @@ use crate::sys::SysResult;
 use crate::sys::Time;
 use crate::sys::lock::MutexGuard;
 
-/// Nothing was changed for this part of the time that may be waited, within these bounds: then
-/// nothing is in the middle of being changed.
+/// The tree must be unchanged for this fraction of the time limit, within these bounds: then no
+/// change is in progress.
 const CALM_PART: u32 = 20;
 const CALM_MIN: Duration = Duration::from_millis(20);
 const CALM_MAX: Duration = Duration::from_millis(250);
 
-/// What changes as soon as somebody changes anything in the tree, with or without a request.
+/// A stamp that differs after any change of the tree, with or without a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Stir {
     requests: u64,
@@ -23,20 +23,19 @@ pub(super) struct Stir {
     hot: Vec<(Slot, u64, Time, Time)>,
 }
 
-/// A freeze, and what is known of the moment.
+/// A freeze and the state of the tree at that instant.
 pub(super) struct Frozen<'a> {
     pub(super) freeze: Freeze<'a>,
-    /// Every store that was made through a mapping is in the tree.
+    /// The tree contains every store made through a mapping.
     pub(super) flushed: bool,
-    /// If it was asked for: nothing was being changed.
+    /// With a time limit: nothing was being changed.
     pub(super) calm: Option<bool>,
-    /// One checkpoint at a time: held until the end of it.
+    /// Held until the checkpoint is complete.
     pub(super) _one_at_a_time: MutexGuard<'a, ()>,
 }
 
 impl Checkpoints {
-    /// Freezes; with a time, at an instant when nothing is being changed, if there is one before it
-    /// is over.
+    /// Freezes the tree; with a limit, at an instant without changes if one occurs in time.
     ///
     /// # Errors
     /// EBUSY: see [`crate::live::Busy::freeze`].
@@ -63,7 +62,7 @@ impl Checkpoints {
         }
     }
 
-    /// See [`Stir`].
+    /// Returns the current stamp.
     pub(super) fn stir(&self) -> SysResult<Stir> {
         Ok(Stir {
             requests: self.serving.counts.changes(),
@@ -72,8 +71,8 @@ impl Checkpoints {
         })
     }
 
-    /// Waits until nothing has changed for a moment; what it looks like then. `None`: the time is
-    /// over.
+    /// Waits until the tree has been unchanged for `calm`, and returns the stamp. `None`: the limit
+    /// has passed.
     fn await_calm(&self, until: Instant, calm: Duration) -> Option<Stir> {
         loop {
             self.settle();

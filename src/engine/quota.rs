@@ -1,11 +1,11 @@
-//! How many checkpoints mkdir(2) in `.snapshots` may make, and how fast: whoever may write to the
-//! root directory can, also from a container, and each takes memory, a freeze, and what it keeps of
-//! later changes.
+//! Limits of number and rate of checkpoints made by mkdir(2) in `.snapshots`. Every user with write
+//! access to the root directory can make one, also from a container, and each costs memory, a
+//! freeze, and captures of later changes.
 //!
-//! Who could have the daemon do it with a verb is not limited: the daemon's own user, in its user
-//! namespace, with CAP_SYS_ADMIN if the daemon has it. So root in a container is, unless the
-//! container is privileged. What was deleted can be brought back, and counts by itself: the oldest
-//! is freed for good where there is too much of it.
+//! Callers that could request them by a verb are exempt: the daemon's own user in its user
+//! namespace, with CAP_SYS_ADMIN if the daemon has that. Root in an unprivileged container is
+//! limited. Deleted checkpoints can be restored and count separately: beyond the limit the oldest
+//! is freed.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -17,16 +17,14 @@ use crate::store::ids::CheckpointId;
 use crate::store::record::Kept;
 use crate::sys::{self, Errno, SysResult};
 
-/// Checkpoints that mkdir(2) of one user may have made (`snapdir.per-user`).
+/// Default of `snapdir.per-user`: checkpoints of one user made by mkdir(2).
 pub const PER_USER_MAX: u64 = 4096;
-/// Checkpoints that one user may make in a minute, at once or one after the other
-/// (`snapdir.per-minute`).
+/// Default of `snapdir.per-minute`: checkpoints of one user per minute, in a burst or spread.
 pub const PER_MINUTE_MAX: u64 = 60;
-/// All users together have so many times as much: one user can be many, with the numbers of a user
-/// namespace.
+/// Factor for all users together: a user with a user namespace has many uids.
 const USERS: u64 = 4;
 
-/// What the configuration says, or what it is without.
+/// The configured or default limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Limits {
     per_user: u64,
@@ -44,11 +42,11 @@ impl Limits {
     }
 }
 
-/// How much each user may do at once still.
+/// Token buckets per user, and one for all (`None`).
 #[derive(Default)]
 pub(super) struct Pace(HashMap<Option<u32>, Left>);
 
-/// What was left when it was looked at last.
+/// State of a bucket at its last use.
 #[derive(Clone, Copy)]
 struct Left {
     count: f64,
@@ -56,7 +54,7 @@ struct Left {
 }
 
 impl Pace {
-    /// Takes one for a user, and one of what all have together; `false`: there is none.
+    /// Takes a token of the user and one of the common bucket. Returns `false` if one is empty.
     fn take(&mut self, uid: u32, per_minute: u64, now: Instant) -> bool {
         let users = &mut self.0;
         let whole = |user: Option<u32>| if user.is_some() { per_minute } else { per_minute.saturating_mul(USERS) } as f64;
@@ -67,7 +65,7 @@ impl Pace {
             };
             known.map_or(whole(user), grown).min(whole(user))
         };
-        // Who has all again is like one who never asked.
+        // A full bucket equals a missing one.
         users.retain(|user, known| left(*user, Some(known)) < whole(*user));
         let asked = [Some(uid), None].map(|user| (user, left(user, users.get(&user))));
         let there = asked.iter().all(|(_, count)| *count >= 1.0);
@@ -85,10 +83,10 @@ impl Pace {
 }
 
 impl Collector {
-    /// One more checkpoint is asked for with mkdir(2).
+    /// Checks the limits for another checkpoint by mkdir(2).
     ///
     /// # Errors
-    /// EDQUOT: there are as many as may be. EAGAIN: too many of late.
+    /// EDQUOT: too many exist. EAGAIN: too many were made recently.
     pub(super) fn check_quota(&self, caller: Caller, pace: &mut Pace) -> SysResult<()> {
         if caller.uid == sys::ids().0 && sys::has_our_rights(caller.pid) {
             return Ok(());
@@ -110,7 +108,7 @@ impl Collector {
             return Err(Errno::EDQUOT);
         }
         if made.hidden_theirs >= per_user || made.hidden >= all {
-            // Their own first: who deletes much makes nobody else's go.
+            // The user's own first: deletions of one user do not free checkpoints of others.
             made.oldest_hidden_theirs
                 .or(made.oldest_hidden)
                 .into_iter()
@@ -119,7 +117,7 @@ impl Collector {
         Ok(())
     }
 
-    /// Best effort: the next one tries again.
+    /// Best effort: repeated at the next request.
     fn free_hidden(&self, caller: Caller, id: CheckpointId) {
         let _one_at_a_time = self.checkpoints.checkpointing.lock();
         let Some(kept) = self
@@ -157,7 +155,7 @@ mod tests {
         };
         assert_eq!((taken(1, 0), taken(1, 0), taken(2, 0)), (60, 0, 60));
         assert_eq!((taken(1, 1), taken(1, 1), taken(1, 31)), (1, 0, 30));
-        // What all have together, however many they are.
+        // The common bucket, for any number of users.
         assert_eq!(
             (taken(3, 31), taken(4, 31), taken(5, 31), taken(6, 31)),
             (60, 60, 60, 30)

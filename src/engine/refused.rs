@@ -1,5 +1,4 @@
-//! What an ordinary user's daemon may not look at: the owner of a file has no right that its mode
-//! does not give.
+//! Paths unreadable for an unprivileged daemon: a file's owner has no access beyond its mode.
 
 use super::Engine;
 use super::api::VerbError;
@@ -8,7 +7,7 @@ use super::word::word;
 use crate::store::ids::Slot;
 use crate::sys::{self, Kind, OpenKind};
 
-/// Has an error name the path that could not be read, if that is why a verb failed.
+/// Adds the unreadable path to an error, if it is the cause.
 pub(super) fn named(engine: &Engine, error: VerbError) -> VerbError {
     let refused = engine.live.inodes.refused.take();
     if error.code != Code::NoPermission || error.hint.is_some() {
@@ -37,7 +36,7 @@ pub(super) fn named(engine: &Engine, error: VerbError) -> VerbError {
     }
 }
 
-/// The topmost path, on the way to an inode, that its owner may not read.
+/// Returns the topmost path above an inode that its owner may not read.
 fn closed(engine: &Engine, slot: Slot) -> Option<(Vec<u8>, Kind, u32)> {
     let path = engine.live.inodes.path_of(slot)?;
     let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/');

@@ -1,8 +1,7 @@
-//! What the kernel asks of a filesystem, in plain types: the face of the engine that `fuse/`
-//! decodes requests for.
+//! The kernel interface of the engine in plain types; `fuse/` decodes requests into it.
 //!
-//! Nothing here knows FUSE's wire format or `fuser`. Node ids are what the kernel calls `nodeid`;
-//! they equal `st_ino`, for `fuser` 0.18 sends one number for both (docs/adr/0002-node-ids.md).
+//! It is independent of FUSE's wire format and `fuser`. A node id is the kernel's `nodeid`. It
+//! equals `st_ino`, because `fuser` 0.18 sends one number for both (docs/adr/0002-node-ids.md).
 
 use std::fs::File;
 use std::sync::Arc;
@@ -13,43 +12,43 @@ use crate::store::record::Actor;
 use crate::sys::{self, Asker, Errno, Kind, Ledger, Stat, SysResult};
 pub use crate::sys::{FsInfo, RenameMode, SetTime, XattrMode};
 
-/// The mount covers what it serves, so nothing changes behind it: the kernel may remember until it
-/// is told otherwise.
+/// Timeout of cached data. The mount covers the backing directory, so every change passes us: the
+/// kernel may cache until it is notified.
 pub(super) const FOR_EVER: Duration = Duration::from_secs(365 * 86_400);
 
-/// A node as the kernel knows it: a live slot; or, with bit 62 set, an inode of the past; or, with
-/// bit 61 set, one of the control nodes (`.snapshots` and what it lists).
+/// A node id: a live slot; with bit 62 an inode of a view; with bit 61 a control node (`.snapshots`
+/// and its entries).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeId(pub u64);
 
 impl NodeId {
-    /// It is of the live tree.
+    /// Returns whether it belongs to the live tree.
     pub fn is_live(self) -> bool {
         self.0 >> 61 == 0
     }
 }
 
-/// An open file or directory, as the kernel hands it back.
+/// A handle of an open file or directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Fh(pub u64);
 
-/// Who asks.
+/// The calling process of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caller {
     /// Filesystem user id.
     pub uid: u32,
     /// Filesystem group id.
     pub gid: u32,
-    /// Id of the calling thread; 0 if the kernel does not tell.
+    /// Id of the calling thread; 0 if the kernel does not report it.
     pub pid: u32,
-    /// Number of the request.
+    /// Unique number of the request.
     pub request: u64,
-    /// The request was given to a worker that has died: it may have been done.
+    /// The request was sent to a worker that died, and may have been executed.
     pub again: bool,
 }
 
 impl Caller {
-    /// Who asks, for what depends on rights that the kernel does not tell with a request.
+    /// Returns the caller, for checks of rights that a request does not contain.
     pub fn asker(&self) -> Asker {
         Asker {
             uid: self.uid,
@@ -58,7 +57,7 @@ impl Caller {
         }
     }
 
-    /// Who asks, for the record.
+    /// Returns the caller, for records.
     pub fn actor(&self) -> Actor {
         Actor {
             uid: self.uid,
@@ -69,75 +68,75 @@ impl Caller {
     }
 }
 
-/// An open file, as one worker leaves it to the next.
+/// An open file handed over to the next worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeftOpen {
     /// The handle.
     pub fh: Fh,
-    /// Whose.
+    /// The node.
     pub node: NodeId,
-    /// open(2)'s.
+    /// Flags of open(2).
     pub flags: i32,
-    /// The kernel does its I/O.
+    /// The file uses passthrough.
     pub passthrough: bool,
     /// As in [`Opened`].
     pub by: u64,
 }
 
-/// Rows of a ledger that tell of open files are `fuse/`'s; those of other kinds have other numbers
-/// (2: `live`, 3: nodes of views, 4: `live`).
+/// Kind of ledger rows of open files, which `fuse/` writes; other kinds have other numbers (2:
+/// `live`, 3: nodes of views, 4: `live`).
 pub const LEFT_OPEN: u64 = 1;
-/// The note of a ledger that names the thread that was announcing.
+/// Ledger note: pid of the event thread.
 pub const NOTE_VOICE: usize = 0;
-/// The note of a ledger that has what the kernel can do.
+/// Ledger note: capabilities of the kernel.
 pub const NOTE_CAPABILITIES: usize = 1;
-/// The note of a ledger that has the kernel's version of the protocol.
+/// Ledger note: protocol version of the kernel.
 pub const NOTE_PROTOCOL: usize = 2;
-/// The note of a ledger that has the number of the connection, plus one.
+/// Ledger note: number of the connection, plus one.
 pub const NOTE_CONNECTION: usize = 3;
 
-/// A node and how long the kernel may remember it.
+/// A node and its timeout.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry {
-    /// The node; equals `stat.ino`.
+    /// The node id; equals `stat.ino`.
     pub node: NodeId,
-    /// Tells two inodes apart that had one number in turn.
+    /// Distinguishes inodes that reuse a number.
     pub generation: u64,
-    /// Attributes; `ino` is the node's number.
+    /// Attributes; `ino` is the node id.
     pub stat: Stat,
-    /// How long the name and the attributes may be cached (one time for both: `fuser` sends one).
+    /// Timeout of both name and attributes, because `fuser` sends one.
     pub ttl: Duration,
 }
 
-/// An entry that comes with a listing.
+/// An entry of READDIRPLUS.
 #[derive(Clone, Copy, Debug)]
 pub struct Plus {
     /// The entry.
     pub entry: Entry,
-    /// The kernel may take its attributes. Else it takes number and kind, and gives the look-up
-    /// back with a FORGET.
+    /// The kernel may cache the attributes. Otherwise it only gets number and type, and returns the
+    /// lookup with a FORGET.
     pub told: bool,
 }
 
-/// What a look-up found.
+/// Result of a lookup.
 #[derive(Clone, Copy, Debug)]
 pub enum Looked {
     /// The name exists.
     Found(Entry),
-    /// It does not, and the kernel may remember that for so long.
+    /// The name does not exist; the timeout of a negative dentry.
     Absent(Duration),
 }
 
-/// Attributes and how long they may be cached.
+/// Attributes and their timeout.
 #[derive(Clone, Copy, Debug)]
 pub struct Attr {
-    /// Attributes; `ino` is the node's number.
+    /// Attributes; `ino` is the node id.
     pub stat: Stat,
-    /// How long they may be cached.
+    /// The timeout.
     pub ttl: Duration,
 }
 
-/// The attributes that a setattr changes; `None` stays.
+/// Attributes to set; `None`: unchanged.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SetAttr {
     /// Permission bits.
@@ -154,24 +153,23 @@ pub struct SetAttr {
     pub mtime: Option<SetTime>,
 }
 
-/// A file that was opened.
+/// An opened file.
 #[derive(Debug)]
 pub struct Opened {
     /// The handle.
     pub fh: Fh,
-    /// The kernel may keep what it has cached of the file (`FOPEN_KEEP_CACHE`).
+    /// The kernel may keep cached pages (`FOPEN_KEEP_CACHE`).
     pub keep_cache: bool,
-    /// Reads and writes bypass the page cache (`FOPEN_DIRECT_IO`).
+    /// I/O bypasses the page cache (`FOPEN_DIRECT_IO`).
     pub direct_io: bool,
-    /// No FLUSH is wanted at close(2) (`FOPEN_NOFLUSH`).
+    /// close(2) sends no FLUSH (`FOPEN_NOFLUSH`).
     pub no_flush: bool,
-    /// The kernel does the I/O on this backing file itself (`FOPEN_PASSTHROUGH`). Every open of a
-    /// node while one is open gets the same choice, and the adapter gives them the same backing id.
-    /// If the kernel refuses the backing file the adapter calls [`Service::no_passthrough`] and
-    /// replies without.
+    /// The backing file for passthrough (`FOPEN_PASSTHROUGH`). All concurrent opens of a node get
+    /// the same choice, and the adapter gives them the same backing id. If the kernel refuses the
+    /// file, the adapter calls [`Service::no_passthrough`] and replies without.
     pub passthrough: Option<Arc<File>>,
-    /// Who opened it for writing, in one word: `live::opener_word`; 0:
-    /// nobody, or it is not known.
+    /// Word that identifies the process that opened it for writing (`live::opener_word`); 0 if
+    /// unknown or opened for reading.
     pub by: u64,
 }
 
@@ -180,31 +178,31 @@ pub struct Opened {
 pub struct Names {
     /// The names, in order.
     pub names: Vec<Listed>,
-    /// None comes after them.
+    /// The listing ends with them.
     pub last: bool,
 }
 
-/// One name of a listing.
+/// A name of a listing.
 #[derive(Clone, Debug)]
 pub struct Listed {
-    /// The name; `.` and `..` included.
+    /// The name, including `.` and `..`.
     pub name: Vec<u8>,
-    /// Number for `d_ino`.
+    /// `d_ino`.
     pub node: NodeId,
-    /// Kind for `d_type`.
+    /// `d_type`.
     pub kind: Kind,
-    /// The engine's own: the inode of the past that [`Service::plus`] need not look up again.
+    /// Internal: the past inode, so that [`Service::plus`] needs no lookup.
     pub slot: u64,
-    /// Offset that continues after this name.
+    /// Offset at which the listing continues.
     pub next: u64,
 }
 
-/// What a mutation of the namespace makes.
+/// A node to create.
 #[derive(Clone, Copy, Debug)]
 pub struct NewNode {
-    /// What to make: a directory, a fifo, a socket, a device node or a regular file.
+    /// Directory, fifo, socket, device node or regular file.
     pub kind: Kind,
-    /// Permission bits asked for; the umask is not yet applied.
+    /// Permission bits before the umask.
     pub mode: u32,
     /// The caller's umask: applied unless the directory has a default ACL.
     pub umask: u32,
@@ -212,7 +210,7 @@ pub struct NewNode {
     pub rdev: u64,
 }
 
-/// What lseek(2) looks for.
+/// Argument of lseek(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seek {
     /// The next data (`SEEK_DATA`).
@@ -221,23 +219,23 @@ pub enum Seek {
     Hole,
 }
 
-/// What the engine tells the kernel to forget. Calls come from any thread that serves no request;
-/// an implementation may block until the kernel has done it.
+/// Invalidation of the kernel's caches. Called from threads that serve no request, because it may
+/// block until the kernel is done.
 pub trait Caches: Send + Sync {
-    /// Forgets all of this, in order.
+    /// Invalidates all of these, in order.
     fn forget(&self, what: Vec<Stale>);
-    /// Forgets the attributes of `node`. This alone waits for nothing, and may be called by threads
-    /// that serve requests.
+    /// Invalidates the attributes of `node`. Never blocks, so threads that serve requests may call
+    /// it.
     fn forget_attributes(&self, node: NodeId);
-    /// Forgets what `name` in `parent` leads to, and that it does not exist.
+    /// Invalidates the dentry of `name` in `parent`, positive or negative.
     fn forget_entry(&self, parent: NodeId, name: &[u8]) {
         self.forget(vec![Stale::Entry {
             parent,
             name: name.to_vec(),
         }]);
     }
-    /// As [`Caches::forget_entry`], for a name that led to `child`, which has lost its last name:
-    /// whoever watches it is told.
+    /// As [`Caches::forget_entry`], for a name of `child`, which has lost its last name: watchers
+    /// are notified.
     fn delete_entry(&self, parent: NodeId, child: NodeId, name: &[u8]) {
         self.forget(vec![Stale::Deleted {
             parent,
@@ -245,17 +243,17 @@ pub trait Caches: Send + Sync {
             name: name.to_vec(),
         }]);
     }
-    /// Writes back and forgets the cached data (and listing) of `node`, and its attributes.
+    /// Writes back and invalidates the cached data (or listing) of `node`, and its attributes.
     fn forget_data(&self, node: NodeId) {
         self.forget(vec![Stale::Data(node)]);
     }
 }
 
-/// What the kernel is to forget.
+/// An invalidation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Stale {
-    /// What a name leads to, and that it does not exist.
+    /// A dentry, positive or negative.
     Entry { parent: NodeId, name: Vec<u8> },
     /// As [`Stale::Entry`], for a name whose inode has lost its last name.
     Deleted {
@@ -267,34 +265,34 @@ pub enum Stale {
     Data(NodeId),
 }
 
-/// One method per request of the kernel. All may be called from several threads at once.
+/// A method for each request of the kernel. All are called concurrently.
 ///
-/// An error is the errno for the caller. `flags` of [`Service::open`] and [`Service::create`] are
-/// open(2)'s.
+/// The error is the errno for the caller. `flags` of [`Service::open`] and [`Service::create`] are
+/// those of open(2).
 #[allow(missing_docs, clippy::too_many_arguments)]
 pub trait Service: Send + Sync {
-    /// Where requests are to be counted.
+    /// Returns the request counters.
     fn counts(&self) -> &Arc<RequestCounts>;
-    /// What is left to the worker that takes over, if one would.
+    /// Returns the ledger for the next worker, if a takeover is possible.
     fn ledger(&self) -> Option<Arc<Ledger>> {
         None
     }
-    /// Takes over an open file of the worker before.
+    /// Takes over an open file of the previous worker.
     fn adopt(&self, _left: &LeftOpen) -> SysResult<()> {
         Err(Errno::ESTALE)
     }
     /// All were taken over.
     fn adopted(&self) {}
-    /// The session is up. `passthrough`: the kernel granted it.
+    /// The session has started. `passthrough`: the kernel granted it.
     fn started(&self, passthrough: bool);
-    /// The session has ended; nothing more will be asked.
+    /// The session has ended: no request follows.
     fn ended(&self);
-    /// The kernel refused a backing file of `node`: from now on that node (all nodes, if `node` is
-    /// `None`) is served by the daemon.
+    /// The kernel refused the backing file of `fh`. The daemon serves its inode and all files
+    /// opened later.
     fn no_passthrough(&self, fh: Fh);
 
-    /// A change below `parent` may wait until other requests have been answered: it must not keep
-    /// the thread that reads them.
+    /// Returns whether a change below `parent` may wait for other requests: it must not block the
+    /// thread that reads them.
     fn waits(&self, parent: NodeId) -> bool;
     fn lookup(&self, caller: Caller, parent: NodeId, name: &[u8]) -> SysResult<Looked>;
     fn forget(&self, node: NodeId, lookups: u64);
@@ -328,8 +326,8 @@ pub trait Service: Send + Sync {
         how: RenameMode,
     ) -> SysResult<()>;
     fn open(&self, caller: Caller, node: NodeId, flags: i32) -> SysResult<Opened>;
-    /// The entry may be kept, but not always its attributes: [`Service::created`] is to be called
-    /// once the kernel has it.
+    /// The entry may be cached, but not always its attributes: the adapter calls
+    /// [`Service::created`] after the reply.
     fn create(
         &self,
         caller: Caller,
@@ -339,9 +337,9 @@ pub trait Service: Send + Sync {
         umask: u32,
         flags: i32,
     ) -> SysResult<(Entry, Opened)>;
-    /// The kernel knows a file that was created.
+    /// The kernel has received the reply of a CREATE.
     fn created(&self, node: NodeId);
-    /// `for_cache`: the kernel will keep it, and not only give it to whoever reads (no
+    /// `for_cache`: the kernel will cache the data, rather than only pass it to the reader (no
     /// `FUSE_READ_LOCKOWNER`: `fuse_send_read` in fs/fuse/file.c).
     fn read(
         &self,
@@ -351,7 +349,7 @@ pub trait Service: Send + Sync {
         size: u32,
         for_cache: bool,
     ) -> SysResult<Vec<u8>>;
-    /// `from_cache`: dirty pages of a mapping that the kernel writes back (`FUSE_WRITE_CACHE`).
+    /// `from_cache`: writeback of dirty pages of a mapping (`FUSE_WRITE_CACHE`).
     fn write(
         &self,
         caller: Caller,
@@ -364,13 +362,13 @@ pub trait Service: Send + Sync {
     fn flush(&self, node: NodeId, fh: Fh) -> SysResult<()>;
     fn release(&self, node: NodeId, fh: Fh);
     fn fsync(&self, node: NodeId, fh: Fh, data_only: bool) -> SysResult<()>;
-    /// The names from `offset` on, as many as the engine likes (at least one unless at the end). An
-    /// offset stays right while names come and go, and whoever asks: directories have no handles,
-    /// for the kernel caches listings and need not tell of each opendir(3).
+    /// Returns a batch of names from `offset` on, at least one before the end. An offset remains
+    /// valid for all readers while names are created and removed. Directories have no handles,
+    /// because the kernel caches listings and may skip OPENDIR.
     fn readdir(&self, node: NodeId, offset: u64) -> SysResult<Names>;
-    /// The entry of one listed name, for readdirplus; counts as a look-up when the adapter hands it
-    /// to the kernel (it calls [`Service::forget`] for an entry that did not fit). `None`: it
-    /// cannot be told (gone, or another filesystem); list it without attributes.
+    /// Returns the entry of a listed name for READDIRPLUS. It counts as a lookup if the adapter
+    /// sends it; for an entry that did not fit, the adapter calls [`Service::forget`]. `None`:
+    /// removed, or on another filesystem; it is listed without attributes.
     fn plus(&self, parent: NodeId, listed: &Listed) -> Option<Plus>;
     fn fsyncdir(&self, node: NodeId, data_only: bool) -> SysResult<()>;
     fn statfs(&self, node: NodeId) -> SysResult<FsInfo>;
@@ -386,7 +384,7 @@ pub trait Service: Send + Sync {
     fn listxattr(&self, caller: Caller, node: NodeId) -> SysResult<Vec<Vec<u8>>>;
     fn removexattr(&self, caller: Caller, node: NodeId, name: &[u8]) -> SysResult<()>;
     fn access(&self, caller: Caller, node: NodeId, mask: i32) -> SysResult<()>;
-    /// `mode`: fallocate(2)'s bits.
+    /// `mode`: flags of fallocate(2).
     fn fallocate(
         &self,
         caller: Caller,

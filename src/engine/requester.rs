@@ -1,4 +1,4 @@
-//! Who asks for something.
+//! The client of a verb.
 
 use std::fs::File;
 use std::sync::{Arc, OnceLock};
@@ -8,7 +8,7 @@ use super::error;
 use crate::store::record::Actor;
 use crate::sys::lock::Mutex;
 
-/// Who asks, and what is given to them besides answers. One for each connection.
+/// A client, and the descriptors sent to it with replies. One for each connection.
 pub struct Requester {
     find: Box<dyn Fn() -> Actor + Send + Sync>,
     by: OnceLock<Actor>,
@@ -18,8 +18,8 @@ pub struct Requester {
 }
 
 impl Requester {
-    /// Somebody who is looked up by `find` when it is needed who that is, and of whom
-    /// `has_given_up` says whether they no longer want what they asked for.
+    /// Creates a client. `find` identifies it on first use; `has_given_up` reports whether it has
+    /// cancelled its request.
     pub fn new(
         find: impl Fn() -> Actor + Send + Sync + 'static,
         has_given_up: impl Fn() -> bool + Send + Sync + 'static,
@@ -34,17 +34,16 @@ impl Requester {
         }
     }
 
-    /// Who that is, for the record.
+    /// Returns the client, for records.
     pub fn by(&self) -> &Actor {
         self.by.get_or_init(&self.find)
     }
 
-    /// A restore is asked for on a connection and done by the thread that serves it. Before it
-    /// changes anything it looks whether that is still wanted; from then on it is finished, whoever
-    /// waits for it.
+    /// Checks that the client still waits. A restore runs in the connection's thread; it checks
+    /// this before its first change, and then runs to its end.
     ///
     /// # Errors
-    /// `cancelled`: they have given it up, or are gone.
+    /// `cancelled`: the client cancelled the request, or disconnected.
     pub(super) fn still_wants(&self) -> VerbResult<()> {
         if (self.has_given_up)() {
             return Err(error::error(
@@ -55,22 +54,22 @@ impl Requester {
         Ok(())
     }
 
-    /// Descriptors that go with the answer, in their order.
+    /// Adds descriptors to the reply, in order.
     pub(super) fn give(&self, files: Vec<Arc<File>>) {
         self.files.lock().extend(files);
     }
 
-    /// The descriptors that go with the answer to what was asked last.
+    /// Removes and returns the descriptors for the last reply.
     pub fn take_files(&self) -> Vec<Arc<File>> {
         std::mem::take(&mut self.files.lock())
     }
 
-    /// An export was begun, for which descriptors are held until it ends.
+    /// Records a started export, which holds descriptors until its end.
     pub(super) fn begins_export(&self, run: u64) {
         self.exports.lock().push(run);
     }
 
-    /// The exports that were begun and not ended: they ask no more.
+    /// Removes and returns the exports not ended: the client has disconnected.
     pub(super) fn take_exports(&self) -> Vec<u64> {
         std::mem::take(&mut *self.exports.lock())
     }

@@ -1,17 +1,17 @@
-//! Restore: the tree becomes what it was at a checkpoint, in the time that what changed since
-//! takes.
+//! Restore: makes the live tree what it was at a checkpoint. The cost depends on the amount of
+//! change since the checkpoint, not on the size of the tree.
 //!
-//! With nothing held a plan is made from what was recorded since the target (`prepare`), and what
-//! comes back is made in the staging directory, complete with owner and times. Then comes one
-//! freeze: if anything has changed meanwhile it is planned again; a guard checkpoint closes the
-//! epoch; and the plan is carried out with the same operations that serve the kernel, so that every
-//! step keeps the past, the guard's included. The journal says that a restore began and that it
-//! ended; one that did not end is carried out again at the next mount, which leads to the same
-//! tree.
+//! With no lock held, a plan is made from the records since the target (`prepare`), and the inodes
+//! to restore are created in the staging directory, complete with owner and times. Then the tree is
+//! frozen once. If anything has changed since, the plan is made again. A guard checkpoint closes
+//! the epoch, and the plan is carried out with the operations that serve the kernel, so every step
+//! captures the past, including that of the guard. The journal records the beginning and the end of
+//! a restore. A restore without an end is carried out again at the next mount, with the same
+//! result.
 //!
-//! What was made is renamed into place, many inodes behind one record: nobody ever sees half of
-//! one. A file whose content changed comes back as a new inode, so whoever has it open keeps what
-//! it opened, as with a removed file. Directories keep their inodes.
+//! Staged inodes are renamed into place, many behind one record; a partial inode is never visible.
+//! A file whose content changed becomes a new inode: open descriptors refer to the old one, as
+//! after unlink(2). Directories keep their inodes.
 
 mod apply;
 pub(super) mod covered;
@@ -58,13 +58,13 @@ use crate::store::record::{Actor, Record};
 use crate::sys::lock::MutexGuard;
 use crate::sys::{self, Errno, Kind, SysResult};
 
-/// Makes the live tree of an engine, or paths of it, what it was.
+/// Restores the live tree of an engine, or paths of it.
 #[derive(Clone, Copy)]
 pub(super) struct Restorer<'a> {
     pub(super) engine: &'a Engine,
 }
 
-/// What is told of a restore that has found all to be so already.
+/// Returns the result of a restore that created no guard checkpoint.
 fn told(
     started: Instant,
     restored: CheckpointId,
@@ -85,7 +85,7 @@ fn told(
     }
 }
 
-/// What a restore changes, and what stays as it is because it cannot be told what it was.
+/// Separates the changes of a restore from the paths that stay because their past is unknown.
 fn told_apart(
     mut changes: Vec<Change>,
     mut unknown: Vec<TreePath>,
@@ -93,7 +93,8 @@ fn told_apart(
 ) -> (Vec<Change>, Vec<TreePath>) {
     unknown.extend(plan.unknown.iter().cloned().map(TreePath));
     if sys::ids().0 != 0 {
-        // What its owner may not read gets what it held, whatever it holds.
+        // A file that its owner may not read cannot be compared; its content is restored
+        // regardless.
         let is_planned = |change: &&mut Change| {
             change.change == ChangeKind::Unknown && !plan.unknown.contains(&change.path.0)
         };
@@ -112,10 +113,10 @@ fn told_apart(
     (changes, unknown)
 }
 
-/// Bytes of paths in one record.
+/// Size limit of the paths in one record, in bytes.
 const PATHS_BYTES: usize = 1 << 20;
 
-/// Paths in parts that fit into a record each; at least one.
+/// Splits paths into parts that each fit into a record; returns at least one part.
 fn in_frames(paths: &[Vec<u8>]) -> Vec<&[Vec<u8>]> {
     let (mut parts, mut from, mut bytes) = (Vec::new(), 0, 0);
     for (at, path) in paths.iter().enumerate() {
@@ -138,7 +139,7 @@ impl<'a> Restorer<'a> {
         Restorer { engine }
     }
 
-    /// Restores between its hooks; a dry run has none.
+    /// Restores between the hooks; a dry run runs no hooks.
     pub(super) fn restore_with_hooks(
         &self,
         requester: &Requester,
@@ -225,8 +226,8 @@ impl<'a> Restorer<'a> {
         self.restore_now(asked, target, &paths, one_at_a_time)
     }
 
-    /// Makes the tree, or these paths, what it was, with a guard. Takes the lock of whoever makes
-    /// checkpoints, and gives it back.
+    /// Restores the tree or these paths behind a guard checkpoint. Takes over the checkpoint lock
+    /// and releases it.
     pub(super) fn restore_now(
         &self,
         asked: Asked<'_>,
@@ -240,7 +241,7 @@ impl<'a> Restorer<'a> {
         let changes = std::mem::take(&mut prepared.changes);
         let (plan, spared) = (&prepared.plan, &prepared.spared);
         let (changes, unknown) = told_apart(changes, asked.unknown, plan);
-        // One that undoes another is an operation all the same.
+        // An undo is recorded as an operation even if it changes nothing.
         let is_so = asked.undoes.is_none()
             && changes.is_empty()
             && plan.is_so(self.engine).unwrap_or(false);
@@ -261,7 +262,7 @@ impl<'a> Restorer<'a> {
         })
     }
 
-    /// Carries out a plan, behind a guard. The journal is told of `named`.
+    /// Carries out a plan behind a guard checkpoint. `named`: the paths to record in the journal.
     fn restore_frozen(
         &self,
         frozen: Frozen<'_>,
@@ -270,7 +271,7 @@ impl<'a> Restorer<'a> {
         which: Which<'_>,
         named: &[Vec<u8>],
     ) -> VerbResult<CheckpointId> {
-        // Also while watchers are told, which takes memory as well.
+        // Held until watchers are notified, which also uses memory.
         let _index_later = self.timeline().indexer.hold();
         let (plan, want) = (&prepared.plan, prepared.want());
         let (by, undoes) = (frozen.requester.by(), frozen.undoes);
@@ -292,8 +293,8 @@ impl<'a> Restorer<'a> {
         Ok(guard)
     }
 
-    /// Paths that were changed while nobody served the tree, and that a checkpoint therefore does
-    /// not know.
+    /// Returns the paths that changed while the tree was not served. Their state at a checkpoint is
+    /// unknown.
     pub(super) fn unknown_in(&self, target: CheckpointId) -> SysResult<Vec<TreePath>> {
         Ok(self
             .engine
@@ -305,11 +306,11 @@ impl<'a> Restorer<'a> {
     }
 
     /// Applies a plan between the records of its beginning and its end. The caller holds the freeze
-    /// lock and the tree for writing.
+    /// lock and the tree lock for writing.
     ///
-    /// A restore that failed is at its end too: it is not begun again at the next mount, and the
-    /// guard has what was there. `named`: what the journal is told was restored; of the whole tree
-    /// nothing.
+    /// A failed restore is ended like a complete one: the next mount does not repeat it, and the
+    /// guard preserves the previous state. `named`: the paths that the journal records; empty for
+    /// the whole tree.
     fn carry_out(
         &self,
         by: Option<(&Actor, Option<u64>)>,
@@ -334,13 +335,13 @@ impl<'a> Restorer<'a> {
             matches!(which, Which::Only(_)),
         )?;
         let applied = apply::apply(self.engine, &change, (plan, want), stage);
-        // Were it not told before the next change, the next mount would restore once more, over
-        // what was done since.
+        // This record must precede the next change. Otherwise the next mount would repeat the
+        // restore and overwrite later changes.
         self.timeline().journal.tell(Record::RestoreEnd);
         applied
     }
 
-    /// Finishes a restore that a killed daemon left half done. Nothing is served yet.
+    /// Finishes a restore that a killed daemon left incomplete. Runs before the tree is served.
     pub(super) fn finish_restore(&self, aftermath: &Aftermath) -> SysResult<Option<Stale>> {
         if let Err(errno) = self.engine.live.staged.sweep() {
             tracing::warn!(%errno, "what was staged by a restore that did not begin is not removed");
@@ -366,8 +367,7 @@ impl<'a> Restorer<'a> {
             .map(Some)
     }
 
-    /// What it takes to restore a checkpoint, with all of it staged. The caller has frozen the
-    /// tree.
+    /// Plans the restore of a checkpoint and stages all its inodes. The caller has frozen the tree.
     fn in_freeze<'s>(
         &self,
         target: CheckpointId,
@@ -394,7 +394,7 @@ impl<'a> Restorer<'a> {
         Ok((plan, stage))
     }
 
-    /// What a restore would change in the live tree.
+    /// Returns the changes that a restore would make to the live tree.
     fn changes_to(
         &self,
         Ground {
@@ -428,7 +428,7 @@ impl<'a> Restorer<'a> {
         Ok(changes)
     }
 
-    /// The directories above a path that come back with it, because they are missing.
+    /// Returns the missing directories above a path, which are restored with it.
     fn missing_above(&self, target: CheckpointId, path: &[u8]) -> SysResult<Vec<Change>> {
         let mut changes = Vec::new();
         for (end, _) in path.iter().enumerate().filter(|(_, byte)| **byte == b'/') {
@@ -453,8 +453,9 @@ impl<'a> Restorer<'a> {
         Ok(changes)
     }
 
-    /// Paths cleaned of `.` and doubled slashes; each exists now or did then. The root stands for
-    /// the whole tree. One of which it cannot be told whether it did goes to `unknown`.
+    /// Normalizes paths (`.`, doubled slashes) and checks that each exists now or existed at the
+    /// checkpoint. Returns an empty list for the root, which means the whole tree. Adds paths whose
+    /// state at the checkpoint is unknown to `unknown`.
     fn checked_paths(
         &self,
         target: CheckpointId,
@@ -497,13 +498,13 @@ impl<'a> Restorer<'a> {
             }
             cleaned.push(clean);
         }
-        // None stands for the whole tree.
+        // An empty list would mean the whole tree.
         if cleaned.is_empty() && !paths.is_empty() {
             return Err(error::cannot_be_told(unknown.last(), target));
         }
         cleaned.sort();
         cleaned.dedup();
-        // A path below another is restored with it.
+        // A path below another one is restored with it.
         let all: HashSet<Vec<u8>> = cleaned.iter().cloned().collect();
         cleaned.retain(|path| {
             let mut above = path
@@ -516,14 +517,14 @@ impl<'a> Restorer<'a> {
         Ok(cleaned)
     }
 
-    /// Makes the kernel forget what is no longer so. Holds no lock: the kernel may wait for a
-    /// request to end.
+    /// Invalidates stale entries and inodes in the kernel's caches. Must be called without locks:
+    /// the kernel may wait for a request to end.
     pub(super) fn forget_stale(&self, stale: &Stale) {
         let Some(caches) = self.engine.serving.caches.get() else {
             return;
         };
-        // Names first: the kernel takes their directory's lock, and so waits for listings that are
-        // on their way into its cache.
+        // Names first: the kernel takes the lock of their directory, and so waits for listings that
+        // are being added to its cache.
         let node = |slot: &Slot| NodeId(slot.0);
         let dead = stale.dead.iter();
         let dead = dead.map(|(parent, name, child)| Forget::Deleted {

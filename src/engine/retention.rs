@@ -1,4 +1,4 @@
-//! Which checkpoints are kept by which rule, and in which order the others go.
+//! Retention rules: the checkpoints that each keeps, and the order in which the others are removed.
 
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
@@ -8,40 +8,40 @@ use super::settings::Settings;
 use super::tiers::Tier;
 use crate::store::ids::CheckpointId;
 
-/// What is to be kept; what no rule keeps goes. Without any rule all is kept.
+/// Retention rules; checkpoints that no rule keeps are removed. Without a rule all are kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Retention {
-    /// So many of the newest.
+    /// Number of newest checkpoints to keep.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep_last: Option<u64>,
-    /// What is not older than so many seconds.
+    /// Maximum age to keep, in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep_within_s: Option<u64>,
-    /// One for each of so many hours that have one.
+    /// Number of hours of which one checkpoint is kept; hours without any do not count.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep_hourly: Option<u64>,
-    /// One for each of so many days that have one.
+    /// The same for days.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep_daily: Option<u64>,
-    /// One for each of so many weeks that have one.
+    /// The same for weeks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep_weekly: Option<u64>,
-    /// These, whatever the rules say, also if the history takes too much.
+    /// Checkpoints kept regardless of rules and size.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub keep_ids: Vec<CheckpointId>,
-    /// Bytes that the history may take: the oldest go until it does not take more.
+    /// Maximum size of the history in bytes: the oldest are removed until it is met.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_bytes: Option<u64>,
-    /// Automatic runs count and remove checkpoints that were made on request too.
+    /// Automatic runs also count and remove requested checkpoints.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub manual: bool,
-    /// Of which paths less is kept. The first that matches a path counts.
+    /// Paths with a shorter retention. The first match applies.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tiers: Vec<Tier>,
 }
 
 impl Retention {
-    /// What the configuration says.
+    /// Returns the configured rules.
     pub fn of(settings: &Settings) -> Retention {
         Retention {
             keep_last: settings.number("retention.keep-last"),
@@ -58,7 +58,7 @@ impl Retention {
         }
     }
 
-    /// Some rule says what is to be kept.
+    /// Returns whether any rule is set.
     pub fn has_rules(&self) -> bool {
         [
             self.keep_last,
@@ -72,24 +72,23 @@ impl Retention {
     }
 }
 
-/// Why a checkpoint is kept.
+/// Reason to keep a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Rule {
-    /// It is pinned.
+    /// Pinned.
     Pinned,
-    /// A branch is based on it.
+    /// Base of a branch.
     Branch,
-    /// It was made on request, and the run is automatic (`retention.manual`).
+    /// Requested, in an automatic run (`retention.manual`).
     Asked,
-    /// It was named: `gc --keep-unpushed`.
+    /// Named by `gc --keep-unpushed`.
     Named,
-    /// It has a tag.
+    /// Tagged.
     Tagged,
-    /// It is the newest.
+    /// The newest.
     Newest,
-    /// `undo` or `redo` may need it yet, or it is a mark of the tripwire that was made not long
-    /// ago.
+    /// Needed by `undo` or `redo`, or a recent mark of the tripwire.
     Undo,
     /// `keep-last`.
     Last,
@@ -101,7 +100,7 @@ pub enum Rule {
     Daily,
     /// `keep-weekly`.
     Weekly,
-    /// No rule was given that something should go.
+    /// No rule is set.
     NoRule,
 }
 
@@ -109,10 +108,10 @@ pub enum Rule {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Applied<'a> {
     pub retention: &'a Retention,
-    /// The daemon runs it by itself (`retention.auto`): without [`Retention::manual`] it counts and
-    /// removes no checkpoint that was made on request.
+    /// The run is automatic (`retention.auto`): without [`Retention::manual`] it neither counts nor
+    /// removes requested checkpoints.
     pub automatic: bool,
-    /// Wall clock, nanoseconds since 1970.
+    /// Wall clock, nanoseconds since the epoch.
     pub now_ns: i64,
 }
 
@@ -122,39 +121,39 @@ impl Applied<'_> {
     }
 }
 
-/// What is to be known of a checkpoint.
+/// Properties of a checkpoint for the rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Known {
     pub id: CheckpointId,
     pub made_ns: i64,
-    /// A person asked for it.
+    /// Requested by a user.
     pub manual: bool,
-    /// mkdir(2) made it, for whoever may write to the root directory.
+    /// Made by mkdir(2), by any user with write access to the root directory.
     pub by_mkdir: bool,
     pub tagged: bool,
     pub pinned: bool,
-    /// A branch is based on it.
+    /// Base of a branch.
     pub base: bool,
     /// See [`Retention::keep_ids`].
     pub named: bool,
-    /// It was deleted, and could come back until now.
+    /// Deleted but not freed yet.
     pub hidden: bool,
-    /// It is the guard of a restore, or a mark of the tripwire.
+    /// The guard of a restore, or a mark of the tripwire.
     pub guard: bool,
-    /// It is kept for a while whatever the rules say: see [`Rule::Undo`].
+    /// Protected for a time regardless of the rules: see [`Rule::Undo`].
     pub needed: bool,
     /// A hidden mark that may still be confirmed.
     pub undecided: bool,
 }
 
 impl Known {
-    /// It was deleted, and can come back for a while yet. An undecided mark was not: what it shows
-    /// stays whatever goes in this run.
+    /// Returns whether it was deleted and can still be restored. Undecided marks were not deleted:
+    /// this run keeps their data.
     pub(super) fn is_waiting(&self, rules: &[Rule]) -> bool {
         self.hidden && !self.undecided && rules == [Rule::Undo]
     }
 
-    /// What keeps it whatever is asked for.
+    /// Returns the reasons that override every rule and the size limit.
     fn held(&self) -> Vec<Rule> {
         let rules = [
             self.pinned.then_some(Rule::Pinned),
@@ -165,8 +164,8 @@ impl Known {
     }
 }
 
-/// The rules that keep each checkpoint, in the order given: oldest first. None keep those that are
-/// to go.
+/// Returns the rules that keep each checkpoint; `known` is ordered oldest first. Checkpoints
+/// without any are removed.
 pub(super) fn rules(known: &[Known], applied: Applied<'_>, zone: &TimeZone) -> Vec<Vec<Rule>> {
     let Applied {
         retention, now_ns, ..
@@ -179,7 +178,7 @@ pub(super) fn rules(known: &[Known], applied: Applied<'_>, zone: &TimeZone) -> V
             .rev()
             .filter(|(_, one)| !one.hidden)
     };
-    // Whoever wants the last three means their own.
+    // Guards and marks do not count in rules.
     let counted = || seen().filter(|(_, one)| !one.guard && !applied.spares(one));
     let mut keep = |at: usize, rule: Rule| {
         if let Some(rules) = kept.get_mut(at) {
@@ -199,7 +198,8 @@ pub(super) fn rules(known: &[Known], applied: Applied<'_>, zone: &TimeZone) -> V
         .filter(|(_, one)| one.needed)
         .for_each(|(at, _)| keep(at, Rule::Undo));
     let count = |wanted: Option<u64>| usize::try_from(wanted.unwrap_or(0)).unwrap_or(usize::MAX);
-    // What mkdir(2) made is counted by itself: it pushes out nothing of those who ask the daemon.
+    // Checkpoints made by mkdir(2) are counted separately: they do not displace those requested
+    // from the daemon.
     let series = |by_mkdir: bool| counted().filter(move |(_, one)| one.by_mkdir == by_mkdir);
     for by_mkdir in [false, true] {
         series(by_mkdir)
@@ -234,9 +234,9 @@ pub(super) fn rules(known: &[Known], applied: Applied<'_>, zone: &TimeZone) -> V
     kept
 }
 
-/// Which of the copies of checkpoints, the oldest first, rules keep: each is told by when it was
-/// made, in nanoseconds since 1970, and whether it has a tag. As of checkpoints, the newest and
-/// those with a tag always stay.
+/// Applies rules to copies of checkpoints, ordered oldest first: each is a time of creation, in
+/// nanoseconds since the epoch, and whether it is tagged. As for checkpoints, the newest and tagged
+/// ones are always kept.
 pub fn keeps(copies: &[(i64, bool)], retention: &Retention) -> Vec<bool> {
     let known: Vec<Known> = copies
         .iter()
@@ -266,14 +266,14 @@ pub fn keeps(copies: &[(i64, bool)], retention: &Retention) -> Vec<bool> {
     rules.iter().map(|rules| !rules.is_empty()).collect()
 }
 
-/// Of each of the newest `wanted` spans of time the newest checkpoint that a person asked for, else
-/// the newest.
+/// Returns one checkpoint for each of the newest `wanted` periods: the newest requested by a user,
+/// or else the newest.
 fn newest_of_spans(
     mut known: Vec<(usize, &Known)>,
     wanted: usize,
     span_of: impl Fn(i64) -> String,
 ) -> Vec<usize> {
-    // What was imported may be older than what was made before.
+    // Imported checkpoints may be older than those made before.
     known.sort_by_key(|(_, one)| std::cmp::Reverse(one.made_ns));
     let mut chosen: Vec<(String, usize, bool)> = Vec::new();
     for (at, one) in known {
@@ -289,7 +289,7 @@ fn newest_of_spans(
     chosen.into_iter().map(|(_, at, _)| at).collect()
 }
 
-/// Which hour, day or week it is, where the daemon is.
+/// Returns the hour, day or week in the daemon's time zone.
 fn span_of(rule: Rule, at_ns: i64, zone: &TimeZone) -> String {
     let Ok(time) = Timestamp::from_nanosecond(i128::from(at_ns)) else {
         return String::new();
@@ -304,17 +304,17 @@ fn span_of(rule: Rule, at_ns: i64, zone: &TimeZone) -> String {
             .take("2026-W01".len())
             .collect(),
         Rule::Daily => local.date().to_string(),
-        // Twice the same hour, when clocks are set back, is two hours.
+        // The offset distinguishes the repeated hour when clocks are set back.
         _ => format!("{} {} {}", local.date(), local.hour(), local.offset()),
     }
 }
 
-/// The order in which checkpoints go: those that were deleted, those that no rule keeps, and, as
-/// far as the history is too large, those that are kept only by a rule that counts: first those not
-/// made on request. Oldest first each. With it, how many of them go whatever the size is.
+/// Returns the order of removal, each group oldest first: deleted checkpoints; those without a
+/// rule; and, as far as the size requires it, those kept only by rules of count or age, requested
+/// ones last. Also returns how many are removed regardless of the size.
 ///
-/// Deleted ones that only wait for `retention.keep-undone` to pass follow the other deleted ones,
-/// so that the size of the history is counted without them.
+/// Deleted ones that only wait for `retention.keep-undone` follow the other deleted ones, and do
+/// not count in the size of the history.
 pub(super) fn order(known: &[Known], rules: &[Vec<Rule>]) -> (Vec<usize>, usize) {
     let each = || known.iter().zip(rules).enumerate();
     let unkept = |hidden: bool| {

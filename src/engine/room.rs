@@ -1,4 +1,4 @@
-//! Free space, the last `gc`, pushes: what `status` shows and warns of.
+//! Free space, the last `gc`, and pushes, as shown by `status` with its warnings.
 
 use std::collections::BTreeMap;
 
@@ -16,17 +16,17 @@ use crate::history::timeline::Timeline;
 use crate::store::operation::Deed;
 use crate::sys::{self, FsInfo};
 
-/// How long `status` warns of a change that was refused for want of space.
+/// Time for which `status` warns of a change that failed with ENOSPC.
 const REFUSED_S: i64 = 3600;
-/// Operations among which a push is looked for.
+/// Number of operations searched for a push.
 const LOOKED_AT: usize = 500;
 
-/// A push has ended, or failed.
+/// Records the end or failure of a push.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NotePush {
-    /// To where.
+    /// Name of the remote.
     pub remote: String,
-    /// Why it failed.
+    /// The error, if it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
@@ -47,10 +47,10 @@ impl Verb for NotePush {
     }
 }
 
-/// The pushes that are known, or those that the operations have.
+/// Returns the known pushes, by default those among the operations.
 fn known(engine: &Engine) -> VerbResult<BTreeMap<String, PushInfo>> {
     let known = engine.serving.upkeep.done.lock().pushes.clone();
-    // With no lock held: the journal is read.
+    // Without a lock, because the journal is read.
     known.map_or_else(|| pushes(engine.timeline()), Ok)
 }
 
@@ -73,7 +73,7 @@ fn pushes(timeline: &Timeline) -> VerbResult<BTreeMap<String, PushInfo>> {
     Ok(pushes)
 }
 
-/// Size and free bytes of a filesystem.
+/// Returns size and free space of a filesystem in bytes.
 fn room(info: &FsInfo) -> (u64, u64) {
     let unit = u64::from(info.frsize);
     (
@@ -102,7 +102,7 @@ pub(super) fn info(engine: &Engine) -> VerbResult<UpkeepInfo> {
     })
 }
 
-/// Warnings of `status` about free space and pushes.
+/// Returns the warnings about free space and pushes.
 pub(super) fn warnings(engine: &Engine) -> Vec<String> {
     let mut warnings = Vec::new();
     let backing = engine.serving.config.backing.display();

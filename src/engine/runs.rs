@@ -1,5 +1,5 @@
-//! Long work that is done a part at a time: whoever asked gets a part of the answer and asks again,
-//! and who stops asking stops it.
+//! Long operations in time slices: each request returns a part, the client repeats it, and cancels
+//! by not repeating it.
 
 use std::time::{Duration, Instant};
 
@@ -7,10 +7,10 @@ use super::api::VerbResult;
 use super::error;
 use crate::sys::lock::Mutex;
 
-/// How long one part takes.
+/// Duration of a slice.
 pub(super) const PART_TIME: Duration = Duration::from_millis(200);
 
-/// Does one step after the other as long as there is time; `false`: there is no further.
+/// Runs steps until the time is up. Returns `false` after the last step.
 pub(super) fn go_on(
     until: Instant,
     mut step: impl FnMut() -> VerbResult<bool>,
@@ -23,7 +23,7 @@ pub(super) fn go_on(
     Ok(true)
 }
 
-/// Runs that are under way, at most `MAX`: of more, the oldest is given up. A leaf.
+/// Runs in progress, at most `MAX`: beyond that the oldest is abandoned. A leaf lock.
 pub(super) struct Runs<T, const MAX: usize = 4>(Mutex<UnderWay<T>>);
 
 struct UnderWay<T> {
@@ -42,7 +42,7 @@ impl<T, const MAX: usize> Default for Runs<T, MAX> {
 }
 
 impl<T, const MAX: usize> Runs<T, MAX> {
-    /// The run of this number, taken out to be worked on, or a new one.
+    /// Removes the run with this number to continue it, or begins one.
     pub(super) fn resume(
         &self,
         number: Option<u64>,
@@ -53,7 +53,7 @@ impl<T, const MAX: usize> Runs<T, MAX> {
         })
     }
 
-    /// Puts a run back, or a new one in; its number.
+    /// Stores a run, and returns its number.
     pub(super) fn put(&self, number: Option<u64>, run: T) -> u64 {
         let mut under_way = self.0.lock();
         let number = number.unwrap_or(under_way.last + 1);
@@ -65,7 +65,7 @@ impl<T, const MAX: usize> Runs<T, MAX> {
         number
     }
 
-    /// Takes a run out.
+    /// Removes a run.
     pub(super) fn remove(&self, number: u64) -> Option<T> {
         let mut under_way = self.0.lock();
         let mut known = under_way.runs.iter();
@@ -73,7 +73,7 @@ impl<T, const MAX: usize> Runs<T, MAX> {
         Some(under_way.runs.remove(at).1)
     }
 
-    /// A run that several work on.
+    /// Returns a shared run.
     pub(super) fn get(&self, number: u64) -> Option<T>
     where
         T: Clone,

@@ -1,4 +1,4 @@
-//! What tells whether something has changed in a tree between two looks.
+//! A stamp of a tree, which differs after any change.
 
 use crate::live::Live;
 use crate::store::ids::Slot;
@@ -7,16 +7,16 @@ use crate::sys::{SysResult, Time};
 /// See the module.
 #[derive(PartialEq, Eq)]
 pub(super) struct Seen {
-    /// Changes that have begun, opens to write among them, and records: but for those of copying up,
-    /// which changes nothing.
+    /// Number of started changes (including opens for writing) and of records, except those of
+    /// copy-ups, which change nothing.
     changes: u64,
     recordings: u64,
-    /// Files that may be written to without a request: size and times.
+    /// Files writable without a request: size and times.
     hot: Vec<(Slot, u64, Time, Time)>,
 }
 
 impl Seen {
-    /// What can be seen now.
+    /// Returns the current stamp.
     ///
     /// # Errors
     /// Those of fstat(2).

@@ -1,5 +1,4 @@
-//! The requests of the kernel, each led to the live tree, to a view of the past, or to
-//! `.snapshots`.
+//! Kernel requests, routed to the live tree, to a view, or to `.snapshots`.
 
 mod nodes;
 
@@ -149,7 +148,7 @@ impl Service for Engine {
         } else {
             act()
         };
-        // One that fails may have changed something, and the kernel goes on believing what it knew.
+        // A failed call may have changed some attributes, and the kernel keeps its cache.
         let stat = stat.inspect_err(|_| self.serving.attributes_changed(node))?;
         self.snapdir.root_changed(slot);
         Ok(self.live_attr(slot, stat))
@@ -292,8 +291,7 @@ impl Service for Engine {
         if how != RenameMode::Replace || caller.again || !self.automatic.suspects(caller) {
             return replace(false);
         }
-        // Whether there is something in the way is asked with the rename itself: it costs nothing
-        // where there is not.
+        // The rename itself detects an existing target, at no cost without one.
         match act(RenameMode::NoReplace) {
             Err(Errno::EEXIST) => replace(true),
             done => done.map(drop),
@@ -385,8 +383,8 @@ impl Service for Engine {
         for_cache: bool,
     ) -> SysResult<Vec<u8>> {
         match self.views.open_file(fh)? {
-            // sendfile(2) and splice(2) read by way of the cache, also where the handle has none,
-            // and that would go stale unseen.
+            // sendfile(2) and splice(2) fill the page cache even for handles that bypass it; those
+            // pages would become stale.
             Open::Live(handle) if for_cache && self.live.files.changes_past_cache(&handle) => {
                 Err(Errno::EINVAL)
             }
@@ -458,7 +456,8 @@ impl Service for Engine {
         match self.look_up(0, parent, &listed.name) {
             Ok(Looked::Found(entry)) => Some(Plus {
                 entry,
-                // Asked after the look-up: if that saw the name gone, this is known.
+                // After the lookup: if the lookup saw the name removed, the unlink is recorded
+                // here.
                 told: !self.live.recent_unlinks.has(Slot(entry.node.0)),
             }),
             Ok(Looked::Absent(_)) | Err(_) => None,
@@ -492,7 +491,7 @@ impl Service for Engine {
             .attrs
             .set_xattr(change, slot, name, value, how, Some(caller.asker()))
         {
-            // The kernel lets nobody else set it meanwhile.
+            // Set by the dead worker: the kernel serializes changes of an inode.
             Err(Errno::EEXIST) if caller.again => {}
             set => set?,
         }
@@ -542,8 +541,7 @@ impl Service for Engine {
     }
 
     fn access(&self, _caller: Caller, node: NodeId, mask: i32) -> SysResult<()> {
-        // The kernel checks permissions itself (default_permissions); what is left is that the past
-        // cannot be written.
+        // The kernel checks permissions (default_permissions); only writes to views are left.
         match self.node(node)? {
             Node::Past(_) if mask & libc_flags::W_OK != 0 => Err(Errno::EROFS),
             _ => Ok(()),

@@ -16,7 +16,7 @@ impl Engine {
         let name = std::str::from_utf8(name).map_err(|_| Errno::EINVAL)?;
         check_tag(name).map_err(|error| error.code.errno())?;
         if self.snapdir.second(name).is_some() {
-            // It would be another time's.
+            // The name is reserved for the checkpoint of that time.
             return Err(Errno::EINVAL);
         }
         if caller.again
@@ -61,7 +61,7 @@ impl Engine {
             .filter(|id| self.timeline().catalogue.is_directory(*id, name));
         let id = self.snapdir.number(name).or(tagged);
         let id = id.ok_or(match self.snapdir.second(name) {
-            // Several checkpoints may have it in turn: which one is to go is told by its number.
+            // The time can denote several checkpoints in turn: only the number is unambiguous.
             Some(_) => Errno::EPERM,
             None => Errno::ENOENT,
         })?;
@@ -71,7 +71,7 @@ impl Engine {
             .map_err(|error| error.code.errno())
     }
 
-    /// unlink(2) in `.snapshots`: a tag is taken from its checkpoint.
+    /// unlink(2) in `.snapshots` removes a tag.
     pub(super) fn unlink_snapshot(&self, caller: Caller, name: &[u8]) -> SysResult<()> {
         let name = std::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
         let _one_at_a_time = self.checkpoints.checkpointing.lock();

@@ -1,15 +1,14 @@
-//! What space versions take, and what comes free when some of them go.
+//! Disk space of versions, and the space freed by removing some.
 //!
-//! A filesystem says where the extents of a file are and whether each is shared, but not with whom
-//! (FIEMAP). What is not shared is the version's own. What is shared comes free when the last
-//! holder goes: the versions whose extents lie at the same place are holders, and so is the live
-//! file, which is asked too. An extent that is shared although only one version is known to hold it
-//! has a holder that nobody knows (a copy by reflink, or a file that was restored): it never comes
-//! free. Only where two versions share an extent with such a holder, too, and it is not the file of
-//! either, is it taken for free although it is not.
+//! The filesystem reports the extents of a file and whether each is shared, but not with which
+//! files (FIEMAP). An unshared extent belongs to the version alone. A shared one is freed with its
+//! last holder; holders are all versions with extents at the same place, and the live file. An
+//! extent that is shared although only one version is known to hold it has an unknown holder (a
+//! reflink copy, or a restored file), and counts as never freed. One error remains: if two versions
+//! share an extent with an unknown holder, it counts as freed with the two.
 //!
-//! btrfs keeps an extent whole as long as a part of it is used, so there ranges that overlap count
-//! as one: it may free more than is told, not less.
+//! btrfs retains a whole extent while any part is in use, so overlapping ranges count as one there:
+//! it may free more than reported, but not less.
 
 use std::collections::HashSet;
 
@@ -18,11 +17,11 @@ use crate::history::needed::Census;
 use crate::store::ids::{ObjectId, ObjectOrigin, Slot};
 use crate::sys::{self, Allocation, Errno, Kind, Placed, Stat, SysResult};
 
-/// Where extents cannot be asked for, a linked file is placed at its inode number shifted left by
-/// this many bits; it has fewer bytes than 2 to this power.
+/// Without FIEMAP, a linked file is placed at its inode number shifted left by this number of bits;
+/// its size must be less than 2 to this power.
 const PLACE_BITS: u32 = 40;
 
-/// A range that several hold.
+/// A range with several holders.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Segment {
     bytes: u64,
@@ -30,24 +29,24 @@ struct Segment {
     holders: Vec<usize>,
 }
 
-/// The space of a list of versions, each known by its number there.
+/// The space of a list of versions, identified by their index.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Space {
-    /// What each has for itself.
+    /// Unshared bytes of each.
     own: Vec<u64>,
-    /// What it takes, together with others too.
+    /// Total bytes of each, including shared ones.
     all: Vec<u64>,
     segments: Vec<Segment>,
-    /// What somebody holds too who is none of these.
+    /// Bytes with another holder outside of the list.
     outside: u64,
 }
 
-/// Ranges while they are collected.
+/// Ranges being collected.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Collected {
     own: Vec<u64>,
     all: Vec<u64>,
-    /// With who holds them; `None`: somebody who stays.
+    /// Each with its holder; `None`: a file that stays.
     shared: Vec<(Placed, Option<usize>)>,
 }
 
@@ -79,7 +78,7 @@ impl Collected {
         );
     }
 
-    /// The last version that was added shares something.
+    /// Returns whether the last version added shares an extent.
     pub(super) fn last_shares(&self) -> bool {
         let last = self.own.len().checked_sub(1);
         self.shared
@@ -87,7 +86,7 @@ impl Collected {
             .is_some_and(|(_, holder)| holder.is_some() && *holder == last)
     }
 
-    /// Puts it together. `whole`: a range that is used in part is kept whole.
+    /// Combines the ranges. `whole`: extents are retained whole.
     pub(super) fn space(mut self, whole: bool) -> Space {
         self.shared.sort_by_key(|(placed, _)| placed.physical);
         let Segments { among, outside } = if whole {
@@ -104,16 +103,16 @@ impl Collected {
     }
 }
 
-/// Ranges, each once.
+/// Distinct ranges.
 #[derive(Default)]
 struct Segments {
-    /// Those that only versions hold.
+    /// Those held by versions only.
     among: Vec<Segment>,
-    /// Bytes of those that somebody else holds too.
+    /// Bytes of those with another holder.
     outside: u64,
 }
 
-/// Ranges that overlap as one.
+/// Merges overlapping ranges.
 fn joined(shared: &[(Placed, Option<usize>)]) -> Segments {
     let mut segments = Segments::default();
     let mut rest = shared;
@@ -135,7 +134,7 @@ fn joined(shared: &[(Placed, Option<usize>)]) -> Segments {
     segments
 }
 
-/// Ranges cut where another begins or ends.
+/// Splits ranges where another begins or ends.
 fn split(shared: &[(Placed, Option<usize>)]) -> Segments {
     let mut segments = Segments::default();
     let mut active: Vec<(u64, Option<usize>)> = Vec::new();
@@ -167,11 +166,11 @@ fn split(shared: &[(Placed, Option<usize>)]) -> Segments {
     segments
 }
 
-/// What somebody holds who stays, or who is not known, never comes free.
+/// Adds a range. One with a holder that stays or is unknown is never freed.
 fn push(segments: &mut Segments, bytes: u64, holders: impl Iterator<Item = Option<usize>>) {
     let holders: Vec<Option<usize>> = holders.collect();
     let mut known: Vec<usize> = holders.iter().copied().flatten().collect();
-    // A file may hold a range twice.
+    // A file may contain a range twice.
     if known.len() == holders.len() && known.len() >= 2 {
         known.sort_unstable();
         known.dedup();
@@ -185,17 +184,18 @@ fn push(segments: &mut Segments, bytes: u64, holders: impl Iterator<Item = Optio
 }
 
 impl Space {
-    /// What versions hold together with somebody who is none of them: live files, other projects.
+    /// Returns the bytes that versions share with other files: live ones or other projects.
     pub(super) fn outside(&self) -> u64 {
         self.outside
     }
 
-    /// The bytes that a version takes, those that others hold too included.
+    /// Returns the bytes of a version, including shared ones.
     pub(super) fn all(&self, number: usize) -> u64 {
         self.all.get(number).copied().unwrap_or(0)
     }
 
-    /// What comes free at each of `steps` when version N goes at step `gone[N]` (`None`: it stays).
+    /// Returns the bytes freed by each of `steps` if version N is removed at step `gone[N]`
+    /// (`None`: it stays).
     pub(super) fn freed(&self, gone: &[Option<usize>], steps: usize) -> Vec<u64> {
         let mut freed = vec![0_u64; steps];
         let mut add = |step: Option<usize>, bytes: u64| {
@@ -219,12 +219,12 @@ impl Space {
         freed
     }
 
-    /// What comes free when all of so many versions go.
+    /// Returns the bytes freed by removing all versions.
     pub(super) fn freed_with_all(&self, versions: usize) -> u64 {
         self.freed(&vec![Some(0); versions], 1).iter().sum()
     }
-    /// What comes free with each of `groups` if it alone goes; version N is in group `of[N]`
-    /// (`None`: in none).
+    /// Returns the bytes freed by removing each of `groups` alone; version N is in group `of[N]`
+    /// (`None`: in no group).
     pub(super) fn freed_alone(&self, of: &[Option<usize>], groups: usize) -> Vec<u64> {
         let mut freed = vec![0_u64; groups];
         let mut add = |group: Option<usize>, bytes: u64| {
@@ -248,14 +248,14 @@ impl Space {
     }
 }
 
-/// Versions that are measured one after the other, so that somebody can be told how far it is.
+/// A measurement of versions in progress.
 pub(super) struct Measuring {
     pub(super) census: Census,
-    /// Where each measured version is in the census.
+    /// Index of each measured version in the census.
     pub(super) measured: Vec<usize>,
     collected: Collected,
     next: usize,
-    /// Files of which it is known what they hold themselves.
+    /// Live files already measured.
     asked: HashSet<Slot>,
 }
 
@@ -270,27 +270,26 @@ impl Measuring {
         }
     }
 
-    /// How far it is, and how much there is.
+    /// Returns the progress and the total.
     pub(super) fn progress(&self) -> (u64, u64) {
         (self.next as u64, self.census.versions.len() as u64)
     }
 
-    /// What was found.
+    /// Returns the result.
     pub(super) fn finish(self, whole: bool) -> (Census, Vec<usize>, Space) {
         (self.census, self.measured, self.collected.space(whole))
     }
 }
 
 impl Collector {
-    /// Measures the next version; `false`: there is no further. One that is not there takes nothing
-    /// and is left out.
+    /// Measures the next version; `false` at the end. A missing version is skipped.
     pub(super) fn measure_next(&self, measuring: &mut Measuring) -> SysResult<bool> {
         let Some(mut version) = measuring.census.versions.get(measuring.next).cloned() else {
             return Ok(false);
         };
         match self.timeline().narrow(&measuring.census, &mut version) {
-            // A client deleted the checkpoint since the run began: more may seem to need the version
-            // than do, and the next run frees it.
+            // A client deleted the checkpoint since the run began: the version may appear to be
+            // needed by more checkpoints than it is, and the next run frees it.
             Err(Errno::ESTALE) => {}
             narrowed => narrowed?,
         }
@@ -311,7 +310,7 @@ impl Collector {
         Ok(true)
     }
 
-    /// The space of a version; `None`: it is not there.
+    /// Returns the space of a version; `None` if it is missing.
     fn object_allocation(&self, object: ObjectId) -> SysResult<Option<Allocation>> {
         let layers = &self.timeline().store().layers;
         let Some(stat) = layers.stat(object).map_err(|error| error.errno())? else {
@@ -324,8 +323,7 @@ impl Collector {
         match layers.open(object) {
             Ok(file) => match sys::allocation(&file) {
                 Ok(mut allocation) => {
-                    // Several objects may be names of one file: whatever it has, they have it
-                    // together.
+                    // Objects may be hard links of one file, and then share all extents.
                     if is_linked(&stat, object) {
                         allocation
                             .placed
@@ -338,26 +336,25 @@ impl Collector {
                 Err(errno) => Err(errno),
             },
             Err(error) if error.errno() == Errno::ENOENT => Ok(None),
-            // Moved with a mode that keeps an ordinary user's daemon out.
+            // Moved with a mode that denies access to an unprivileged daemon.
             Err(error) if error.errno() == Errno::EACCES => Ok(Some(by_blocks())),
             Err(error) => Err(error.errno()),
         }
     }
 
-    /// Extents are kept whole here as long as a part of them is used.
+    /// Returns whether the filesystem retains extents whole while any part is in use.
     pub(super) fn keeps_extents_whole(&self) -> bool {
         self.serving.config.filesystem == "btrfs"
     }
 }
 
-/// A clone with another name has it from `dedup` or the sealer: there it is another version. A
-/// moved inode's are in the tree.
+/// Returns whether an object is a hard link of another version. Only `dedup` and the sealer link
+/// clones; the links of a moved inode are in the tree.
 fn is_linked(stat: &Stat, object: ObjectId) -> bool {
     stat.nlink > 1 && object.origin == ObjectOrigin::Cloned
 }
 
-/// Where nothing tells where a file's data is. One of several names has a place all the same: one
-/// that no other file has.
+/// Returns the allocation of a file without FIEMAP. A linked file gets a unique virtual place.
 fn by_blocks(stat: &Stat, object: ObjectId) -> Allocation {
     let bytes = stat.blocks.saturating_mul(512);
     let physical = stat
@@ -404,8 +401,8 @@ mod tests {
         space.freed(&gone, 1).first().copied().unwrap_or(0)
     }
 
-    /// Three clones of one file of which a block was written between each: what each range takes
-    /// comes free with its last holder.
+    /// Three clones of a file, one block of which was written after each: a range is freed with its
+    /// last holder.
     fn clones() -> Collected {
         let mut collected = Collected::default();
         collected.add(&file(&[at(0, 40, true), at(1000, 10, false)]));
@@ -452,7 +449,7 @@ mod tests {
         assert!(collected.last_shares());
         let space = collected.space(false);
         assert_eq!((freed(&space, &[true]), space.outside()), (7, 40));
-        // One that holds a range twice is its only holder.
+        // A version that contains a range twice is its only holder.
         let mut collected = Collected::default();
         collected.add(&file(&[at(0, 40, true), at(0, 40, true)]));
         assert_eq!(freed(&collected.space(false), &[true]), 40);

@@ -1,4 +1,4 @@
-//! What a daemon tells of itself: `status` and `stats`.
+//! Implementation of `status` and `stats`.
 
 use std::sync::atomic::Ordering;
 
@@ -11,7 +11,7 @@ use crate::live::HashMode;
 use crate::sys;
 
 impl Engine {
-    /// Who does reads, and who does writes: `passthrough` or `daemon`.
+    /// Returns the I/O paths of reads and writes: `passthrough` or `daemon`.
     pub fn io(&self) -> (&'static str, &'static str) {
         (
             io_name(self),
@@ -23,7 +23,7 @@ impl Engine {
         )
     }
 
-    /// What somebody should know.
+    /// Returns the warnings for the user.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = self.serving.warnings.lock().clone();
         if self.timeline().store().journal.is_latched() {

@@ -1,24 +1,23 @@
-//! Who takes over from this worker, and from whom it takes over
-//! (docs/adr/0009-the-mount-outlives-its-daemon.md).
+//! The worker's predecessor and successor (docs/adr/0009-the-mount-outlives-its-daemon.md).
 
 use std::sync::Arc;
 
 use crate::live::{Keeper, Orphans};
 use crate::sys::Ledger;
 
-/// Who takes over from this worker, and from whom it takes over.
+/// State handed over between workers.
 pub struct Succession {
-    /// What the next worker shall know; it has what the one before left.
+    /// State for the next worker; contains that of the previous one.
     pub ledger: Arc<Ledger>,
-    /// Holds descriptors for the next worker.
+    /// Keeps descriptors for the next worker.
     pub keeper: Arc<dyn Keeper>,
-    /// What it held for the one before; `None`: there was none.
+    /// Descriptors of the previous worker; `None`: this one is the first.
     pub orphans: Option<Orphans>,
-    /// The process that would start the next.
+    /// The process that would start the next worker.
     pub holder: u32,
-    /// How often one has taken over.
+    /// Number of takeovers.
     pub takeovers: u32,
-    /// When that was last: RFC 3339, UTC.
+    /// Time of the last takeover: RFC 3339, UTC.
     pub taken_over: Option<String>,
 }
 
@@ -32,7 +31,7 @@ impl std::fmt::Debug for Succession {
 }
 
 impl Succession {
-    /// The holder, our parent, lives.
+    /// Returns whether the holder, which is our parent, is alive.
     pub fn is_held(&self) -> bool {
         std::os::unix::process::parent_id() == self.holder
     }

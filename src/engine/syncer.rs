@@ -1,5 +1,5 @@
-//! What puts the journal on disk once a second, if something was written, and sees to what the store
-//! keeps ready.
+//! The syncer: syncs the journal once a second if it has changed, and prepares resources of the
+//! store.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,15 +11,15 @@ use crate::store::Address;
 use crate::store::ids::Epoch;
 use crate::sys;
 
-/// Between two rounds.
+/// Interval between rounds.
 pub(super) const PERIOD: Duration = Duration::from_secs(1);
 
 /// See the module.
 pub(super) struct Syncer {
     live: Arc<Live>,
-    /// Up to where the journal is on disk.
+    /// End of the synced part of the journal.
     synced: Address,
-    /// The epoch whose layer there is.
+    /// The epoch whose layer exists.
     epoch: Option<Epoch>,
     pace: Pace,
 }
@@ -34,18 +34,18 @@ impl Syncer {
         }
     }
 
-    /// What is done first, at once, and after each round.
+    /// Prepares resources: at the start, and after each round.
     pub(super) fn make_ready(&mut self) {
         let timeline = self.live.timeline();
         make_layer(timeline, &mut self.epoch);
-        // That of a branch is its parent's, who fills it.
+        // A branch uses the reserve of its parent, which refills it.
         let store = timeline.store();
         if !store.layout.is_branch() {
             store.reserve.refill();
         }
     }
 
-    /// What is done once in a period.
+    /// Runs once per period.
     pub(super) fn round(&mut self) {
         if self.live.nodes.take_shrunk() {
             sys::release_memory();
@@ -64,8 +64,8 @@ impl Syncer {
     }
 }
 
-/// The layer of the open epoch is there before it is needed: on a full filesystem inodes can be
-/// moved into it, but not a directory be made. That of a closed epoch goes if nothing is in it.
+/// Creates the layer of the open epoch before it is needed: on a full filesystem inodes can be
+/// moved into it, but mkdir(2) fails. Removes the layer of a closed epoch if empty.
 fn make_layer(timeline: &Timeline, made: &mut Option<Epoch>) {
     let (open, layers) = (timeline.epochs.epoch(), &timeline.store().layers);
     if *made == Some(open) {

@@ -1,4 +1,4 @@
-//! Taking over from a worker that died (docs/adr/0009-the-mount-outlives-its-daemon.md).
+//! Takeover from a dead worker (docs/adr/0009-the-mount-outlives-its-daemon.md).
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::store::ids::Slot;
 use crate::sys::{Errno, SysResult};
 
 impl Engine {
-    /// This worker goes on where another died.
+    /// Returns whether this worker took over from a dead one.
     pub(super) fn took_over(&self) -> bool {
         self.succession
             .as_ref()
@@ -19,15 +19,15 @@ impl Engine {
     }
 }
 
-/// Handles that one worker may open: more than it can in its time.
+/// Handles reserved for each worker: more than it can open in its lifetime.
 const HANDLES_BITS: u32 = 40;
 
-/// The number below the handles of the worker that has taken over for the nth time.
+/// Returns the number below the first handle after the nth takeover.
 fn first_handle(takeovers: u32) -> u64 {
     (u64::from(takeovers) << HANDLES_BITS) & !PAST_HANDLE
 }
 
-/// What a worker does to go on where another died, and for another to go on where it does.
+/// The takeover from a dead worker, and the handover to the next.
 pub(super) struct Takeover<'a> {
     engine: &'a Engine,
 }
@@ -37,8 +37,8 @@ impl<'a> Takeover<'a> {
         Takeover { engine }
     }
 
-    /// From now on everything that the next worker must know is left to it, and handles have
-    /// numbers of this worker.
+    /// Records the state for the next worker from now on, and numbers handles in this worker's
+    /// range.
     pub(super) fn hand_over(&self) {
         if let Some(succession) = &self.engine.succession {
             let first = first_handle(succession.takeovers);
@@ -52,7 +52,7 @@ impl<'a> Takeover<'a> {
         }
     }
 
-    /// Finds what the kernel may know of the tree.
+    /// Finds the inodes that the kernel may have cached.
     pub(super) fn adopt_tree(&self) -> SysResult<()> {
         if self.engine.took_over() {
             let started = std::time::Instant::now();
@@ -77,8 +77,8 @@ impl<'a> Takeover<'a> {
         };
         if left.fh.0 & PAST_HANDLE != 0 {
             return match self.adopt_past(left) {
-                // The checkpoint was deleted, or the file is closed: the kernel forgets an inode
-                // after its last close, and the worker died between the two.
+                // The checkpoint was deleted, or the file is closed: the kernel sends FORGET after
+                // the last close, and the worker died between the two.
                 Err(Errno::ESTALE | Errno::ENOENT) => Ok(()),
                 adopted => adopted,
             };

@@ -1,10 +1,10 @@
-//! Tiers: paths of which less is kept of the past than of the rest.
+//! Tiers: paths with a shorter retention.
 //!
-//! A **pattern** is one of `globset`: `*` and `?` match no `/`, `**` matches any directories,
-//! `[a-z]` and `{a,b}` as in a shell, `\` takes the next character as it is. One without a `/`
-//! matches a name at any depth, one with a `/` the path from the root of the tree; a `/` at its end
-//! says that only a directory is meant. What matches is meant with everything below it: the topmost
-//! path that matches is the **unit** of a file.
+//! A **pattern** has the syntax of `globset`: `*` and `?` do not match `/`, `**` matches any
+//! directories, `[a-z]` and `{a,b}` are as in a shell, and `\` escapes the next character. A
+//! pattern without `/` matches a name at any depth, one with `/` the path from the root of the
+//! tree; a trailing `/` restricts it to directories. A match includes everything below it: the
+//! topmost matching path is the **unit** of a file.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -12,26 +12,26 @@ use std::os::unix::ffi::OsStrExt;
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 use serde::{Deserialize, Serialize};
 
-/// Patterns of one tier, ...
+/// Limit of patterns per tier.
 const PATHS_MAX: usize = 256;
-/// ... and bytes of each.
+/// Limit of a pattern in bytes.
 const PATH_BYTES_MAX: usize = 1024;
 
 /// A tier of the configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tier {
-    /// Which paths.
+    /// Patterns.
     pub paths: Vec<String>,
-    /// How long everything is kept of them, milliseconds.
+    /// Retention time in milliseconds.
     pub keep_ms: u64,
 }
 
-/// A tier's patterns, made ready. See the module.
+/// Compiled patterns of a tier. See the module.
 #[derive(Clone, Debug)]
 pub(super) struct Matcher {
-    /// Of names, and of paths from the root.
+    /// Patterns of names, and of paths from the root.
     any: [GlobSet; 2],
-    /// The same, of directories only.
+    /// The same for directories only.
     dirs: [GlobSet; 2],
 }
 
@@ -42,7 +42,7 @@ impl Tier {
 }
 
 impl Matcher {
-    /// Makes patterns ready; says what is wrong with one.
+    /// Compiles patterns. Returns the reason if one is invalid.
     pub(super) fn new(paths: &[String]) -> Result<Matcher, String> {
         if paths.is_empty() || paths.len() > PATHS_MAX {
             return Err(format!(
@@ -87,7 +87,7 @@ impl Matcher {
         })
     }
 
-    /// The unit that a file belongs to; `None`: the tier does not speak of it.
+    /// Returns the unit of a file; `None` if the tier does not apply.
     pub(super) fn unit<'p>(&self, path: &'p [u8]) -> Option<&'p [u8]> {
         let ends = path
             .iter()

@@ -1,24 +1,22 @@
-//! The tripwire: a checkpoint just before a burst of destructive operations
-//! (docs/adr/0014-tripwire.md).
+//! The tripwire: a checkpoint before a burst of destructive operations (docs/adr/0014-tripwire.md).
 //!
-//! Nobody knows of the first operation whether a burst will follow. So before the first one of a
-//! process, if something has changed since the last checkpoint, the daemon makes a **mark**: an
-//! automatic checkpoint that is hidden. If the process or its session then destroys more than the
-//! configured number of files within the configured time, that is a burst: the mark is confirmed,
-//! and is a visible checkpoint from then on. If the process becomes quiet instead, the mark is
-//! freed. A mark that a daemon leaves undecided is decided by the next one.
+//! At the first operation it is unknown whether a burst follows. Before the first one of a process,
+//! if the tree has changed since the last checkpoint, the daemon therefore makes a **mark**: a
+//! hidden automatic checkpoint. If the process or its session then destroys more than the
+//! configured number of files within the configured time, that is a burst, and the mark is
+//! confirmed: it becomes visible. If the process becomes quiet, the mark is freed. The next daemon
+//! decides undecided marks of the previous one.
 //!
-//! An operation that destroys a file which was edited since the last checkpoint counts for several:
-//! what was in it is in no other checkpoint than the mark, and `git checkout .` over a few such
-//! files loses as much as `rm -rf` over many that are as they were.
+//! The destruction of a file edited since the last checkpoint counts several times. Its content
+//! exists in the mark only, and `git checkout .` over a few such files loses as much as `rm -rf`
+//! over many unedited ones.
 //!
-//! Destructive are unlink, rmdir, a rename over something, and emptying a file. A file that no
-//! checkpoint can see and that was written just now is somebody's temporary file: to remove it
-//! makes no mark.
+//! Destructive operations are unlink, rmdir, a replacing rename, and truncation to zero. A file
+//! written recently that no checkpoint shows is a temporary file; its removal makes no mark.
 //!
-//! **Cost.** An operation takes a leaf lock twice and looks into small tables. `/proc` is read only
-//! when there were more operations in the time than one tree may make, once for each process, to
-//! tell whether they are of one. A mark is made at most once in the time, whoever destroys.
+//! **Cost.** An operation takes a leaf lock twice and looks up small tables. `/proc` is read only
+//! if the time window has more operations than one process tree may make, once per process, to
+//! determine their sessions. At most one mark is made per window, for all processes together.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,56 +31,53 @@ use crate::sys;
 use crate::sys::SysResult;
 use crate::sys::lock::Mutex;
 
-/// Processes that are remembered; when there are more, those are forgotten that have done nothing
-/// lately.
+/// Number of processes above which those idle for longer than the window are evicted.
 const PROCESSES_MAX: usize = 1024;
-/// Marks that are not decided upon; the oldest of more is taken back.
+/// Limit of undecided marks; beyond it the oldest is confirmed.
 const MARKS_MAX: usize = 8;
-/// Processes that are known to rely on a mark; of more, the newest counts.
+/// Limit of processes recorded as relying on a mark; beyond it the newest replaces the last.
 const USERS_MAX: usize = 256;
-/// Where several processes made the last operations, whether they are a burst is asked again after
-/// this part of as many.
+/// If several processes made the last operations, a burst is checked for again after this fraction
+/// of the limit.
 const LOOKS: u32 = 4;
-/// An operation that destroys a file that was edited counts for so many.
+/// Weight of an operation that destroys an edited file.
 const EDITED_WEIGHT: u32 = 5;
-/// Edited files that are told from others; of more, some count as others do.
+/// Limit of edited files recorded; the others have weight 1.
 const EDITED_MAX: usize = 100_000;
-/// Whether a mark can be taken back is asked after this part of the time, and never more often than
-/// this.
+/// Minimum interval between decisions about marks; otherwise half of the time window.
 const DECIDE_MIN: Duration = Duration::from_millis(20);
 
 pub(super) struct Tripwire {
     config: TripwireConfig,
     state: Mutex<State>,
-    /// A mark was confirmed: the kernel may have cached the list of checkpoints.
+    /// A mark was confirmed: the kernel's cached listing of checkpoints is stale.
     changed: AtomicBool,
 }
 
 #[derive(Default)]
 struct State {
-    /// The newest operations, one more than makes no burst: when, by which process, and for how
-    /// many each counts.
+    /// The last operations, one more than the limit: time, process, weight.
     last: VecDeque<(Instant, u32, u32)>,
-    /// Files that were edited before the state was last seen to be kept, and not destroyed since.
+    /// Files edited before the last mark (or its equivalent) and not destroyed since.
     edited: HashSet<Slot>,
-    /// When each process last destroyed something.
+    /// Time of the last destructive operation of each process.
     processes: HashMap<u32, Instant>,
-    /// The session of each process, as far as it was asked for.
+    /// Known sessions of processes.
     sessions: HashMap<u32, Option<i32>>,
-    /// When it was last seen to that the state before is kept: a mark was made, or nothing had
-    /// changed.
+    /// Time at which the previous state was last ensured to be kept: a mark was made, or nothing
+    /// had changed.
     marked: Option<Instant>,
-    /// Those that are not decided upon, oldest first.
+    /// Undecided marks, oldest first.
     marks: Vec<Mark>,
     burst: Option<Burst>,
-    /// Operations since it was last asked whether there is a burst.
+    /// Weight of operations since the last check for a burst.
     unlooked: u32,
 }
 
 struct Mark {
     id: CheckpointId,
     users: Vec<u32>,
-    /// When it was made, or found after a restart of the daemon.
+    /// Time of its creation, or of the daemon's restart.
     since: Instant,
 }
 
@@ -92,20 +87,20 @@ struct Burst {
     processes: HashSet<u32>,
 }
 
-/// What is to become of the marks.
+/// The outcome for marks.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Decision {
     pub(super) take_back: Vec<CheckpointId>,
-    /// When to ask again.
+    /// Time until the next decision.
     pub(super) next: Option<Duration>,
 }
 
-/// What is to be done before an operation.
+/// Action before an operation.
 #[derive(Debug, PartialEq, Eq)]
 enum Before {
     Nothing,
-    /// A mark, unless the process is of the tree that makes the burst: its session is to be asked
-    /// for.
+    /// Make a mark, unless the process belongs to the session of the current burst, which the
+    /// caller checks.
     Mark {
         in_burst: Option<Option<i32>>,
     },
@@ -120,7 +115,7 @@ impl Tripwire {
         }
     }
 
-    /// Whether a mark was confirmed since this was last asked.
+    /// Returns whether a mark was confirmed since the last call.
     pub(super) fn take_changed(&self) -> bool {
         self.changed.swap(false, Ordering::SeqCst)
     }
@@ -157,16 +152,16 @@ impl Tripwire {
         }
     }
 
-    /// The process is of the tree that makes the burst.
+    /// Adds a process to the current burst.
     fn joins(&self, pid: u32) {
         if let Some(burst) = &mut self.state.lock().burst {
             burst.processes.insert(pid);
         }
     }
 
-    /// The state before is kept: in a mark, or, where nothing had changed, in the checkpoint
-    /// before. The oldest of too many marks is given back. `edited`: the files whose content no
-    /// checkpoint before it had.
+    /// Records that the previous state is kept: in a mark, or without changes in the checkpoint
+    /// before. `edited`: files whose content no earlier checkpoint has. Returns the oldest mark if
+    /// there are too many.
     fn marked(
         &self,
         pid: u32,
@@ -187,8 +182,7 @@ impl Tripwire {
         (state.marks.len() > MARKS_MAX).then(|| state.marks.remove(0).id)
     }
 
-    /// Takes over marks that the daemon before did not decide on: a process that destroys something
-    /// now may be one that relies on them.
+    /// Takes over undecided marks of the previous daemon: active processes may rely on them.
     pub(super) fn resume(&self, marks: Vec<CheckpointId>, now: Instant) {
         let mut state = self.state.lock();
         state.marked = Some(now);
@@ -199,8 +193,8 @@ impl Tripwire {
         }));
     }
 
-    /// Counts an operation that was done to an inode. The processes that made the last ones, and
-    /// for how many each counts, if these may be a burst.
+    /// Counts an operation on an inode. If the last operations may be a burst, returns their
+    /// processes and weights.
     fn after(&self, pid: u32, destroyed: Slot, now: Instant) -> Option<Vec<(u32, u32)>> {
         let (mut state, within) = (self.state.lock(), self.config.within);
         let lately = |then: &Instant| now.duration_since(*then) < within;
@@ -245,9 +239,9 @@ impl Tripwire {
         )
     }
 
-    /// Whether one tree of processes made more of these than it may without it being a burst. Those
-    /// whose process is gone count for the tree of the last one: tools that start another process
-    /// for each file are like that. Then the marks that they rely on stay.
+    /// Returns the marks to confirm if one process tree made more of these operations than the
+    /// limit. Operations of exited processes count for the tree of the last one, as with tools that
+    /// start a process for each file.
     fn judge(
         &self,
         done: &[(u32, u32)],
@@ -295,7 +289,7 @@ impl Tripwire {
         kept.into_iter().map(|mark| mark.id).collect()
     }
 
-    /// Which marks are to be taken back: those whose processes have all become quiet.
+    /// Returns the marks to free: those whose processes have all become quiet.
     pub(super) fn decide(&self, now: Instant) -> Decision {
         let (mut state, within) = (self.state.lock(), self.config.within);
         let State {
@@ -321,8 +315,8 @@ impl Tripwire {
 }
 
 impl Automatic {
-    /// Does something that may destroy: the state before is kept if this may be the beginning of a
-    /// burst. `destroys` is asked only then; `destroyed` says what was, if something was.
+    /// Executes a potentially destructive operation, after making a mark if it may begin a burst.
+    /// `destroys` is called only then; `destroyed` returns the destroyed inode, if any.
     pub(super) fn destroying<T>(
         &self,
         caller: Caller,
@@ -360,7 +354,7 @@ impl Automatic {
         Ok(done)
     }
 
-    /// Makes a mark a visible checkpoint.
+    /// Makes a mark visible.
     fn confirm(&self, tripwire: &Tripwire, id: CheckpointId) {
         if let Err(errno) = self.timeline().catalogue.set_hidden(id, false) {
             tracing::warn!(%errno, %id, "the checkpoint before a burst stays hidden");
@@ -370,14 +364,14 @@ impl Automatic {
         self.worker.wake();
     }
 
-    /// A mark would be made, if this process destroyed something now.
+    /// Returns whether a destructive operation of this process would make a mark now.
     pub(super) fn suspects(&self, caller: Caller) -> bool {
         self.tripwire
             .as_ref()
             .is_some_and(|tripwire| tripwire.before(caller.pid, Instant::now()) != Before::Nothing)
     }
 
-    /// A file that no checkpoint can see, and that was changed just now.
+    /// Returns whether a file is temporary: recently changed, and shown by no checkpoint.
     pub(super) fn is_temporary(
         &self,
         parent: crate::store::ids::Slot,
@@ -390,20 +384,18 @@ impl Automatic {
         })
     }
 
-    /// Keeps the state of the tree. This is a thread that serves a request, of a process that holds
-    /// a lock of the kernel: nothing is waited for that may need another request. So stores through
-    /// mappings that the daemon serves and that are still in the kernel's cache are left out, and
-    /// it says so.
+    /// Makes a mark. The thread serves a request of a process that holds a lock of the kernel, so
+    /// it must not wait for another request. Stores through mappings served by the daemon that are
+    /// still in the kernel's cache are therefore missing; the checkpoint is then not `atomic`.
     fn make_mark(&self, tripwire: &Tripwire, caller: Caller) {
-        // Where space is short, what is removed is to be free.
+        // If space is short, removals must free it.
         let unwanted = self.is_kept() || self.timeline().store().reserve.is_short();
         let (mut made, mut edited) = (None, HashSet::new());
         if !unwanted {
             if !self.timeline().indexer.takes_checkpoints() {
                 return;
             }
-            // Another checkpoint or a restore is being made: with the next operation it is tried
-            // again.
+            // Another checkpoint or a restore runs; the next operation retries.
             let Some(_one_at_a_time) = self.checkpoints.checkpointing.try_lock() else {
                 return;
             };
@@ -438,7 +430,7 @@ impl Automatic {
             match closed {
                 Ok((checkpoint, _)) => made = Some(checkpoint.id),
                 Err(errno) => {
-                    // The operation itself may well go on: removing needs no room.
+                    // The operation itself continues: a removal needs no space.
                     tracing::warn!(%errno, "the state before a removal was not marked");
                     return;
                 }

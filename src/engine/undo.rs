@@ -1,9 +1,9 @@
-//! Undo and redo: what was done to the history is a list of operations, each of which can be undone
-//! by another one.
+//! Undo and redo: the mutations of the history are a list of operations, each of which another
+//! operation can undo.
 //!
-//! What is what: [`crate::history::operations`]; why so: docs/adr/0013-undo.md. Each step is done
-//! whole or not at all, also over `kill -9`; several are done one after the other, and end where
-//! one cannot be done.
+//! Concepts: [`crate::history::operations`]; rationale: docs/adr/0013-undo.md. Each step is atomic,
+//! also across `kill -9`. Several steps run one after the other and stop at the first that cannot
+//! be undone.
 
 mod answers;
 
@@ -29,7 +29,7 @@ use crate::store::record::{Actor, Kept};
 use crate::sys::lock::MutexGuard;
 use crate::sys::{Errno, SysResult};
 
-/// Operations that one answer tells at most.
+/// Limit of operations in one answer.
 const OPERATIONS_MAX: usize = 10_000;
 
 fn info(told: &Told, obstacle: Option<String>) -> OperationInfo {
@@ -102,7 +102,7 @@ fn info(told: &Told, obstacle: Option<String>) -> OperationInfo {
     info
 }
 
-/// The tags of a checkpoint without a change.
+/// Returns the tags of a checkpoint without a change.
 fn tags_without(kept: &Kept, change: &Retagged) -> Vec<String> {
     let mut tags: Vec<String> = kept
         .tags
@@ -187,8 +187,8 @@ impl<'a> Undoer<'a> {
         Ok(undone)
     }
 
-    /// Makes the tree what it was right after an operation, if that is known: one that made a
-    /// checkpoint or restored the whole tree says so.
+    /// Restores the tree to the state right after an operation, if that state is known, as after a
+    /// checkpoint or a restore of the whole tree.
     fn tree_of(
         &self,
         requester: &Requester,
@@ -224,8 +224,8 @@ impl<'a> Undoer<'a> {
             .map(|restored| Some(restored).filter(|restored| !restored.changes.is_empty()))
     }
 
-    /// The newest confirmed mark of the tripwire, if it is younger than the last operation: the
-    /// caller probably wants back the files that the burst removed.
+    /// Returns the newest confirmed mark of the tripwire, if it is younger than the last operation:
+    /// the caller probably wants back the files that the burst removed.
     fn mark_since(&self) -> VerbResult<Option<CheckpointId>> {
         let is_mark = |kept: &Kept| kept.reason.is_mark();
         let Some(mark) = self.timeline().catalogue.newest(1, is_mark).pop() else {
@@ -241,7 +241,7 @@ impl<'a> Undoer<'a> {
             .then_some(mark.id))
     }
 
-    /// The operations to look at, in this order, and how many of them are to be undone.
+    /// Returns the operations to look at, in this order, and how many of them are to be undone.
     fn walked(&self, options: &UndoOptions) -> VerbResult<(Vec<u64>, usize)> {
         let timeline = self.timeline();
         let all = match options.walk {
@@ -266,7 +266,7 @@ impl<'a> Undoer<'a> {
     }
 
     /// Checks that an operation can be undone without those after it, and returns its number. A
-    /// restore or merge cannot: its undoing takes back every later change of the tree.
+    /// restore or merge cannot: its undo would revert every later change of the tree.
     fn alone(&self, number: u64) -> VerbResult<u64> {
         let told = self.one_operation(number)?;
         let told = told.ok_or_else(|| error::no_operation(number))?;
@@ -277,7 +277,7 @@ impl<'a> Undoer<'a> {
         }
     }
 
-    /// Undoes an operation, or tells what that would do.
+    /// Undoes an operation; a dry run only reports the effect.
     fn undo_one(
         &self,
         requester: &Requester,
@@ -306,8 +306,7 @@ impl<'a> Undoer<'a> {
         if !told.in_effect {
             return Err(error::undone_meanwhile(number));
         }
-        // Who walks back step by step wants the tree back; which checkpoints there are is asked for
-        // by number.
+        // A user who walks back wants the tree back; checkpoints are hidden only by number.
         if let (
             UndoWalk::Undo(_) | UndoWalk::Only(_),
             false,
@@ -337,7 +336,7 @@ impl<'a> Undoer<'a> {
         Ok(step)
     }
 
-    /// One operation.
+    /// Returns one operation.
     fn one_operation(&self, number: u64) -> VerbResult<Option<Told>> {
         let told = self
             .timeline()
@@ -349,7 +348,7 @@ impl<'a> Undoer<'a> {
             .find(|told| told.operation.number == number))
     }
 
-    /// Does the opposite of an operation. Nothing is in its way.
+    /// Performs the inverse of an operation without obstacles.
     fn invert(
         &self,
         requester: &Requester,
@@ -402,7 +401,7 @@ impl<'a> Undoer<'a> {
                     .map_err(failed)
             }
             Deed::Branch { store, dropped, .. } => {
-                // Who mounts one makes checkpoints of its own.
+                // The inverse takes this lock to record its operation.
                 drop(one_at_a_time);
                 branches::invert(self.engine, by, undoes, (store, *dropped))
             }
@@ -414,7 +413,7 @@ impl<'a> Undoer<'a> {
         }
     }
 
-    /// Brings a deleted checkpoint back.
+    /// Restores a deleted checkpoint.
     fn revive(&self, by: &Actor, undoes: Option<u64>, id: CheckpointId) -> SysResult<()> {
         let timeline = self.timeline();
         let hidden = timeline.catalogue.hidden_checkpoint(id);
@@ -424,7 +423,7 @@ impl<'a> Undoer<'a> {
             .operate(by, undoes, Deed::Revived { id }, records)
     }
 
-    /// Why an operation cannot be undone now, if so.
+    /// Returns the reason why an operation cannot be undone now, if any.
     fn obstacle(&self, operation: &Operation) -> Option<VerbError> {
         match &operation.deed {
             Deed::Made { id } | Deed::Revived { id } => {
@@ -462,7 +461,7 @@ impl<'a> Undoer<'a> {
         }
     }
 
-    /// What to say of a checkpoint if it is not kept.
+    /// Returns the error for a checkpoint that is hidden or freed.
     fn missing(&self, id: CheckpointId) -> Option<VerbError> {
         if self.timeline().catalogue.has_checkpoint(id) {
             return None;
@@ -476,7 +475,7 @@ impl<'a> Undoer<'a> {
         )
     }
 
-    /// Why the tags of checkpoints cannot be what they were.
+    /// Returns the reason why the former tags cannot be restored.
     fn untaggable(&self, changes: &[Retagged]) -> Option<VerbError> {
         for change in changes {
             let gives_back = |tag: &String, id: CheckpointId| {
@@ -505,7 +504,7 @@ impl<'a> Undoer<'a> {
         None
     }
 
-    /// The checkpoint that is meant, also one that is hidden, by its number.
+    /// Resolves the number of a checkpoint, including hidden ones.
     pub(super) fn stored_id(&self, state: &StateName) -> VerbResult<CheckpointId> {
         let hidden = state
             .0

@@ -14,21 +14,21 @@ use super::word::word;
 use super::{Engine, Keep};
 use crate::sys::{self, Errno, MountPoint, SysResult};
 
-/// How long a mount in use is waited for.
+/// Time for which a busy mount is retried.
 const BUSY_PATIENCE: Duration = Duration::from_millis(500);
-/// Time between two tries.
+/// Interval between retries.
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
 
-/// Unmounts and ends.
+/// Unmounts the tree and ends the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unmount {
-    /// Although the mount is in use.
+    /// Detach the mount even if it is in use.
     pub lazy: bool,
-    /// End at once even though somebody still is in the (then detached) mount; without it a lazily
-    /// unmounted daemon serves on until the last file is closed.
+    /// End at once although the detached mount is in use; otherwise a lazily unmounted daemon
+    /// serves until the last file is closed.
     #[serde(default)]
     pub leave: bool,
-    /// How much content is kept; absent: as the settings say.
+    /// Content to preserve; absent: as configured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep: Option<Keep>,
 }
@@ -40,7 +40,7 @@ impl Verb for Unmount {
         let at = &engine.place().mount();
         engine.hush();
         engine.keep_at_end(self.keep);
-        // Whoever takes a mount away because only their own shell is in it means that one alone.
+        // A user whose own shell blocks the unmount means this mount only.
         Brancher::new(engine).end_all(if self.lazy && !self.leave {
             Ending::Lazy
         } else {
@@ -53,13 +53,13 @@ impl Verb for Unmount {
     }
 }
 
-/// What is mounted at `at`, on top.
+/// Returns the topmost mount at `at`.
 pub fn top<'a>(mounts: &'a [MountPoint], at: &Path) -> Option<&'a MountPoint> {
     mounts.iter().rev().find(|mount| mount.at == at)
 }
 
-/// Unmounts what is on top at `at`, by ourselves or with the help of fusermount3; it must say that
-/// it is ours. Whoever may unmount it may: root's hands are not tied by whose it is.
+/// Unmounts the topmost mount at `at`, directly or by fusermount3, if it is a ckptfs mount. The
+/// system's permission check suffices: root may unmount the mounts of any user.
 pub fn unmount(at: &Path, lazy: bool) -> SysResult<()> {
     if !top(&sys::mounts()?, at).is_some_and(MountPoint::says_ours) {
         return Err(Errno::EINVAL);
@@ -70,7 +70,7 @@ pub fn unmount(at: &Path, lazy: bool) -> SysResult<()> {
             Err(Errno::EPERM) => sys::fusermount_unmount(at, lazy),
             other => other,
         };
-        // A process that is being started still holds its parent's files for a moment.
+        // A process being started briefly holds the files of its parent.
         if unmounted != Err(Errno::EBUSY) || started.elapsed() > BUSY_PATIENCE {
             return unmounted;
         }
@@ -78,7 +78,7 @@ pub fn unmount(at: &Path, lazy: bool) -> SysResult<()> {
     }
 }
 
-/// Why unmounting `at` failed, for people.
+/// Returns the error of a failed unmount.
 pub fn unmount_error(at: &Path, cause: Errno) -> VerbError {
     let shown = at.display();
     match cause {

@@ -1,9 +1,8 @@
-//! What was changed behind our back.
+//! Changes made directly in the backing directory, without the mount.
 //!
-//! Such a change has no record, so it is found by a walk over the whole tree: where there was an
-//! absence after the checkpoint in question that no comparison with a baseline has told of, and
-//! then once for that checkpoint and mount, and when `verify` is asked for it. What is changed
-//! while the tree is served, past the mount, is known when somebody meets it in a view.
+//! Such a change has no record and is found by a walk over the whole tree. The walk runs after an
+//! absence without a baseline comparison, once per checkpoint and mount, and for `verify`. A change
+//! made while the tree is served is found when a view accesses it.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -21,9 +20,9 @@ use crate::store::ids::CheckpointId;
 use crate::sys::{Errno, Kind, SysResult};
 
 impl Engine {
-    /// Files that somebody is said to have open or mapped to be written, though not through the
-    /// mount, with their numbers if these are known: each checkpoint captures them for as long as
-    /// that is so. What cannot be watched is warned of.
+    /// Monitors files reported to be open or mapped for writing without the mount; inode numbers
+    /// are optional. Each checkpoint captures them while they are. Adds a warning for files that
+    /// cannot be monitored.
     pub fn watch_held<'a>(&self, files: impl Iterator<Item = (&'a [u8], Option<u64>)>) {
         let mut failed = Vec::new();
         for (path, ino) in files {
@@ -38,7 +37,7 @@ impl Engine {
                     path = shown,
                     "somebody can write to a file past the mount: each checkpoint captures it"
                 ),
-                // It is something else there now, or nothing that can be written to.
+                // Replaced, or not writable.
                 Ok(false)
                 | Err(
                     Errno::ENOENT | Errno::ESTALE | Errno::EINVAL | Errno::EXDEV | Errno::ENOTDIR,
@@ -59,9 +58,9 @@ impl Engine {
         }
     }
 
-    /// The mount covers the directory: whether somebody was found who has something of it below, or
-    /// can get at it by another mount of its filesystem, and whether that was looked for to the
-    /// end.
+    /// Records whether a process was found that uses the backing directory below the mount or
+    /// reaches it by another mount of its filesystem (`found`), and whether the search was complete
+    /// (`all`).
     pub fn tell_below(&self, found: bool, all: bool) {
         self.had_below.store(found || !all, Ordering::Relaxed);
         if is_alone(self) {
@@ -74,15 +73,16 @@ impl Engine {
     }
 }
 
-/// Over the directory itself a mount leaves nobody a way there who was not there before.
+/// Returns whether no other process can reach the backing directory. A mount over the directory
+/// itself leaves no new way.
 pub(super) fn is_alone(engine: &Engine) -> bool {
     let config = &engine.serving.config;
     config.mount == config.backing && !engine.had_below.load(Ordering::Relaxed)
 }
 
 impl States {
-    /// Every path that is known to have been changed behind our back, after checkpoint `id`; what
-    /// it was then, nobody knows. A directory is among them if names in it came or went.
+    /// Returns all paths known to have changed without a record after checkpoint `id`; their former
+    /// state is unknown. A directory is included if its names changed.
     ///
     /// # Errors
     /// Those of reading the live tree.
@@ -100,8 +100,8 @@ impl States {
         Ok(known)
     }
 
-    /// What cannot be told to differ between two states, or not to, because it was changed behind
-    /// our back: it is known of the older one no more.
+    /// Returns the paths that cannot be compared between two states, because a change without a
+    /// record destroyed the older state.
     ///
     /// # Errors
     /// As [`States::changed_unserved`].
@@ -113,8 +113,7 @@ impl States {
         if let State::At(newer) = newer
             && !self.timeline().absences.was_absent_between(older, newer)
         {
-            // What was changed later only was the same in both, or has records that tell how it
-            // differed.
+            // A path changed only later was equal in both states, or has records of the difference.
             let later: HashSet<TreePath> = self
                 .changed_unserved(newer)?
                 .into_iter()
@@ -125,7 +124,7 @@ impl States {
         Ok(unseen)
     }
 
-    /// What was changed while nobody served the tree.
+    /// Returns offline changes, from the cache if possible.
     fn changed_in_absence(&self, id: CheckpointId) -> SysResult<Arc<Vec<Change>>> {
         if !self.timeline().absences.may_have_unseen(id) {
             return Ok(Arc::default());
@@ -138,13 +137,13 @@ impl States {
         Ok(found)
     }
 
-    /// As [`States::changed_unserved`], found by a walk.
+    /// As [`States::changed_unserved`], by a walk.
     pub(super) fn find_unserved(&self, id: CheckpointId) -> SysResult<Vec<Change>> {
         let (then, live) = (self.view(State::At(id)), self.view(State::Live));
         let (mut found, mut passed) = (Vec::new(), HashSet::new());
         let mut open: Vec<(Vec<u8>, Arc<Trail>)> = vec![(Vec::new(), Trail::root())];
         while let Some((path, dir)) = open.pop() {
-            // Forged, a directory can be in many places.
+            // In forged records, a directory may have several places.
             if !passed.insert(dir.slot) {
                 found.push(unknown(&path, Kind::Dir));
                 continue;
@@ -181,7 +180,7 @@ fn unknown(path: &[u8], kind: Kind) -> Change {
     Change::unknown(path.to_vec(), kind, Why::ChangedUnseen)
 }
 
-/// A directory that is gone has no names.
+/// Treats a missing directory as empty.
 fn there(known: SysResult<Known>) -> SysResult<Known> {
     match known {
         Err(Errno::ESTALE | Errno::ENOENT) => Ok(Known::default()),

@@ -1,6 +1,6 @@
-//! The last `gc` and the last pushes, the size of the history, and the free space of the filesystem.
+//! The last `gc`, the last pushes, and the size of the history.
 //!
-//! It is kept in memory from the start of the daemon. The operations also have the last push: the
+//! In memory, since the start of the daemon. The operations also have the last push, because the
 //! newest checkpoint in a remote is pinned ([`push_pin`]).
 
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use crate::sys::lock::Mutex;
 pub(super) const PUSHED_TO: &str = "pushed to ";
 pub(super) const BEGINS_HERE: &str = ": the next push begins here";
 
-/// Why the newest checkpoint that a remote has is pinned.
+/// Returns the reason of the pin of a remote's newest checkpoint.
 pub fn push_pin(remote: &str) -> String {
     [PUSHED_TO, remote, BEGINS_HERE].concat()
 }
@@ -27,18 +27,18 @@ pub(super) struct Upkeep {
 pub(super) struct Done {
     pub(super) measured: Option<MeasuredInfo>,
     pub(super) gc: Option<String>,
-    /// By the names of remotes; `None`: the operations were not asked yet.
+    /// By name of the remote; `None`: not read from the operations yet.
     pub(super) pushes: Option<BTreeMap<String, PushInfo>>,
 }
 
 impl Upkeep {
-    /// Notes the size of the history.
+    /// Records the size of the history.
     pub(super) fn measured(&self, bytes: u64) {
         let at = rfc3339(now_ns());
         self.done.lock().measured = Some(MeasuredInfo { bytes, at });
     }
 
-    /// A run of `gc` has ended.
+    /// Records the end of a `gc` run.
     pub(super) fn collected(&self, history_bytes: u64) {
         self.measured(history_bytes);
         self.done.lock().gc = Some(rfc3339(now_ns()));

@@ -1,8 +1,8 @@
-//! What a verb is: a request that says what it answers and how the answer is found.
+//! The verb trait: a request type with its reply type and implementation.
 //!
-//! Everything else about a verb is derived from that: the client and the server of the control
-//! socket, what this process answers without a daemon, and the JSON in between. A new verb is one
-//! type with an `impl Verb`, and one line in the list of [`super::verbs::Request`].
+//! Everything else is derived: client and server of the control socket, replies without a daemon,
+//! and the JSON format. A new verb is a type with an `impl Verb`, and a line in the list of
+//! [`super::verbs::Request`].
 
 use std::io;
 
@@ -17,28 +17,29 @@ use super::requester::Requester;
 
 /// A request of one kind.
 pub trait Verb: Clone {
-    /// What it answers.
+    /// Type of the reply.
     type Answer: Serialize + DeserializeOwned + Send + 'static;
 
-    /// It changes nothing, whatever is asked.
+    /// Every request of this kind is read-only.
     const ONLY_ASKS: bool = false;
 
-    /// It changes nothing: if the daemon dies over it, the next one may be asked again.
+    /// Returns whether the request is read-only, so that it can be repeated after the death of the
+    /// daemon.
     fn only_asks(&self) -> bool {
         Self::ONLY_ASKS
     }
 
-    /// Does it. Several threads may be at it at once; none keeps a request of the kernel waiting
-    /// longer than a freeze.
+    /// Executes the request. Called concurrently; must not block a kernel request for longer than a
+    /// freeze.
     ///
     /// # Errors
-    /// In words for a person, with a code for programs.
+    /// Messages for the user, with a code for programs.
     fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<Self::Answer>;
 
-    /// Does it of a tree that is not mounted, by reading its store.
+    /// Executes the request on an unmounted tree by reading its store.
     ///
     /// # Errors
-    /// `not-mounted`: that needs a mount.
+    /// `not-mounted`: a mount is needed.
     fn read(self, _: &Offline) -> VerbResult<Self::Answer> {
         Err(error::not_mounted("the directory is not mounted"))
     }
@@ -46,16 +47,16 @@ pub trait Verb: Clone {
 
 type WriteJson = Box<dyn FnOnce(&mut dyn io::Write) -> serde_json::Result<()> + Send>;
 
-/// An answer that has yet to be written down: a long one is never in memory as text.
+/// A reply not serialized yet: a long one is never in memory as text.
 pub struct Answer(WriteJson);
 
 impl Answer {
-    /// Of a verb.
+    /// Wraps a reply.
     pub fn of(answer: impl Serialize + Send + 'static) -> Answer {
         Answer(Box::new(move |out| serde_json::to_writer(out, &answer)))
     }
 
-    /// Writes it as JSON, on one line, without its end.
+    /// Writes it as one line of JSON, without the newline.
     ///
     /// # Errors
     /// Those of `out`.

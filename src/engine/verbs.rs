@@ -1,5 +1,4 @@
-//! The list of the verbs, the requests of the small ones, and what each does. Those that take more
-//! have a module of their own.
+//! The list of verbs, and the smaller ones. Larger verbs have modules of their own.
 
 use serde::{Deserialize, Serialize};
 
@@ -33,10 +32,10 @@ use super::verb::Verb;
 use crate::history::state::State;
 use crate::store::record::Reason;
 
-/// The list of the verbs, by their names on the socket.
+/// Lists the verbs by their names on the socket.
 macro_rules! verbs {
     ($($(#[$condition:meta])? $name:ident($request:ty),)*) => {
-        /// What is asked: one variant for each verb.
+        /// A request: one variant for each verb.
         #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
         #[serde(rename_all = "kebab-case")]
         pub enum Request {
@@ -50,10 +49,10 @@ macro_rules! verbs {
         })*
 
         impl Request {
-            /// Does it, and gives the answer as it is sent.
+            /// Executes the request and returns the reply.
             ///
             /// # Errors
-            /// As of [`Verb::run`].
+            /// As [`Verb::run`].
             pub fn answer(self, engine: &Engine, requester: &Requester) -> VerbResult<Answer> {
                 match self {
                     $($(#[$condition])? Request::$name(request) => request.run(engine, requester).map(Answer::of),)*
@@ -108,10 +107,10 @@ verbs! {
     Fault(super::api::Fault),
 }
 
-/// Whoever answers requests: an engine.
+/// Executes requests; implemented by the engine.
 pub trait Answerer: Send + Sync {
     /// # Errors
-    /// As of [`Verb::run`].
+    /// As [`Verb::run`].
     fn answer(&self, request: Request, requester: &Requester) -> VerbResult<Answer>;
 }
 
@@ -123,10 +122,10 @@ impl Answerer for Engine {
     }
 }
 
-/// Ends what somebody has begun who asks no more.
+/// Ends the exports of a client that has disconnected.
 pub fn end(requester: &Requester, answers: &(impl Answerer + ?Sized)) {
     for run in requester.take_exports() {
-        // It may have been given up already.
+        // It may have been abandoned already.
         let _ = answers.answer(ExportAsk::End { run }.into(), requester);
     }
 }
@@ -162,7 +161,7 @@ impl Verb for CheckpointOptions {
     }
 }
 
-/// What is mounted, and what differs from the newest checkpoint.
+/// Requests the state of the mount and the differences from the base.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GetStatus;
 
@@ -175,7 +174,7 @@ impl Verb for GetStatus {
     }
 }
 
-/// What the daemon has done and holds.
+/// Requests the counters of the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GetStats;
 
@@ -188,7 +187,7 @@ impl Verb for GetStats {
     }
 }
 
-/// Every checkpoint that is kept, newest first.
+/// Lists all checkpoints, newest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListCheckpoints;
 
@@ -217,10 +216,10 @@ impl Verb for ListCheckpoints {
     }
 }
 
-/// One checkpoint.
+/// Requests one checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShowCheckpoint {
-    /// Which.
+    /// The checkpoint.
     pub state: StateName,
 }
 
@@ -255,12 +254,12 @@ impl Verb for Query {
     }
 }
 
-/// Gives a checkpoint other tags. When it is answered they survive `kill -9` of the daemon.
+/// Changes the tags of a checkpoint. On reply they survive `kill -9` of the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChangeTags {
-    /// Which.
+    /// The checkpoint.
     pub state: StateName,
-    /// What it loses and gets.
+    /// Tags to add and remove.
     pub retag: Retag,
 }
 
@@ -277,12 +276,12 @@ impl Verb for ChangeTags {
     }
 }
 
-/// Pins a checkpoint, or no longer.
+/// Pins or unpins a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PinCheckpoint {
-    /// Which.
+    /// The checkpoint.
     pub state: StateName,
-    /// Why, which may be empty; `None`: no longer.
+    /// The reason, which may be empty; `None`: unpin.
     pub reason: Option<String>,
 }
 
@@ -296,7 +295,7 @@ impl Verb for PinCheckpoint {
     }
 }
 
-/// Every version of a path that a checkpoint or the live tree has, newest first.
+/// Lists all versions of a path in checkpoints and the live tree, newest first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListVersions {
     /// The path.
@@ -312,14 +311,14 @@ impl Verb for ListVersions {
     }
 }
 
-/// What changed between two states, sorted by path.
+/// Compares two states; the differences are sorted by path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Compare {
-    /// The older one.
+    /// The older state.
     pub from: StateName,
-    /// The newer one; the live tree if absent.
+    /// The newer state; defaults to the live tree.
     pub to: Option<StateName>,
-    /// With the sizes of files.
+    /// Include file sizes.
     #[serde(default)]
     pub sizes: bool,
 }
@@ -352,12 +351,12 @@ impl Verb for Compare {
     }
 }
 
-/// What differs between two states, and which process changed it.
+/// Compares two states, with the processes that made the changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CompareByProcess {
-    /// The older one; the newest checkpoint if absent.
+    /// The older state; defaults to the base.
     pub from: Option<StateName>,
-    /// The newer one; the live tree if absent.
+    /// The newer state; defaults to the live tree.
     pub to: Option<StateName>,
 }
 
@@ -394,12 +393,12 @@ impl Verb for RestoreOptions {
     }
 }
 
-/// Deletes a checkpoint, so that it can be brought back.
+/// Deletes a checkpoint reversibly.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Delete {
-    /// Which.
+    /// The checkpoint.
     pub state: StateName,
-    /// For good, also of one that is deleted already: free what only it needs.
+    /// Delete permanently, even if already deleted, and free the data that only it needs.
     #[serde(default)]
     pub now: bool,
 }
@@ -422,13 +421,13 @@ impl Verb for Delete {
     }
 }
 
-/// What was done to the history, newest first.
+/// Lists operations, newest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListOperations {
-    /// Before this one; the last if absent.
+    /// Only operations before this one; defaults to all.
     #[serde(default)]
     pub before: Option<u64>,
-    /// At most so many.
+    /// Limit of operations.
     pub limit: usize,
 }
 
@@ -466,7 +465,7 @@ impl Verb for VerifyOptions {
     }
 }
 
-// The next daemon knows nothing of a run that goes on, of `du`, `gc` or `dedup`.
+// A run of `du`, `gc` or `dedup` cannot continue in the next daemon.
 
 impl Verb for DuOptions {
     type Answer = DuReport;
@@ -507,7 +506,7 @@ impl Verb for DedupOptions {
     }
 }
 
-/// Who did what when, oldest first.
+/// Lists audit events, oldest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListAudit;
 
@@ -554,8 +553,8 @@ impl Verb for ImportAsk {
     }
 }
 
-/// Gives up what is being done for this connection, if nothing has been changed for it yet: sent
-/// while a `restore` or an `undo` is waited for, which answers for itself.
+/// Cancels the current request of this connection, unless it has changed something: sent during a
+/// `restore` or `undo`, which sends its own reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cancel;
 
@@ -568,12 +567,12 @@ impl Verb for Cancel {
     }
 }
 
-/// Makes system calls fail, for tests; absent: no more. Answers how many counted, and how many
-/// failed, by the plan before.
+/// Injects failures of system calls, for tests; absent: disarms them. Replies with the calls
+/// counted and failed by the previous plan.
 #[cfg(debug_assertions)]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
-    /// Which.
+    /// The plan.
     pub plan: Option<crate::sys::fault::Plan>,
 }
 

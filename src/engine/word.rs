@@ -1,12 +1,11 @@
-//! Names in commands that a person may paste, how many there are of a thing, and sizes.
+//! Shell quoting of names in suggested commands, plurals, and sizes.
 //!
-//! A name is chosen by whoever made the file, the tag, the mount. In a command that is shown it
-//! must stay one word, whatever it is: pasted, it is no second command.
+//! Names of files, tags and mounts are untrusted. In a suggested command a name must remain one
+//! word, so that a pasted command executes nothing else.
 
 use std::fmt::Display;
 
-/// A text as one word of a shell's command line (POSIX, 2.2.2): as it is if nothing in it means
-/// anything to a shell.
+/// Quotes a text as one word of a shell command (POSIX, 2.2.2), only if necessary.
 pub fn word(text: impl Display) -> String {
     let text = text.to_string();
     let plain = |char: char| {
@@ -20,7 +19,7 @@ pub fn word(text: impl Display) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
 
-/// So many things, as one says it: "1 file", "2 files".
+/// Returns a count with its noun: "1 file", "2 files".
 pub fn count(count: impl TryInto<u64>, one: &str) -> String {
     match count.try_into().unwrap_or(u64::MAX) {
         1 => format!("1 {one}"),
@@ -28,10 +27,10 @@ pub fn count(count: impl TryInto<u64>, one: &str) -> String {
     }
 }
 
-/// Units above the byte, each 1024 of the one before.
+/// Units above the byte, each 1024 times the previous one.
 const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
 
-/// A size with one decimal place: `1023 B`, `1.5 KiB`, `2.0 GiB`.
+/// Formats a size with one decimal place: `1023 B`, `1.5 KiB`, `2.0 GiB`.
 pub fn bytes(bytes: u64) -> String {
     let mut unit = None;
     let (mut whole, mut tenths) = (bytes, 0);

@@ -1,4 +1,4 @@
-//! What is seen to for as long as a tree is served, now and then ([`crate::sys::tasks`]).
+//! Periodic background tasks of a served tree ([`crate::sys::tasks`]).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,10 +7,10 @@ use std::time::Duration;
 use crate::sys::lock::Mutex;
 use crate::sys::tasks::{self, Task};
 
-/// The end of a mount waits so long for a round that is under way: a disk may not answer.
+/// Time that an unmount waits for a running round: a disk may not respond.
 const STOP_MAX: Duration = Duration::from_secs(20);
 
-/// Starts, wakes and ends it.
+/// A background task.
 #[derive(Default)]
 pub(super) struct Worker {
     stopped: AtomicBool,
@@ -18,7 +18,7 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// Has `round` done after this pause, and then after the pauses that it returns.
+    /// Runs `round` after `pause`, and then after each pause that it returns.
     ///
     /// # Errors
     /// Those of starting a thread.
@@ -33,7 +33,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Has it looked at at once.
+    /// Runs the next round at once.
     pub(super) fn wake(&self) {
         let task = *self.task.lock();
         if let Some(task) = task {
@@ -41,13 +41,13 @@ impl Worker {
         }
     }
 
-    /// It shall end.
+    /// Returns whether the task must end.
     pub(super) fn is_stopped(&self) -> bool {
         self.stopped.load(Ordering::Relaxed)
     }
 
-    /// Ends it, and waits for a round that is under way, but not for ever. `what` it is at: that is
-    /// logged if it takes too long. All that it has was let go of then.
+    /// Ends the task, and waits for a running round with a timeout; logs `what` if it takes longer.
+    /// Otherwise its resources are released on return.
     pub(super) fn stop(&self, what: &str) {
         self.stopped.store(true, Ordering::Relaxed);
         let task = self.task.lock().take();

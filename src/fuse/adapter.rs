@@ -1,5 +1,5 @@
-//! The adapter between `fuser` and the engine: each handler decodes, and says what is called and
-//! how that is answered ([`Requests`] has it done).
+//! The adapter between `fuser` and the engine: each handler decodes a request, and specifies the
+//! call and the form of the reply. [`Requests`] executes it.
 
 use std::ffi::OsStr;
 use std::io;
@@ -27,8 +27,8 @@ use crate::engine::counts::RequestKind as Kind;
 use crate::engine::request::{Caller, Service};
 use crate::sys::{Errno, wait};
 
-/// The most that one COPY_FILE_RANGE may ask for: its reply counts in 32 bits, and the kernel wants
-/// whole pages.
+/// Maximum length of one COPY_FILE_RANGE: its reply has 32 bits, and the kernel requires whole
+/// pages.
 const COPY_BYTES_MAX: u64 = 0xffff_f000;
 
 /// Serves a [`Service`] to the kernel.
@@ -36,7 +36,7 @@ pub struct Adapter {
     requests: Requests,
     passthrough: bool,
     xattrs: Xattrs,
-    /// There is a session, and what was agreed for it.
+    /// The negotiated capabilities, once the session exists.
     agreed: Option<Agreed>,
 }
 
@@ -55,20 +55,20 @@ impl Adapter {
         }
     }
 
-    /// What the session's `/dev/fuse` is to be told to, once there is one.
+    /// Returns the slot for `/dev/fuse`, to be set when the session exists.
     pub fn device(&self) -> Arc<Device> {
         Arc::clone(&self.requests.server.device)
     }
 
-    /// What takes over the open files of the worker before, when the session is there and before it
-    /// serves anything.
+    /// Returns a function that takes over the open files of the predecessor. It must be called
+    /// after the session is created and before it serves requests.
     pub fn adopter(&self) -> impl FnOnce() + use<> {
         let server = Arc::clone(&self.requests.server);
         move || server.adopt()
     }
 }
 
-/// Who asks, and the name that is asked for.
+/// The caller and the name of a request.
 fn named(request: &Request, name: &OsStr) -> (Caller, Vec<u8>) {
     (caller(request), name.as_bytes().to_vec())
 }
@@ -97,7 +97,7 @@ impl Filesystem for Adapter {
         });
     }
 
-    /// BATCH_FORGET comes here too, through the trait's own `batch_forget`.
+    /// BATCH_FORGET also arrives here, through the trait's default `batch_forget`.
     fn forget(&self, _: &Request, ino: INodeNo, nlookup: u64) {
         if let Some(node) = convert::forgotten(ino) {
             self.requests.serve(Kind::Forget, move |server| {
@@ -326,7 +326,7 @@ impl Filesystem for Adapter {
             });
         }
         let mut again = None;
-        // The data is still where it was read, and is not copied.
+        // The data is still in the receive buffer, and is not copied.
         dispatcher.here(Kind::Write, || match wait::never(|| write(server, data)) {
             Err(Errno::LATER) => again = Some(reply),
             done => reply.answer(done),
@@ -372,8 +372,8 @@ impl Filesystem for Adapter {
         });
     }
 
-    /// ENOSYS where the kernel understands it: directories are opened without asking from then on,
-    /// as with [`convert::dir_flags`].
+    /// Replies ENOSYS if the kernel supports that: it then opens directories without a request, as
+    /// with [`convert::dir_flags`].
     fn opendir(&self, _: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         let unasked = self.agreed.is_some_and(|agreed| agreed.dirs_unasked);
         self.requests.serve(Kind::Opendir, move |_| {
@@ -573,13 +573,13 @@ impl Filesystem for Adapter {
             .serve(Kind::Ioctl, move |_| reply.error(errno(Errno::ENOTTY)));
     }
 
-    /// ENOSYS: the kernel does not ask again.
+    /// ENOSYS: the kernel stops sending such requests.
     fn bmap(&self, _: &Request, _ino: INodeNo, _block_size: u32, _block: u64, reply: ReplyBmap) {
         self.requests
             .serve(Kind::Bmap, move |_| reply.error(errno(Errno::ENOSYS)));
     }
 
-    /// ENOSYS: the kernel does not ask again, and every file is ready at all times.
+    /// ENOSYS: the kernel stops sending such requests, and every file is always ready.
     fn poll(
         &self,
         _: &Request,

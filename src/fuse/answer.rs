@@ -1,4 +1,4 @@
-//! The kernel is answered: what the engine gives, in each kind of reply.
+//! Replies to the kernel: conversion of the engine's results to each type of reply.
 
 use fuser::{
     FileHandle, Generation, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
@@ -10,13 +10,13 @@ use super::convert::{self, errno};
 use crate::engine::request::{Attr, Entry, FsInfo, Looked, Opened};
 use crate::sys::{self, Errno, SysResult};
 
-/// A reply that waits for what it tells.
+/// A reply for a result of type `T`.
 pub trait Answer<T>: Send + 'static {
-    /// Sends it.
+    /// Sends the reply.
     fn answer(self, result: SysResult<T>);
 }
 
-/// The answers of those replies that say it in one call.
+/// Implements [`Answer`] for replies that take one call.
 macro_rules! answers {
     ($($reply:ident, $what:ty: |$to:ident, $told:ident| $ok:expr;)*) => {$(
         impl Answer<$what> for $reply {
@@ -59,8 +59,8 @@ impl Answer<Looked> for ReplyEntry {
     }
 }
 
-/// With the size that was asked for. Size 0 asks for the size; a buffer that is too small gets
-/// ERANGE (getxattr(2)).
+/// Replies with the value if it fits into the requested size. Size 0 requests the size; a buffer
+/// that is too small gets ERANGE (getxattr(2)).
 impl Answer<Vec<u8>> for (ReplyXattr, u32) {
     fn answer(self, result: SysResult<Vec<u8>>) {
         let (reply, size) = self;
@@ -73,8 +73,8 @@ impl Answer<Vec<u8>> for (ReplyXattr, u32) {
     }
 }
 
-/// A file was opened; `id`: it is passed through. The id stays registered: it is ours, and the
-/// reply only borrows it.
+/// Replies to an open; with `id` the file is passed through. The reply only borrows the ID, which
+/// stays registered.
 pub fn opened(reply: ReplyOpen, opened: &Opened, id: Option<&Registered>) {
     let fh = FileHandle(opened.fh.0);
     let Some(id) = id else {
@@ -85,7 +85,7 @@ pub fn opened(reply: ReplyOpen, opened: &Opened, id: Option<&Registered>) {
     wrapped.into_raw();
 }
 
-/// As [`opened`], for one that was made.
+/// As [`opened`], for a file that was created.
 pub fn created(reply: ReplyCreate, entry: &Entry, opened: &Opened, id: Option<&Registered>) {
     let (ttl, attr) = (&entry.ttl, convert::file_attr(&entry.stat));
     let (generation, fh) = (convert::generation(entry), FileHandle(opened.fh.0));

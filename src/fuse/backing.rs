@@ -1,9 +1,9 @@
-//! Backing ids of files open for passthrough: one for each node, shared by all its opens.
+//! Backing IDs of files open for passthrough: one per node, shared by all its opens.
 //!
-//! The kernel refuses a second backing file while an inode has one (fs/fuse/iomode.c). An id lives
-//! from the first of its opens to the release of the last; dropping it gives it back to the kernel.
-//! It outlives the worker that made it, and is handed on with the open files. The lock is held over
-//! the ioctl that makes an id and is a leaf.
+//! The kernel rejects a second backing file for an inode (fs/fuse/iomode.c). An ID lives from the
+//! first open to the last release; dropping it closes it in the kernel. It survives its worker, and
+//! is handed over with the open files. The lock is held across the ioctl that creates an ID and is
+//! a leaf.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -17,12 +17,12 @@ use crate::engine::request::{Fh, NodeId};
 use crate::sys;
 use crate::sys::lock::Mutex;
 
-/// `/dev/fuse` of the session, once there is one and for as long as it lasts.
+/// `/dev/fuse` of the session, during its lifetime.
 #[derive(Debug, Default)]
 pub struct Device(OnceLock<Weak<OwnedFd>>);
 
 impl Device {
-    /// The session has begun.
+    /// Sets the device when the session starts.
     pub fn set(&self, device: &Arc<OwnedFd>) {
         let _ = self.0.set(Arc::downgrade(device));
     }
@@ -32,7 +32,7 @@ impl Device {
     }
 }
 
-/// A backing file that is registered with the connection; dropping this gives it back.
+/// A backing file registered with the connection; dropping this closes it.
 #[derive(Debug)]
 pub struct Registered {
     pub number: u32,
@@ -50,7 +50,7 @@ impl Registered {
         })
     }
 
-    /// One that a worker before us registered.
+    /// Takes over an ID that a predecessor registered.
     pub fn adopt(device: &Arc<Device>, number: u32) -> Registered {
         Registered {
             number,
@@ -69,7 +69,7 @@ impl Drop for Registered {
     }
 }
 
-/// Ids in use; `Id` is [`Registered`] but in tests.
+/// IDs in use; `Id` is [`Registered`] except in tests.
 pub struct Backings<Id> {
     state: Mutex<State<Id>>,
 }
@@ -94,7 +94,7 @@ impl<Id> Backings<Id> {
         }
     }
 
-    /// Gives the open `fh` of `node` the node's id; the first open makes it.
+    /// Returns the backing ID of `node` for its open `fh`; the first open creates it.
     pub fn attach<E>(
         &self,
         node: NodeId,
@@ -124,8 +124,8 @@ impl<Id> Backings<Id> {
         Ok(id)
     }
 
-    /// Lets go of the id of `fh`, if it has one. To be called before the engine may give the
-    /// handle's number to another file.
+    /// Releases the ID of `fh`, if any. Must be called before the engine may reuse the handle's
+    /// number.
     pub fn detach(&self, fh: Fh) {
         let mut state = self.state.lock();
         let Some(node) = state.handles.remove(&fh) else {

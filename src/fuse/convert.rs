@@ -1,7 +1,7 @@
-//! From `fuser`'s types to the engine's and back.
+//! Conversions between the types of `fuser` and the engine.
 //!
-//! The constants are the kernel's: a FUSE client sends the numbers of its own `<fcntl.h>`, and they
-//! are part of the protocol.
+//! The constants are the kernel's: a FUSE client sends the numbers of its system's `<fcntl.h>`, and
+//! they are part of the protocol.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -17,15 +17,14 @@ use crate::engine::request::{
 };
 use crate::sys::{Errno, Kind, Stat, Time};
 
-/// Set in the number of a request that was given to a worker before us, which died
-/// (`FUSE_UNIQUE_RESEND`).
+/// Set in the ID of a request resent after the death of a predecessor (`FUSE_UNIQUE_RESEND`).
 pub const UNIQUE_RESEND: u64 = 1 << 63;
 
-/// The longest name that may be listed: the kernel's readdir cache goes wrong over longer ones.
+/// Maximum length of a listed name: longer ones break the kernel's readdir cache.
 pub const NAME_BYTES_MAX: usize = 255;
 
-/// Set in the node id of an entry that readdirplus lists without a look-up ([`unlooked_attr`]); no
-/// node of the engine has it.
+/// Set in the node ID of a readdirplus entry without a lookup ([`unlooked_attr`]); no node of the
+/// engine has it.
 const UNLOOKED: u64 = 1 << 63;
 
 const PERMISSION_BITS: u32 = 0o7777;
@@ -46,15 +45,14 @@ mod abi {
     pub const SEEK_HOLE: i32 = 3;
 }
 
-/// The node that a request is about.
+/// Returns the node of a request, and records it for the log.
 pub fn node(ino: INodeNo) -> NodeId {
     let node = NodeId(ino.0);
     trouble::about(node);
     node
 }
 
-/// The node of a FORGET, unless it names what never was looked up: such an entry has no count to
-/// lower.
+/// Returns the node of a FORGET, unless the entry had no lookup: then no count is to be lowered.
 pub fn forgotten(ino: INodeNo) -> Option<NodeId> {
     (ino.0 & UNLOOKED == 0).then_some(NodeId(ino.0))
 }
@@ -95,7 +93,7 @@ fn file_type(kind: Kind) -> FileType {
     }
 }
 
-/// Exact for every time that a stat record can hold, before 1970 too.
+/// Exact for every time that a stat record can hold, including times before 1970.
 fn system_time(time: Time) -> SystemTime {
     let whole = Duration::from_secs(time.sec.unsigned_abs());
     let second = if time.sec < 0 {
@@ -108,9 +106,9 @@ fn system_time(time: Time) -> SystemTime {
         .unwrap_or(UNIX_EPOCH)
 }
 
-/// Undoes `fuser` 0.18.0's decoding of the times of a setattr: before 1970 it subtracts the
-/// nanoseconds where they ought to be added (`system_time_from_time` in its `time.rs`, marked TODO
-/// there), so both numbers are read back as the kernel sent them.
+/// Reverses the decoding of the times of a setattr in `fuser` 0.18.0. Before 1970 it subtracts the
+/// nanoseconds instead of adding them (`system_time_from_time` in its `time.rs`, marked TODO
+/// there), so both numbers are recovered as the kernel sent them.
 fn time(decoded: SystemTime) -> Time {
     match decoded.duration_since(UNIX_EPOCH) {
         Ok(after) => Time {
@@ -155,8 +153,8 @@ pub fn set_attr(
     }
 }
 
-/// `rdev` needs no conversion: the kernel's `new_encode_dev` agrees with userland's for all device
-/// numbers that it has.
+/// `rdev` needs no conversion: the kernel's `new_encode_dev` equals userspace's encoding for all of
+/// its device numbers.
 pub fn file_attr(stat: &Stat) -> FileAttr {
     FileAttr {
         ino: INodeNo(stat.ino),
@@ -197,29 +195,30 @@ fn bare_attr(ino: u64, kind: Kind) -> FileAttr {
     }
 }
 
-/// An entry of node 0 tells the kernel that the name does not exist, and for how long that may be
-/// remembered.
+/// The attributes of a negative entry: node 0 means that the name does not exist, and the entry's
+/// timeout limits caching of that.
 pub fn absent_attr() -> FileAttr {
     bare_attr(0, Kind::File)
 }
 
-/// `.` and `..` in readdirplus: the kernel takes number and kind, and does not count a look-up.
+/// The attributes of `.` and `..` in readdirplus: the kernel uses number and kind, and counts no
+/// lookup.
 pub fn dot_attr(listed: &Listed) -> FileAttr {
     bare_attr(listed.node.0, listed.kind)
 }
 
-/// An entry that readdirplus lists without attributes: a size that no file can have, so that the
-/// kernel lists name and number, refuses the look-up (`fuse_invalid_attr` in fs/fuse/dir.c) and
+/// The attributes of a readdirplus entry without valid attributes. No file can have their size, so
+/// the kernel lists name and number, rejects the lookup (`fuse_invalid_attr` in fs/fuse/dir.c) and
 /// sends a FORGET for it.
 ///
-/// The protocol's way is node id 0, but `fuser` sends one number as node id and as `d_ino`, and a C
-/// library may skip names with number 0.
+/// The protocol provides node ID 0 for this, but `fuser` sends one number as node ID and as
+/// `d_ino`, and a C library may skip names with number 0.
 pub fn refused_attr(entry: &Entry) -> FileAttr {
     refused(entry.node.0, entry.stat.kind)
 }
 
-/// A name whose entry cannot be told: as [`refused_attr`], with a node id of its own range, whose
-/// FORGET [`forgotten`] drops. `d_ino` is not the number that stat(2) will show.
+/// The attributes of a name whose lookup failed: as [`refused_attr`], with a node ID from a
+/// separate range, whose FORGET [`forgotten`] drops. `d_ino` differs from the number in stat(2).
 pub fn unlooked_attr(listed: &Listed) -> FileAttr {
     refused(listed.node.0 | UNLOOKED, listed.kind)
 }
@@ -237,7 +236,7 @@ pub fn open_flags(opened: &Opened) -> FopenFlags {
     flags
 }
 
-/// The flags that may go with `FOPEN_PASSTHROUGH`; any other and the kernel fails the open
+/// The flags permitted with `FOPEN_PASSTHROUGH`; with others the kernel fails the open
 /// (`FOPEN_PASSTHROUGH_MASK` in fs/fuse/iomode.c).
 pub fn passthrough_flags(opened: &Opened) -> FopenFlags {
     let mut flags = FopenFlags::empty();
@@ -246,12 +245,12 @@ pub fn passthrough_flags(opened: &Opened) -> FopenFlags {
     flags
 }
 
-/// Every listing may be cached: what changes it comes by the kernel, or the kernel is told.
+/// Every listing may be cached: changes come through the kernel, or the daemon notifies it.
 pub fn dir_flags() -> FopenFlags {
     FopenFlags::FOPEN_CACHE_DIR | FopenFlags::FOPEN_KEEP_CACHE
 }
 
-/// What mknod(2) makes; `None` for a kind that it cannot make.
+/// Decodes the mode of mknod(2); `None` for a kind that it cannot create.
 pub fn new_node(mode: u32, umask: u32, rdev: u32) -> Option<NewNode> {
     let kind = match mode & S_IFMT {
         0 | 0o100_000 => Kind::File,
@@ -282,7 +281,7 @@ pub fn create_mode(mode: u32) -> u32 {
     mode & PERMISSION_BITS
 }
 
-/// `None` for what is not known.
+/// Returns `None` for unknown flags.
 pub fn rename_how(flags: RenameFlags) -> Option<RenameMode> {
     match flags.bits() {
         0 => Some(RenameMode::Replace),
@@ -294,7 +293,7 @@ pub fn rename_how(flags: RenameFlags) -> Option<RenameMode> {
     }
 }
 
-/// `position` is macOS's offset into a resource fork; only 0 is served.
+/// `position` is macOS's offset into a resource fork; only 0 is supported.
 pub fn xattr_how(flags: i32, position: u32) -> Option<XattrMode> {
     match flags {
         _ if position != 0 => None,
@@ -305,7 +304,7 @@ pub fn xattr_how(flags: i32, position: u32) -> Option<XattrMode> {
     }
 }
 
-/// The other kinds of seek are the kernel's own business.
+/// The kernel handles the other values of `whence` itself.
 pub fn seek(whence: i32) -> Option<Seek> {
     match whence {
         abi::SEEK_DATA => Some(Seek::Data),
@@ -314,7 +313,7 @@ pub fn seek(whence: i32) -> Option<Seek> {
     }
 }
 
-/// The names of listxattr(2), each ended by a NUL.
+/// Encodes the names for listxattr(2), each terminated by a NUL.
 pub fn joined(names: &[Vec<u8>]) -> Vec<u8> {
     names
         .iter()
@@ -326,7 +325,7 @@ pub fn joined(names: &[Vec<u8>]) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    /// What `fuser` 0.18.0 makes of a time that the kernel sends.
+    /// A time as decoded by `fuser` 0.18.0.
     fn as_fuser_decodes(sec: i64, nsec: u32) -> SystemTime {
         if sec >= 0 {
             UNIX_EPOCH + Duration::new(sec.unsigned_abs(), nsec)

@@ -1,13 +1,16 @@
-//! Which thread serves a request.
+//! Assignment of requests to threads.
 //!
-//! A few threads, the **readers**, read requests and serve what they read. What may take long would
-//! keep a reader from all others: it is handed to a **helper**, but for the sync of a file or
-//! directory while another reader is in none: to wake a helper costs a program that syncs all the
-//! time more than anything else here. That is what waits for the disk by its nature, what may wait
-//! for another request to be answered, and every kind of request that waited lately (a cold cache):
-//! a kind that is quick again is served by the readers again. A reader does not wait for somebody
-//! else's process either: then a helper serves the request anew, and another helper takes the place
-//! of the one that waits ([`crate::sys::wait`]).
+//! A few threads, the **readers**, read requests and execute them. A request that may take long is
+//! handed to a **helper**, because it would keep a reader from serving others. These are:
+//! - requests that wait for the disk by nature,
+//! - requests that may wait for the reply to another request,
+//! - every kind of request that recently waited (a cold cache). When the kind becomes fast again,
+//!   readers execute it again.
+//!
+//! A sync of a file or directory stays on its reader while another reader is not in a sync, because
+//! for a program that syncs constantly the wakeup of a helper dominates the cost. A reader also
+//! never waits for another user's process: a helper executes the request again, and another helper
+//! replaces the one that waits ([`crate::sys::wait`]).
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,38 +27,38 @@ use crate::sys::lock::{Condvar, Mutex};
 use crate::sys::wait::{self, Relief};
 use crate::sys::{self};
 
-/// A kind of request that takes longer than this is handed on: about twice what it costs to wake a
-/// helper.
+/// A kind of request that waits longer than this is handed to helpers: about twice the cost of
+/// waking one.
 const SLOW: Duration = Duration::from_micros(120);
-/// No single request counts for more, so that one that waited for the disk does not change the way
-/// of hundreds.
+/// Upper bound of a sample, so that one request that waited for the disk does not redirect
+/// hundreds.
 const COUNTED_MAX: Duration = Duration::from_micros(600);
-/// After a sync that took longer the next is handed on: the reader would be missed for longer than
-/// anybody should wait, and to wake a helper costs little beside it.
+/// After a sync that took longer, the next one goes to a helper: the reader would be blocked too
+/// long, and the cost of a wakeup is negligible in comparison.
 const SYNC_LONG: Duration = Duration::from_millis(5);
-/// How much of the pace of a kind is its latest request: one part in so many.
+/// The latest request has the weight 1/`PACE_WEIGHT` in the moving average of its kind.
 const PACE_WEIGHT: u32 = 8;
-/// Helpers are made when they are needed, up to this many.
+/// Maximum number of helpers, created on demand.
 const HELPERS_MAX: usize = 16;
-/// Helpers that wait for somebody else's process do not count, but there are no more of them than
-/// this.
+/// Maximum number of helpers that wait for another user's process; they are not counted in
+/// [`HELPERS_MAX`].
 const WAITING_MAX: usize = 500;
-/// After a request that took long, so many of its kind are watched: whether they wait, or only had
-/// to share the CPU.
+/// After a slow request, the next requests of its kind, up to this number, are checked for whether
+/// they wait or only compete for the CPU.
 const WATCHED: u32 = 64;
 
-/// A helper that has had nothing to do for so long ends.
+/// Idle time after which a helper ends.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// How long helpers have to finish when the session has ended.
+/// Maximum time for helpers to finish at the end of the session.
 const IDLE_WAIT_MAX: Duration = Duration::from_secs(5);
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// One queue, from which whoever is free takes the next job. The mutex is a leaf.
+/// A queue from which any free helper takes the next job. The mutex is a leaf.
 ///
-/// Not a channel: whoever waits for one spins first, and those that wait for the receiver's lock
-/// too, on the CPU that the program needs.
+/// It is not a channel: a thread that waits on a channel, or on the lock of its receiver, first
+/// spins on the CPU that the client needs.
 #[derive(Default)]
 struct Queue {
     jobs: Mutex<Jobs>,
@@ -65,7 +68,7 @@ struct Queue {
 #[derive(Default)]
 struct Jobs {
     next: VecDeque<Job>,
-    /// No more come.
+    /// No more jobs come.
     ended: bool,
 }
 
@@ -75,8 +78,8 @@ impl Queue {
         self.more.notify_one();
     }
 
-    /// Waits for a job; `None`: no more come, or none has come for long, of which `ends` is told
-    /// before one can.
+    /// Waits for a job. `None`: no more jobs come, or none came for [`LINGER`]. Calls `ends` in
+    /// that case, before another job can be added.
     fn take(&self, ends: impl FnOnce()) -> Option<Job> {
         let mut jobs = self.jobs.lock();
         let until = Instant::now() + LINGER;
@@ -93,23 +96,23 @@ impl Queue {
         }
     }
 
-    /// The next job, if there is one.
+    /// Takes the next job without waiting.
     fn next(&self) -> Option<Job> {
         self.jobs.lock().next.pop_front()
     }
 }
 
-/// Decides, counts, and serves.
+/// Chooses the thread of each request, counts requests, and executes them.
 pub struct Dispatcher {
     counts: Arc<RequestCounts>,
     readers: usize,
-    /// Readers that are in a sync, or about to be: one at least never is.
+    /// Readers that are in a sync, or about to be; always fewer than all.
     syncing: AtomicUsize,
-    /// What the last sync took, in microseconds.
+    /// Duration of the last sync in microseconds.
     last_sync: AtomicU64,
-    /// What requests of each kind waited lately, in nanoseconds: 0 where none did.
+    /// Moving average of the waiting time of each kind in nanoseconds; 0 if none waited.
     paces: [AtomicU32; Kind::ALL.len()],
-    /// How many requests of each kind are still to be watched, because one took long.
+    /// Requests of each kind still to be checked after a slow one.
     watched: [AtomicU32; Kind::ALL.len()],
     helpers: Arc<Helpers>,
 }
@@ -127,8 +130,8 @@ impl Dispatcher {
         }
     }
 
-    /// Whether a request of this kind, which a reader has read, is for a helper. If not it is
-    /// served with [`Dispatcher::here`], which a sync has its reader reserved for.
+    /// Returns whether a request of this kind, read by a reader, goes to a helper. If not, the
+    /// caller executes it with [`Dispatcher::here`]; for a sync this call has reserved the reader.
     pub fn hands_on(&self, kind: Kind) -> bool {
         if is_sync(kind) {
             let reserve = |syncing| (syncing + 1 < self.readers).then_some(syncing + 1);
@@ -151,8 +154,8 @@ impl Dispatcher {
         )
     }
 
-    /// Serves a request on this thread, which has read it. If the handler panics the reply that it
-    /// owned has answered EIO by the time this returns.
+    /// Executes a request on this thread, which has read it. If the handler panics, its reply has
+    /// sent EIO by the time this returns.
     pub fn here(&self, kind: Kind, handler: impl FnOnce()) {
         self.counts.count(kind);
         self.timed(kind, None, handler);
@@ -161,21 +164,21 @@ impl Dispatcher {
         }
     }
 
-    /// Has a helper serve a request, and returns at once.
+    /// Hands a request to a helper, and returns at once.
     pub fn apart(self: &Arc<Self>, kind: Kind, handler: impl FnOnce() + Send + 'static) {
         self.counts.count(kind);
         self.again(kind, handler);
     }
 
-    /// As [`Dispatcher::apart`], for a request that could not be served where it was read.
+    /// As [`Dispatcher::apart`], for a request that a reader could not complete.
     pub fn again(self: &Arc<Self>, kind: Kind, handler: impl FnOnce() + Send + 'static) {
         let (this, node) = (Arc::clone(self), trouble::hand_on());
         self.helpers
             .give(Box::new(move || this.timed(kind, node, handler)));
     }
 
-    /// Waits until helpers have served what was handed to them, but not for ever: the session has
-    /// ended, and the kernel waits for nothing any more.
+    /// Waits until helpers have finished their jobs, up to [`IDLE_WAIT_MAX`]: after the end of the
+    /// session the kernel waits for no reply.
     pub fn wait_idle(&self) {
         let began = Instant::now();
         while self.helpers.under_way.load(Ordering::Relaxed) > 0 && began.elapsed() < IDLE_WAIT_MAX
@@ -184,9 +187,8 @@ impl Dispatcher {
         }
     }
 
-    /// Runs a handler and keeps the pace of its kind. What counts is that it waited: on a busy
-    /// machine every request takes long now and then, and to hand it on would make it take longer
-    /// still.
+    /// Runs a handler and updates the pace of its kind. Only requests that waited count: on a busy
+    /// machine every request is slow at times, and a handover would delay it further.
     fn timed(&self, kind: Kind, node: Option<NodeId>, handler: impl FnOnce()) {
         let (Some(pace), Some(watched)) = (
             self.paces.get(kind as usize),
@@ -213,7 +215,7 @@ impl Dispatcher {
         if is_sync(kind) {
             self.last_sync.store(microseconds(took), Ordering::Relaxed);
         }
-        // Two threads that do this at once lose one of two samples.
+        // Concurrent updates by two threads lose one of two samples.
         if took > SLOW {
             watched.store(WATCHED, Ordering::Relaxed);
         } else if watching > 0 {
@@ -236,29 +238,28 @@ impl Dispatcher {
     }
 }
 
-/// Requests that a reader may serve although they wait for the disk.
+/// Requests that a reader may execute although they wait for the disk.
 fn is_sync(kind: Kind) -> bool {
     matches!(kind, Kind::Fsync | Kind::Fsyncdir)
 }
 
-/// Requests that wait for the disk by their nature.
+/// Requests that wait for the disk by nature.
 fn waits_for_disk(kind: Kind) -> bool {
     matches!(kind, Kind::Fallocate | Kind::CopyFileRange)
 }
 
-/// Threads that serve what is handed to them. They end when this is dropped, after what was handed
-/// to them before.
+/// Threads that execute the jobs handed to them. After a drop they finish the queued jobs and end.
 #[derive(Default)]
 struct Helpers {
     queue: Arc<Queue>,
-    /// Jobs given and not done: each has a helper of its own, as far as there may be so many.
+    /// Jobs queued or running: each has a helper, up to the maximum.
     under_way: AtomicUsize,
     made: AtomicUsize,
-    /// Helpers that wait for somebody else's process: others take their places.
+    /// Helpers that wait for another user's process, and are replaced by others.
     waiting: AtomicUsize,
 }
 
-/// A pool, for the helpers that are part of it: they end when it is gone.
+/// The pool as its helpers reference it: they end when it is dropped.
 struct Pool(Weak<Helpers>);
 
 impl Relief for Pool {
@@ -284,21 +285,21 @@ impl Relief for Pool {
 impl Helpers {
     fn give(self: &Arc<Self>, job: Job) {
         self.under_way.fetch_add(1, Ordering::SeqCst);
-        // In this order: a helper that ends for want of jobs is not counted any more when the job
-        // comes.
+        // In this order: a helper that ends for lack of jobs must be uncounted before the job is
+        // added.
         self.queue.put(job);
         self.make_if_needed();
         if self.made.load(Ordering::SeqCst) > 0 {
             return;
         }
-        // Without a single helper nobody would take it up.
+        // Without any helper the job would never run.
         if let Some(job) = self.queue.next() {
             job();
             self.under_way.fetch_sub(1, Ordering::SeqCst);
         }
     }
 
-    /// There may be no more than this now.
+    /// Current maximum number of helpers.
     fn helpers_max(&self) -> usize {
         HELPERS_MAX + self.waiting.load(Ordering::SeqCst)
     }

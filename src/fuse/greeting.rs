@@ -1,4 +1,4 @@
-//! What is agreed with the kernel when a session begins.
+//! FUSE_INIT: negotiation with the kernel at the start of a session.
 
 use std::time::Duration;
 
@@ -7,30 +7,30 @@ use fuser::{InitFlags, KernelConfig};
 use crate::engine::request::{NOTE_CAPABILITIES, NOTE_PROTOCOL};
 use crate::sys::Ledger;
 
-/// The largest read or write in one request. The kernel has no more pages for one by default
+/// Maximum size of a read or write request: the kernel's default limit of pages
 /// (`fuse.max_pages_limit` is 256).
 const TRANSFER_BYTES_MAX: u32 = 1 << 20;
 
-/// Requests that nobody waits for (readahead, releases) and that the kernel may have under way at
-/// once; it slows down at three quarters.
+/// Maximum number of background requests (readahead, releases) in flight; the kernel throttles at
+/// three quarters.
 const BACKGROUND_REQUESTS_MAX: u16 = 64;
 
-/// What is asked of the kernel, where it can. Left out on purpose:
-/// - AUTO_INVAL_DATA: nothing changes behind the mount, caches are dropped by
-///   [`Caches`](crate::engine::request::Caches) only;
-/// - WRITEBACK_CACHE: its dirty pages die with the daemon, and it excludes passthrough;
-/// - POSIX_LOCKS, FLOCK_LOCKS: without them the kernel keeps locks itself;
-/// - NO_OPEN_SUPPORT: every open of a file is wanted;
+/// Capabilities requested from the kernel. Omitted on purpose:
+/// - AUTO_INVAL_DATA: only the mount changes files, so only
+///   [`Caches`](crate::engine::request::Caches) invalidates;
+/// - WRITEBACK_CACHE: its dirty pages are lost with the daemon, and it excludes passthrough;
+/// - POSIX_LOCKS, FLOCK_LOCKS: without them the kernel manages locks itself;
+/// - NO_OPEN_SUPPORT: the engine needs every open of a file;
 /// - SETXATTR_EXT, SECURITY_CTX, CREATE_SUPP_GROUP, ALLOW_IDMAP, OVER_IO_URING: `fuser` 0.18.0
-///   accepts them and does not serve them.
+///   accepts them without support.
 ///
-/// DONT_MASK with POSIX_ACL: the mode comes as asked for, with the umask beside it, because a
-/// default ACL takes the umask's place. HANDLE_KILLPRIV_V2: the engine clears set-id bits, so the
-/// kernel need not ask for `security.capability` before each write. NO_EXPORT_SUPPORT: a handle
-/// (name_to_handle_at(2), NFS) must lead to an inode that everybody has forgotten, and a number
-/// alone does not; without this the kernel hands out handles that are ESTALE as soon as it has
-/// dropped the inode. fanotify(7) can identify inodes all the same. DIRECT_IO_ALLOW_MMAP: a file
-/// opened with FOPEN_DIRECT_IO can be mapped like any other.
+/// DONT_MASK with POSIX_ACL: the mode arrives unmasked, together with the umask, because a default
+/// ACL replaces the umask. HANDLE_KILLPRIV_V2: the engine clears set-id bits, so the kernel does
+/// not request `security.capability` before each write. NO_EXPORT_SUPPORT: a file handle
+/// (name_to_handle_at(2), NFS) must resolve after the inode has left all caches, which a node ID
+/// alone cannot do. Without this flag, handles become ESTALE as soon as the kernel drops the inode.
+/// fanotify(7) can identify inodes nevertheless. DIRECT_IO_ALLOW_MMAP: a file opened with
+/// FOPEN_DIRECT_IO can be mapped like any other.
 const WANTED: InitFlags = InitFlags::FUSE_ASYNC_READ
     .union(InitFlags::FUSE_BIG_WRITES)
     .union(InitFlags::FUSE_ATOMIC_O_TRUNC)
@@ -48,16 +48,17 @@ const WANTED: InitFlags = InitFlags::FUSE_ASYNC_READ
     .union(InitFlags::FUSE_NO_EXPORT_SUPPORT)
     .union(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP);
 
-/// What the kernel can do that not every kernel can.
+/// Negotiated capabilities that not every kernel has.
 #[derive(Clone, Copy, Default)]
 pub struct Agreed {
-    /// It does the I/O of files.
+    /// The kernel performs file I/O.
     pub passthrough: bool,
-    /// It opens directories without asking once it was told to.
+    /// The kernel opens directories without a request after the first ENOSYS.
     pub dirs_unasked: bool,
 }
 
-/// Answers the kernel's greeting, and notes it for the next worker. `passthrough`: that is wanted.
+/// Negotiates the capabilities, and records them for the successor. `passthrough` requests
+/// passthrough.
 pub fn greet(config: &mut KernelConfig, passthrough: bool, ledger: Option<&Ledger>) -> Agreed {
     let offered = if cfg!(target_os = "linux") {
         config.capabilities()
@@ -74,7 +75,7 @@ pub fn greet(config: &mut KernelConfig, passthrough: bool, ledger: Option<&Ledge
     };
     let refused = config.add_capabilities(wanted & offered).err();
     debug_assert!(refused.is_none(), "the kernel offers what it refuses");
-    // The setters answer a value out of range with the nearest one that they take.
+    // The setters replace an invalid value by the nearest valid one.
     let _ = config.set_max_write(TRANSFER_BYTES_MAX);
     let _ = config.set_max_background(BACKGROUND_REQUESTS_MAX);
     let _ = config.set_time_granularity(Duration::from_nanos(1));

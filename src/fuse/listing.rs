@@ -10,9 +10,9 @@ use super::convert;
 use crate::engine::request::{Listed, Names, NodeId, Plus, Service};
 use crate::sys::SysResult;
 
-/// Hands names to `add` from `offset` on, until it says that there is no more room or no name is
-/// left. It asks the engine as often as that takes: the kernel wants attributes with the first
-/// reply at least (`READDIRPLUS_AUTO`), and takes an empty one for the end.
+/// Passes names from `offset` on to `add`, until it reports a full reply or no name is left. It
+/// calls the engine repeatedly, because the kernel treats an empty reply as the end of the
+/// directory, and expects attributes at least with the first one (`READDIRPLUS_AUTO`).
 pub fn fill(
     service: &dyn Service,
     node: NodeId,
@@ -36,7 +36,7 @@ pub fn fill(
     }
 }
 
-/// Adds a name; true if there was no room for it.
+/// Adds a name; returns true if the reply was full.
 pub fn add(reply: &mut ReplyDirectory, listed: &Listed) -> bool {
     let attr = convert::dot_attr(listed);
     reply.add(
@@ -47,8 +47,8 @@ pub fn add(reply: &mut ReplyDirectory, listed: &Listed) -> bool {
     )
 }
 
-/// Adds a name with its attributes; true if there was no room for it. What did not fit is not
-/// looked up.
+/// Adds a name with its attributes; returns true if the reply was full. A name that did not fit
+/// gets no lookup.
 pub fn add_plus(
     service: &dyn Service,
     parent: NodeId,

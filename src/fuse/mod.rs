@@ -1,9 +1,9 @@
-//! FUSE: requests of the kernel decoded for the engine's
-//! [`Service`](crate::engine::request::Service), and its answers sent back.
+//! The FUSE adapter: decodes requests of the kernel for the engine's
+//! [`Service`](crate::engine::request::Service), and sends its replies.
 //!
-//! Nothing is decided here, and nothing is kept but the backing ids of open files (`backing`).
-//! `fuser` is named in this module only. What it asks of its surroundings: descriptors 0 to 2 are
-//! open (`fuser` insists that `/dev/fuse` does not become one of them).
+//! It makes no decisions and keeps no state except the backing IDs of open files (`backing`). Only
+//! this module names `fuser`. Precondition: descriptors 0 to 2 are open (`fuser` rejects
+//! `/dev/fuse` as one of them).
 
 mod adapter;
 mod answer;

@@ -1,12 +1,12 @@
-//! What the kernel is told to forget.
+//! Invalidation of kernel caches.
 //!
-//! Each call is a write to `/dev/fuse` that returns when the kernel has done it. It may wait for a
-//! directory's lock, or for pages to be written back, and so for requests to be answered: a thread
-//! that serves requests must not make it. Nor must one that has the daemon's descriptors: where it
-//! waits, it cannot be killed, and the holder would not see that the daemon has died (its
-//! descriptors would stay open). So threads of their own make the calls, each with a table of
-//! descriptors that has `/dev/fuse` in it and nothing else of ours. There are as many as calls at
-//! once: one that waits must not be in the way of another, on which it may depend.
+//! Each call is a write to `/dev/fuse` that returns when the kernel has finished. It may wait for
+//! the lock of a directory or for writeback, and so for replies to other requests: a thread that
+//! serves requests must not make it. The calling thread must also not share the daemon's table of
+//! descriptors. While it waits it cannot be killed, so those descriptors would stay open and the
+//! holder would not detect the death of the daemon. Dedicated threads make the calls, each with a
+//! separate table of descriptors that contains only `/dev/fuse`. Each concurrent call has its own
+//! thread, because a waiting call must not block another one on which it may depend.
 
 use std::ffi::OsStr;
 use std::io;
@@ -23,10 +23,10 @@ use crate::sys;
 use crate::sys::lock::Mutex;
 use crate::sys::tasks;
 
-/// Threads that are kept for the next call.
+/// Maximum number of idle threads kept for later calls.
 const IDLE_MAX: usize = 2;
 
-/// What is to be forgotten; and whom to tell when it is.
+/// A list of invalidations, and a channel that reports completion.
 struct Job {
     notifier: Notifier,
     what: Vec<Stale>,
@@ -35,17 +35,17 @@ struct Job {
 
 /// The kernel's caches of one session.
 pub struct KernelCaches {
-    /// `None` once the session has ended. A notifier holds `/dev/fuse` open, and with it a
-    /// connection that nobody serves any more.
+    /// `None` after the end of the session. A notifier keeps `/dev/fuse` open, and with it a
+    /// connection that is no longer served.
     notifier: Mutex<Option<Notifier>>,
-    /// The number of `/dev/fuse`.
+    /// Descriptor number of `/dev/fuse`.
     device: i32,
-    /// Threads that wait for something to do.
+    /// Idle threads.
     idle: Mutex<Vec<Sender<Job>>>,
 }
 
 impl KernelCaches {
-    /// Those of the session with this `/dev/fuse`.
+    /// Creates the caches of the session with this `/dev/fuse`.
     pub fn new(notifier: Notifier, device: BorrowedFd<'_>) -> Self {
         Self {
             notifier: Mutex::new(Some(notifier)),
@@ -54,15 +54,15 @@ impl KernelCaches {
         }
     }
 
-    /// Lets go of the connection; later calls do nothing.
+    /// Releases the connection; later calls have no effect.
     pub fn close(&self) {
         self.notifier.lock().take();
         self.idle.lock().clear();
     }
 }
 
-/// Starts a thread with a table of its own. The session must have `/dev/fuse` open until this
-/// returns.
+/// Starts a thread with a separate table of descriptors. The session must keep `/dev/fuse` open
+/// until this returns.
 fn start(device: i32) -> io::Result<Sender<Job>> {
     let (jobs, queue) = channel();
     let (ready, started) = channel();
@@ -77,7 +77,7 @@ fn start(device: i32) -> io::Result<Sender<Job>> {
     Ok(jobs)
 }
 
-/// Does what it is told to until nobody can tell it any more.
+/// Executes jobs until the channel is closed.
 fn work(queue: &Receiver<Job>) {
     while let Ok(Job {
         notifier,
@@ -86,28 +86,29 @@ fn work(queue: &Receiver<Job>) {
     }) = queue.recv()
     {
         what.iter().for_each(|stale| forget(&notifier, stale));
-        // Before whoever waits goes on and lets go of the last other one: a descriptor must be
-        // closed in the table of the others.
+        // Dropped before the caller continues and drops its copy: the descriptor must be closed
+        // while the other tables still have it.
         drop(notifier);
         let _ = done.send(());
     }
 }
 
-/// The kernel answers ENOENT for what it does not know; `fuser` takes that for success, as it is.
+/// Sends one invalidation. The kernel returns ENOENT for entries that it has not cached, which
+/// `fuser` correctly treats as success.
 fn forget(notifier: &Notifier, stale: &Stale) {
     let told = match stale {
         Stale::Entry { parent, name } => {
             notifier.inval_entry(INodeNo(parent.0), OsStr::from_bytes(name))
         }
-        // The kernel compares the number, drops the link count to 0 and the name with it, which
-        // makes IN_DELETE_SELF (fuse_reverse_inval_entry in fs/fuse/dir.c); where it does not, the
-        // name is forgotten all the same.
+        // The kernel compares the number, sets the link count to 0 and drops the name, which
+        // generates IN_DELETE_SELF (fuse_reverse_inval_entry in fs/fuse/dir.c). If the number
+        // differs, it only invalidates the name.
         Stale::Deleted {
             parent,
             child,
             name,
         } => notifier.delete(INodeNo(parent.0), INodeNo(child.0), OsStr::from_bytes(name)),
-        // Length 0 is all of it.
+        // Length 0 means the whole file.
         Stale::Data(node) => notifier.inval_inode(INodeNo(node.0), 0, 0),
     };
     if let Err(error) = told {
@@ -156,8 +157,8 @@ impl Caches for KernelCaches {
         }
     }
 
-    /// A negative offset leaves the pages alone (fuse_reverse_inval_inode in fs/fuse/inode.c), and
-    /// waits for nothing.
+    /// A negative offset skips the pages (fuse_reverse_inval_inode in fs/fuse/inode.c), and the
+    /// call never waits.
     fn forget_attributes(&self, node: NodeId) {
         let Some(notifier) = self.notifier.lock().clone() else {
             return;

@@ -1,8 +1,8 @@
-//! What serves a request, and on which thread.
+//! Execution of requests, on a reader or a helper thread.
 //!
-//! Who serves a request is for the [`Dispatcher`] to say. A panic in a handler would end its thread
-//! without a word; it is caught there, and the dropped reply answers EIO (`Drop for ReplyRaw` in
-//! `fuser`). Locks: none here; [`Backings`] has its own.
+//! The [`Dispatcher`] chooses the thread. It also catches panics of handlers, which would silently
+//! end the thread; the dropped reply sends EIO (`Drop for ReplyRaw` in `fuser`). Locks: none here;
+//! [`Backings`] has its own.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::engine::counts::RequestKind as Kind;
 use crate::engine::request::{Caller, Fh, NodeId, Opened, Service};
 use crate::sys::{Errno, SysResult, wait};
 
-/// What serves a request, on whichever thread.
+/// The state that handlers use, on any thread.
 pub struct Server {
     pub service: Arc<dyn Service>,
     pub device: Arc<Device>,
@@ -33,8 +33,8 @@ impl Server {
         }
     }
 
-    /// The backing id for an open that the engine wants passed through; `None` if it does not, or
-    /// if the kernel refuses the file.
+    /// Returns the backing ID for an open that the engine wants passed through. `None` if it does
+    /// not, or if the kernel rejects the file.
     fn backing_id(&self, node: NodeId, opened: &Opened) -> Option<Arc<Registered>> {
         let file = opened.passthrough.as_ref()?;
         match self
@@ -50,8 +50,8 @@ impl Server {
         }
     }
 
-    /// Enters an open file that the kernel is about to hear of, with its backing id if it is passed
-    /// through.
+    /// Records an open file before the kernel receives the reply; returns its backing ID if it is
+    /// passed through.
     pub fn enter(
         &self,
         caller: Caller,
@@ -65,8 +65,8 @@ impl Server {
         id
     }
 
-    /// A worker before us may have done this open and died before the kernel heard of it: nobody
-    /// will ever close that handle.
+    /// Closes the handle that a predecessor opened for this request before it died without
+    /// replying: the kernel would never release it.
     pub fn undo_open(&self, caller: Caller) {
         if let Some((node, fh)) = self.opens.unanswered(caller) {
             self.release(node, fh);
@@ -81,7 +81,7 @@ impl Server {
         self.opens.remove(fh);
     }
 
-    /// Takes over the open files of the worker before.
+    /// Takes over the open files of the predecessor.
     pub fn adopt(&self) {
         for (left, backing) in self.opens.left() {
             if let Err(error) = self.service.adopt(&left) {
@@ -98,7 +98,7 @@ impl Server {
     }
 }
 
-/// Has requests served, each here or on another thread.
+/// Executes requests, on this thread or on a helper.
 pub struct Requests {
     pub server: Arc<Server>,
     pub dispatcher: Arc<Dispatcher>,
@@ -113,7 +113,7 @@ impl Requests {
         }
     }
 
-    /// Serves a request, here or on another thread.
+    /// Executes a request, on this thread or on a helper.
     pub fn serve(&self, kind: Kind, handler: impl FnOnce(&Server) + Send + 'static) {
         if self.dispatcher.hands_on(kind) {
             self.apart(kind, handler)
@@ -122,13 +122,13 @@ impl Requests {
         }
     }
 
-    /// Serves a request on another thread.
+    /// Executes a request on a helper.
     pub fn apart(&self, kind: Kind, handler: impl FnOnce(&Server) + Send + 'static) {
         let server = Arc::clone(&self.server);
         self.dispatcher.apart(kind, move || handler(&server));
     }
 
-    /// As [`Requests::serve`], and answers with what `handler` gives.
+    /// As [`Requests::serve`], and replies with the result of `handler`.
     pub fn answer<T>(
         &self,
         kind: Kind,
@@ -138,8 +138,8 @@ impl Requests {
         self.serve(kind, move |server| reply.answer(handler(&*server.service)));
     }
 
-    /// As [`Requests::answer`], for what may have to wait for somebody else's process, or to take
-    /// its time before it changes anything: that is found out by trying.
+    /// As [`Requests::answer`], for requests that may have to wait for another user's process, or
+    /// may take long before their first change. A first attempt determines whether they do.
     pub fn patiently<T>(
         &self,
         kind: Kind,
@@ -150,7 +150,7 @@ impl Requests {
         self.serve_patiently(kind, attempt, |_, done| reply.answer(done));
     }
 
-    /// As [`Requests::patiently`], for whoever answers by itself.
+    /// As [`Requests::patiently`], with a function that sends the reply.
     pub fn serve_patiently<T>(
         &self,
         kind: Kind,
@@ -173,8 +173,8 @@ impl Requests {
         }
     }
 
-    /// Answers as [`Requests::answer`] does, for a change below `parent`, which may have to wait for
-    /// other requests.
+    /// As [`Requests::answer`], for a change below `parent`, which may have to wait for other
+    /// requests.
     pub fn change<T>(
         &self,
         kind: Kind,
@@ -189,7 +189,7 @@ impl Requests {
         }
     }
 
-    /// As [`Requests::change`], for what takes a name from a file.
+    /// As [`Requests::change`], for requests that remove a name of a file.
     pub fn removal(
         &self,
         kind: Kind,

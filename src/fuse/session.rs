@@ -18,31 +18,31 @@ use super::xattrs::Xattrs;
 use crate::engine::request::{Caches, Service};
 use crate::sys::{self, lock::Mutex};
 
-/// How to mount.
+/// Options of a mount.
 #[derive(Clone, Debug)]
 pub struct MountConfig {
-    /// The directory that the mount covers.
+    /// The mount point.
     pub mountpoint: PathBuf,
-    /// What `/proc/mounts` shows as the source, as `sys::mount_source`
-    /// writes it.
+    /// The source in `/proc/mounts`, from `sys::mount_source`.
     pub source: String,
-    /// Asks the kernel to read and write backing files itself.
+    /// Requests passthrough: the kernel reads and writes backing files itself.
     pub passthrough: bool,
-    /// Other users than the mounting one may use the mount; permissions are checked by the kernel
-    /// either way.
+    /// Users other than the mounting one may access the mount; the kernel checks permissions in any
+    /// case.
     pub allow_other: bool,
     /// Mounts read-only.
     pub read_only: bool,
-    /// Device nodes work as in the directory itself, instead of giving EACCES. For root only.
+    /// Device nodes work as in the backing directory, instead of failing with EACCES. For root
+    /// only.
     pub dev: bool,
-    /// Set-id bits and file capabilities work when a program is run. For root only.
+    /// Set-id bits and file capabilities take effect on execution. For root only.
     pub suid: bool,
-    /// Programs can be run.
+    /// Programs can be executed.
     pub exec: bool,
-    /// Which extended attributes are served.
+    /// Extended attributes that are served.
     pub xattrs: Xattrs,
-    /// Threads that read requests, and serve those that do not take long; at least 1, and 1 but on
-    /// Linux. Each has a buffer of 16 MiB of address space, of which requests touch 1 MiB.
+    /// Number of threads that read requests and execute short ones; at least 1, and always 1 except
+    /// on Linux. Each has a buffer of 16 MiB of address space, of which requests touch 1 MiB.
     pub readers: usize,
 }
 
@@ -55,13 +55,13 @@ impl MountConfig {
         }
     }
 
-    /// `fuser` adds `nodev` and `nosuid` itself where the opposite is not asked for; fusermount
-    /// does so for every ordinary user.
+    /// `fuser` adds `nodev` and `nosuid` unless the opposite is requested; fusermount adds them for
+    /// ordinary users.
     fn fuser_config(&self) -> Config {
         let mut options = vec![
             MountOption::FSName(self.source.clone()),
-            // fuser 0.18.0 hands its `Subtype` to fusermount only; the kernel and fusermount both
-            // know the option by this name.
+            // fuser 0.18.0 passes its `Subtype` only to fusermount; kernel and fusermount both
+            // accept this form.
             MountOption::CUSTOM("subtype=ckptfs".to_owned()),
             MountOption::DefaultPermissions,
         ];
@@ -79,20 +79,20 @@ impl MountConfig {
             SessionACL::Owner
         };
         config.n_threads = Some(self.readers());
-        // One descriptor for all readers: when one that was cloned is closed the kernel ends the
-        // requests that were read from it.
+        // One descriptor for all readers: when a cloned one is closed, the kernel aborts the
+        // requests read from it.
         config.clone_fd = false;
         config
     }
 }
 
-/// What is done when a session has ended.
+/// A function called at the end of a session.
 type Then = Box<dyn FnOnce(io::Result<()>) + Send>;
 
-/// A mounted session. Dropping it unmounts, if nobody uses the mount, and does not wait for its
+/// A mounted session. Dropping it unmounts if the mount is not in use, and does not wait for its
 /// threads.
 pub struct Session {
-    /// Tells the thread that waits for its end.
+    /// Passes the function to the thread that waits for the end.
     then: Option<Sender<Then>>,
     device: Option<Arc<OwnedFd>>,
     caches: Arc<KernelCaches>,
@@ -100,11 +100,11 @@ pub struct Session {
 }
 
 impl Session {
-    /// Mounts, and begins to serve. When it returns the kernel has been told what the session can
-    /// do and `service.started` has been called.
+    /// Mounts, and starts serving. On return the handshake with the kernel is complete and
+    /// `service.started` has been called.
     ///
     /// # Errors
-    /// The mount was refused or the kernel's greeting failed; nothing stays mounted.
+    /// The mount or the handshake failed; nothing stays mounted.
     pub fn mount(service: Arc<dyn Service>, config: &MountConfig) -> io::Result<Session> {
         let adapter = Adapter::new(service, config.passthrough, config.xattrs, config.readers());
         let device = adapter.device();
@@ -112,11 +112,11 @@ impl Session {
         Session::prepared(session, &device)
     }
 
-    /// Goes on where another session of the same connection was killed: `device` is its
-    /// `/dev/fuse`. When it returns, what that one left unanswered is being served.
+    /// Continues a connection whose worker was killed; `device` is its `/dev/fuse`. On return the
+    /// requests that it left unanswered are being served.
     ///
     /// # Errors
-    /// EINVAL without a ledger in which the one before left what it knew.
+    /// EINVAL without a ledger of the predecessor.
     pub fn resume(
         service: Arc<dyn Service>,
         config: &MountConfig,
@@ -129,7 +129,7 @@ impl Session {
         let session = takeover::resume(adapter, &device, fuser_config.acl, fuser_config, &ledger)?;
         adopt();
         if let Err(error) = takeover::resend(&device) {
-            // Before Linux 6.9: what was under way stays unanswered until the mount goes.
+            // Before Linux 6.9: pending requests stay unanswered until the mount ends.
             tracing::error!(%error, "the kernel does not give out again what a killed daemon had begun");
         }
         Session::prepared(session, &shared)
@@ -144,10 +144,10 @@ impl Session {
         thread::Builder::new()
             .name("fuse-session".to_owned())
             .spawn(move || {
-                // Backing files are registered by the threads that it starts, and the kernel writes
-                // to them with their rights, whoever writes, for as long as somebody has them open:
-                // after this mount too. Without it the backing filesystem clears set-id bits by
-                // itself.
+                // The threads that it starts register backing files, and the kernel writes to these
+                // with the rights of the registering thread, independent of the writer, while they
+                // are open, even after this mount ends. Without CAP_FSETID the backing filesystem
+                // clears set-id bits by itself.
                 sys::give_up_set_id();
                 let served = catch_unwind(AssertUnwindSafe(|| session.run()));
                 let served = served.unwrap_or_else(|_| {
@@ -165,7 +165,7 @@ impl Session {
         })
     }
 
-    /// A copy of `/dev/fuse`: whoever has one keeps the connection alive.
+    /// Returns a duplicate of `/dev/fuse`, which keeps the connection alive.
     ///
     /// # Errors
     /// EMFILE.
@@ -176,16 +176,15 @@ impl Session {
             .try_clone()
     }
 
-    /// The kernel's caches of this session.
+    /// Returns the kernel caches of this session.
     pub fn caches(&self) -> Arc<dyn Caches> {
         Arc::clone(&self.caches) as Arc<dyn Caches>
     }
 
-    /// Has `then` called when the mount is gone, whoever unmounts it, and its threads have ended;
-    /// `service.ended` has been called then. After a lazy unmount that is when the last open file
-    /// is closed. It is told if a serving thread failed: the mount may still be there, with nobody
-    /// to answer. It must not take long, and has no right to set set-id bits
-    /// ([`sys::give_up_set_id`]).
+    /// Calls `then` when the session is unmounted, by any process, and its threads and
+    /// `service.ended` have finished. After a lazy unmount that is when the last open file is
+    /// closed. It receives an error if a serving thread failed: the mount may still exist without a
+    /// server. It must be short, and runs without CAP_FSETID ([`sys::give_up_set_id`]).
     pub fn at_end(mut self, then: impl FnOnce(io::Result<()>) + Send + 'static) {
         let Some(tell) = self.then.take() else {
             return;
@@ -213,8 +212,8 @@ impl Drop for Session {
 pub struct Unmounter(Arc<Mutex<SessionUnmounter>>);
 
 impl Unmounter {
-    /// Unmounts with umount(2), or through fusermount (lazily) where that is not permitted. Only
-    /// the first call does anything, even when it fails.
+    /// Unmounts with umount(2), or lazily through fusermount if that is not permitted. Only the
+    /// first call has an effect, even if it fails.
     ///
     /// # Errors
     /// EBUSY: the mount is in use.

@@ -1,10 +1,10 @@
-//! Taking a session over from a worker that died.
+//! Takeover of a session from a worker that has died.
 //!
-//! `fuser` greets the kernel before anything else, and the kernel greets once only. So the new
-//! session is made on one end of a socket pair, where it finds a greeting that looks like the first
-//! worker's; then its descriptor is made to be `/dev/fuse`, and then it reads. Requests that the
-//! dead worker had read and not answered are given out again by the kernel, marked, when it is
-//! asked to (`FUSE_NOTIFY_RESEND`, Linux 6.9).
+//! `fuser` performs the FUSE_INIT handshake first, but the kernel sends FUSE_INIT only once per
+//! connection. The new session is therefore created on one end of a socket pair, from which it
+//! reads a copy of the first worker's FUSE_INIT. Its descriptor is then replaced by `/dev/fuse`,
+//! before it reads further requests. On demand the kernel resends, with a mark, the requests that
+//! the dead worker had read but not answered (`FUSE_NOTIFY_RESEND`, Linux 6.9).
 
 use std::collections::HashMap;
 use std::io;
@@ -22,18 +22,18 @@ use crate::sys::{self, Ledger, ROW_WORDS, RowId};
 
 /// `FUSE_INIT`.
 const INIT: u32 = 26;
-/// Bytes of a request's head, and of a greeting.
+/// Size of a request header, and of FUSE_INIT with its header.
 const HEAD_BYTES: usize = 40;
 const GREETING_BYTES: usize = HEAD_BYTES + 64;
-/// `FUSE_INIT_EXT`: there are further flags.
+/// `FUSE_INIT_EXT`: the request has a second word of flags.
 const INIT_EXT: u64 = 1 << 30;
-/// What the first worker would read ahead; nobody hears the answer.
+/// Readahead in the copied request; the reply is discarded.
 const READAHEAD_BYTES: u32 = 128 << 10;
-/// A message to the kernel with this code and no content: give out again what nobody has answered
-/// (`FUSE_NOTIFY_RESEND`).
+/// The notification that makes the kernel resend unanswered requests (`FUSE_NOTIFY_RESEND`); it has
+/// no payload.
 const NOTIFY_RESEND: i32 = 7;
 
-/// The first request of a connection, as the kernel sent it to the first worker.
+/// The FUSE_INIT request of the connection, as the kernel sent it to the first worker.
 fn greeting(ledger: &Ledger) -> [u8; GREETING_BYTES] {
     let capabilities = ledger.noted(NOTE_CAPABILITIES) | INIT_EXT;
     let protocol = ledger.noted(NOTE_PROTOCOL);
@@ -63,7 +63,7 @@ fn greeting(ledger: &Ledger) -> [u8; GREETING_BYTES] {
     bytes
 }
 
-/// A session on the connection of `device`, which has been greeted long ago.
+/// Creates a session on the connection of `device`, whose handshake is already complete.
 pub fn resume(
     adapter: Adapter,
     device: &OwnedFd,
@@ -78,8 +78,8 @@ pub fn resume(
     Ok(session)
 }
 
-/// Has the kernel give out again what was not answered. Before anything is read, or that would be
-/// given out twice.
+/// Makes the kernel resend unanswered requests. Must precede the first read, because requests read
+/// before would be resent.
 pub fn resend(device: &OwnedFd) -> io::Result<()> {
     let mut message = [0; 16];
     let words = [16_u32, NOTIFY_RESEND as u32, 0, 0];
@@ -91,21 +91,21 @@ pub fn resend(device: &OwnedFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Open files as the next worker shall know them: entered before the kernel hears of them, and
-/// taken out when they are closed.
+/// The ledger's table of open files for the successor. A row is added before the reply to the open,
+/// and removed on release.
 ///
 /// ```text
-///   row: handle, node, flags of open(2), backing id or all ones, request, 1 if passed through, who opened it
+///   row: handle, node, flags of open(2), backing id or all ones, request, 1 if passed through, opener
 /// ```
 pub struct Opens {
     ledger: Option<Arc<Ledger>>,
     rows: Mutex<HashMap<Fh, RowId>>,
-    /// Those of the worker before, by the request that opened them.
+    /// Open files of the predecessor, by the request that opened them.
     left: Mutex<HashMap<u64, (NodeId, Fh)>>,
 }
 
 const NO_BACKING: u64 = u64::MAX;
-/// Which word of a row has the backing id.
+/// Index of the word with the backing ID in a row.
 const BACKING_WORD: usize = 3;
 
 impl Opens {
@@ -117,7 +117,7 @@ impl Opens {
         }
     }
 
-    /// Enters an open file that the kernel is about to hear of.
+    /// Adds an open file, before the kernel receives the reply.
     pub fn enter(
         &self,
         caller: Caller,
@@ -142,8 +142,8 @@ impl Opens {
         }
     }
 
-    /// Its backing id may be given back from now on, and given to another file then: nobody must
-    /// take it for this one's.
+    /// Removes the backing ID from the row of `fh`. From now on the ID may be closed and reused for
+    /// another file, so no successor may associate it with this one.
     pub fn part(&self, fh: Fh) {
         let Some(ledger) = &self.ledger else { return };
         let row = self.rows.lock().get(&fh).copied();
@@ -152,7 +152,7 @@ impl Opens {
         }
     }
 
-    /// It is closed.
+    /// Removes a closed file.
     pub fn remove(&self, fh: Fh) {
         let Some(ledger) = &self.ledger else { return };
         let row = self.rows.lock().remove(&fh);
@@ -161,7 +161,7 @@ impl Opens {
         }
     }
 
-    /// What the worker before left, with its backing ids.
+    /// Returns the open files of the predecessor, with their backing IDs.
     pub fn left(&self) -> Vec<(LeftOpen, Option<u32>)> {
         let Some(ledger) = &self.ledger else {
             return Vec::new();
@@ -187,7 +187,7 @@ impl Opens {
         found
     }
 
-    /// The handle that a worker before us made for this very request, if it was not answered.
+    /// Returns the handle that a predecessor created for this request without answering it.
     pub fn unanswered(&self, caller: Caller) -> Option<(NodeId, Fh)> {
         if caller.again {
             self.left.lock().remove(&caller.request)

@@ -1,9 +1,9 @@
-//! EIO in the log: each that a client gets is told there, with the request, the node and the system
-//! call that failed.
+//! Logging of EIO: each EIO sent to a client is logged with the request, the node and the failed
+//! system call.
 //!
-//! What a request is about is kept by thread, from when it is decoded until it is answered. The log
-//! is on the disk of the tree, and a client can have requests fail at will: so many lines are
-//! written in an hour, and the next one says how many were not. Locks: none.
+//! The node of a request is stored per thread, from decoding to the reply. Lines per hour are
+//! limited, because the log is on the disk of the tree and a client can cause failures at will. The
+//! next line reports the number of suppressed ones. Locks: none.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,8 +13,8 @@ use crate::engine::counts::RequestKind as Kind;
 use crate::engine::request::NodeId;
 use crate::sys::{Errno, cause};
 
-/// Lines in a period, each for the live tree and for the past: what is damaged in the past must not
-/// hide what goes wrong now.
+/// Maximum number of lines in a period, for the live tree and for the past separately, so that
+/// damage in the past does not hide current failures.
 const LINES_MAX: u64 = 20;
 const PERIOD_S: u64 = 3600;
 
@@ -23,17 +23,17 @@ thread_local! {
     static KIND: Cell<Option<Kind>> = const { Cell::new(None) };
 }
 
-/// The request that this thread decodes, or serves, is about this node.
+/// Sets the node of the request that this thread decodes or executes.
 pub fn about(node: NodeId) {
     NODE.set(Some(node));
 }
 
-/// What it is about, for the thread that is to serve it.
+/// Takes the node, for the thread that will execute the request.
 pub fn hand_on() -> Option<NodeId> {
     NODE.take()
 }
 
-/// This thread serves such a request; `node`: what it is about, if another thread decoded it.
+/// Starts a request on this thread; `node` is its node if another thread decoded it.
 pub fn begin(kind: Kind, node: Option<NodeId>) {
     KIND.set(Some(kind));
     if node.is_some() {
@@ -42,12 +42,12 @@ pub fn begin(kind: Kind, node: Option<NodeId>) {
     cause::take();
 }
 
-/// It is served, or is to be served again by another thread.
+/// Ends a request on this thread, which is complete or goes to another thread.
 pub fn end() {
     KIND.set(None);
 }
 
-/// A client is answered with this.
+/// Logs an error sent to a client, if it is EIO.
 pub fn note(errno: Errno) {
     if errno != Errno::EIO {
         return;
@@ -67,15 +67,15 @@ pub fn note(errno: Errno) {
     );
 }
 
-/// Seconds since the first was asked for.
+/// Seconds since the first call.
 fn seconds() -> u64 {
     static BEGAN: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
     BEGAN.get_or_init(Instant::now).elapsed().as_secs()
 }
 
-/// How many lines may still be written. Two threads that begin a period at once may both count.
+/// Limit of lines per period. Two threads that start a period at once may both reset the count.
 struct Budget {
-    /// The period, from 1.
+    /// The number of the period, from 1.
     period: AtomicU64,
     told: AtomicU64,
     untold: AtomicU64,
@@ -90,7 +90,8 @@ impl Budget {
         }
     }
 
-    /// Whether a line may be written, and how many were not since the last.
+    /// Returns the number of lines suppressed since the last one if a line may be written, else
+    /// `None`.
     fn spend(&self, now_s: u64) -> Option<u64> {
         let period = now_s / PERIOD_S + 1;
         if self.period.swap(period, Ordering::Relaxed) != period {

@@ -1,29 +1,28 @@
-//! Which extended attributes a mount serves (`--xattrs`).
+//! Extended attributes that a mount serves (`--xattrs`).
 //!
-//! The kernel asks for `security.capability` at the first write to a file and at each change of its
-//! owner, and keeps no answer; what it is told to be not implemented it asks for never again. That
-//! holds for the whole mount, so it is all or nothing.
+//! The kernel requests `security.capability` at the first write to a file and at each change of its
+//! owner, and does not cache the reply. After ENOSYS it never sends the request again. That applies
+//! to the whole mount, so it cannot be limited to some names.
 
 use crate::sys::{Errno, SysResult};
 
-/// Extended attributes that are served. What history has of them, and what a restore brings back,
-/// does not depend on it.
+/// Extended attributes that are served. History and restore include all attributes in any case.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Xattrs {
-    /// All that there are.
+    /// All.
     #[default]
     All,
-    /// `user.` alone.
+    /// `user.` only.
     User,
-    /// None: whoever asks gets EOPNOTSUPP, from the kernel.
+    /// None: callers receive EOPNOTSUPP from the kernel.
     Off,
 }
 
 impl Xattrs {
-    /// An attribute of this name is served.
+    /// Checks that attributes of this name are served.
     ///
     /// # Errors
-    /// ENOSYS: none is, and the kernel does not ask again. `other`: it is not.
+    /// ENOSYS: none are, and the kernel stops sending such requests. `other`: this one is not.
     pub fn check(self, name: &[u8], other: Errno) -> SysResult<()> {
         match self {
             Xattrs::All => Ok(()),
@@ -33,10 +32,10 @@ impl Xattrs {
         }
     }
 
-    /// Those of these names that are served.
+    /// Returns the names that are served.
     ///
     /// # Errors
-    /// ENOSYS: none is, and the kernel does not ask again.
+    /// ENOSYS: none are, and the kernel stops sending such requests.
     pub fn list(self, names: impl FnOnce() -> SysResult<Vec<Vec<u8>>>) -> SysResult<Vec<Vec<u8>>> {
         if self == Xattrs::Off {
             return Err(Errno::ENOSYS);

@@ -1,22 +1,22 @@
-//! Changes that nobody recorded: made while the tree was not served, or past the mount by somebody
-//! who had the directory below it open.
+//! Unrecorded changes: made while the tree was not served, or past the mount by a process with the
+//! backing directory open.
 //!
-//! They are known by their ctime, which nobody can set. What was changed while nobody served the
-//! tree has one between the end of one daemon and the beginning of the next. And every change of
-//! ours is recorded before it is made, with the attributes before it: so an inode whose attributes
-//! have no record after a checkpoint was last changed before that checkpoint, and if its ctime is
-//! later, it was changed behind our back. An older checkpoint cannot tell what was there before;
-//! its view gives EIO, and never the new state.
+//! They are detected by their ctime, which no process can set. A change made while the tree was not
+//! served has a ctime between the end of one daemon and the start of the next. While a daemon
+//! serves, every change through it is recorded with the prior attributes. An inode without an
+//! attribute record after a checkpoint was therefore last changed before that checkpoint. If its
+//! ctime is later, it was changed without a record. Its state at an older checkpoint is lost; the
+//! view returns EIO, never the new state.
 //!
-//! The second rule needs a clock that does not go back: a file changed before the clock was set
-//! back seems later than a checkpoint made after. Such checkpoints are known (the wall clock is
-//! compared with one that nobody sets, and with the checkpoints before), and only the first rule
-//! holds for them.
+//! The second rule requires a clock that is not set back: a file changed before the clock was set
+//! back appears to be later than a checkpoint made after. Such checkpoints are detected, by
+//! comparing the wall clock with a clock that cannot be set and with earlier checkpoints. Only the
+//! first rule applies to them.
 //!
-//! A ctime later than now shows that the clock was ahead. If the clock was not set since this daemon
-//! began (the kernel reports that), the inode was changed before, and so before every checkpoint of
-//! this daemon: records get the time at which it began in place of such a ctime, and the idle walk
-//! gives such inodes a ctime of now (`live::baseline`).
+//! A ctime later than now shows that the clock was ahead. If the clock was not set since this
+//! daemon started (the kernel reports that), the inode was changed before every checkpoint of this
+//! daemon. Records then contain the start time of the daemon instead of such a ctime, and the idle
+//! walk gives such inodes a ctime of now (`live::baseline`).
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -29,14 +29,14 @@ use crate::store::record::Record;
 use crate::sys::lock::RwLock;
 use crate::sys::{self, ClockWatch, Time};
 
-/// A stretch of time, wall clock, nanoseconds since 1970.
+/// An interval without service, in wall clock nanoseconds since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Absence {
-    /// When the last daemon ended, or was last known to live.
+    /// When the previous daemon ended, or was last known to be alive.
     pub from_ns: i64,
-    /// When the next one began.
+    /// When the next daemon started.
     pub to_ns: i64,
-    /// What was changed is on record.
+    /// The changes made in it are recorded.
     pub told: bool,
 }
 
@@ -46,32 +46,32 @@ impl Absence {
     }
 }
 
-/// By how much the wall clock may go back and not be taken to be set back, and a time of change be
-/// later than now (a host that stamps the files of its guests).
+/// Tolerance in nanoseconds: how far the wall clock may go back without counting as set back, and
+/// how far a ctime may lie in the future (a host that timestamps the files of its guests).
 const CLOCK_SLACK_NS: i64 = 100_000_000;
 
-/// Whether a ctime is later than now: the clock was ahead.
+/// Whether a ctime is later than now, which shows that the clock was ahead.
 pub fn is_ahead(ctime: Time) -> bool {
     let now_ns = sys::now().nanoseconds();
     ctime.nanoseconds() > now_ns.saturating_add(CLOCK_SLACK_NS)
 }
 
-/// The wall clock against one that nobody sets.
+/// Compares the wall clock with one that cannot be set.
 #[derive(Debug, Default)]
 pub(super) struct Clock {
-    /// The most that the wall clock was ahead of the other, nanoseconds.
+    /// Maximum lead of the wall clock over the other clock, in nanoseconds.
     ahead_ns: Option<i64>,
-    /// The latest time of a checkpoint.
+    /// Latest creation time of a checkpoint.
     latest_ns: i64,
-    /// The newest that was read.
+    /// Newest checkpoint read.
     newest: Option<CheckpointId>,
     /// Checkpoints made after the clock was set back.
     unsure: BTreeSet<CheckpointId>,
 }
 
 impl Clock {
-    /// A checkpoint was read. One that is read again, for it was brought back, is older than those
-    /// that came after it and says nothing of the clock.
+    /// Adds a checkpoint read from the journal. One that is read again, because it was unhidden, is
+    /// older than its successors and is ignored.
     pub(super) fn read(&mut self, id: CheckpointId, created_ns: i64) {
         if self
             .newest
@@ -86,12 +86,12 @@ impl Clock {
         self.latest_ns = self.latest_ns.max(created_ns);
     }
 
-    /// These checkpoints are not asked for any more.
+    /// Removes deleted checkpoints.
     fn forget(&mut self, gone: &BTreeSet<CheckpointId>) {
         self.unsure.retain(|id| !gone.contains(id));
     }
 
-    /// A checkpoint is made now.
+    /// Adds a checkpoint that is made now.
     fn made(&mut self, id: CheckpointId, created_ns: i64, ahead_ns: i64) {
         let most = *self.ahead_ns.get_or_insert(ahead_ns);
         if ahead_ns < most.saturating_sub(CLOCK_SLACK_NS) {
@@ -102,7 +102,7 @@ impl Clock {
     }
 }
 
-/// When nobody served the tree, and which checkpoints are of a clock that cannot be relied on.
+/// The absences, and the checkpoints with an unreliable clock.
 #[derive(Debug, Default)]
 pub(super) struct Known {
     /// Oldest first.
@@ -111,7 +111,7 @@ pub(super) struct Known {
 }
 
 impl Known {
-    /// What was changed in the absence that ended then is on record.
+    /// Marks the absence that ended at `to_ns` as recorded.
     pub(super) fn tell(&mut self, to_ns: i64) {
         self.absences
             .iter_mut()
@@ -120,13 +120,14 @@ impl Known {
     }
 }
 
-/// Tells what was changed behind our back, by its ctime. See the module.
+/// Detects unrecorded changes by ctime. See the module.
 pub struct Absences {
     journal: Arc<Appender>,
     catalogue: Arc<Catalogue>,
-    /// A leaf.
+    /// A leaf lock.
     known: RwLock<Known>,
-    /// Watched since the time beside it; `None`: the kernel does not report changes of the clock.
+    /// The clock watch and its start time; `None` if the kernel does not report changes of the
+    /// clock.
     watched: Option<(ClockWatch, Time)>,
 }
 
@@ -140,16 +141,17 @@ impl Absences {
         }
     }
 
-    /// When an inode with this ctime was changed at the latest: see the module.
+    /// Returns the latest possible time of the last change of an inode with this ctime: see the
+    /// module.
     pub fn settled(&self, ctime: Time) -> Time {
         match &self.watched {
-            // In this order: until it was looked at the clock was not set.
+            // Order: the watch is read last, so the clock was not set until then.
             Some((watch, began)) if is_ahead(ctime) && !watch.was_set() => *began,
             _ => ctime,
         }
     }
 
-    /// A checkpoint is made now.
+    /// Registers a checkpoint that is made now.
     pub(super) fn made(&self, id: CheckpointId, created_ns: i64) {
         self.known
             .write()
@@ -157,7 +159,7 @@ impl Absences {
             .made(id, created_ns, crate::sys::clock_ahead_ns());
     }
 
-    /// Nobody can ask for these any more.
+    /// Removes absences and checkpoints that no query can refer to any more.
     pub(super) fn forget(&self, forgotten: &Forgotten) {
         let mut known = self.known.write();
         known
@@ -166,14 +168,13 @@ impl Absences {
         known.clock.forget(&forgotten.checkpoints);
     }
 
-    /// How many there were.
     #[cfg(test)]
     pub(super) fn count(&self) -> usize {
         self.known.read().absences.len()
     }
 
-    /// An inode whose attributes have no record between the checkpoint and the state in which it
-    /// had this ctime was changed all the same.
+    /// Whether an inode with this ctime was changed without a record. The caller has found no
+    /// attribute record between the checkpoint and the state with this ctime.
     pub fn changed_unseen(&self, ctime: Time, id: CheckpointId) -> bool {
         let Some(created_ns) = self.catalogue.created_ns(id) else {
             return false;
@@ -181,14 +182,14 @@ impl Absences {
         self.is_after(ctime, id, created_ns) && self.settled(ctime).nanoseconds() > created_ns
     }
 
-    /// A time of an inode is later than a checkpoint that was made at `created_ns`, by a clock that
-    /// was not set back before.
+    /// Whether a time of an inode is later than `created_ns`, the creation of a checkpoint whose
+    /// clock is reliable.
     pub(super) fn is_after(&self, time: Time, id: CheckpointId, created_ns: i64) -> bool {
         time.nanoseconds() > created_ns && !self.known.read().clock.unsure.contains(&id)
     }
 
-    /// A daemon begins to serve; the absence before it ends, if there was one. That it does is on
-    /// record already (`Mounted`).
+    /// Starts a service, and ends the absence before it, if any. The start is already recorded
+    /// (`Mounted`).
     pub fn begin_service(&self, at_ns: i64, stopped_ns: Option<i64>) {
         if let Some(from_ns) = stopped_ns {
             self.known.write().absences.push(Absence {
@@ -199,9 +200,9 @@ impl Absences {
         }
     }
 
-    /// What was changed in the absence that ended with this mount is on record, and in those
-    /// before, as far as they began at `left_ns` or later (a mount that was killed while it
-    /// compared leaves one). Best effort: who does not know looks for it.
+    /// Records that the changes of the absence that ended with this mount are recorded. Includes
+    /// earlier absences that began at `left_ns` or later, which a mount killed during its
+    /// comparison leaves. Best effort: a missing record only causes another search.
     pub fn tell_absence(&self, left_ns: i64) {
         let absences = self.known.read().absences.clone();
         let last = absences.last().map(|last| last.to_ns);
@@ -218,8 +219,7 @@ impl Absences {
         }
     }
 
-    /// Whether the tree was left alone after this checkpoint, and what was changed then is not all
-    /// on record.
+    /// Whether an absence after this checkpoint has changes that are not all recorded.
     pub fn may_have_unseen(&self, id: CheckpointId) -> bool {
         let Some(created_ns) = self.catalogue.created_ns(id) else {
             return false;
@@ -231,13 +231,12 @@ impl Absences {
             .any(|absence| !absence.told && absence.to_ns > created_ns)
     }
 
-    /// Whether the tree was ever left alone.
+    /// Whether any absence is known.
     pub fn was_absent(&self) -> bool {
         !self.known.read().absences.is_empty()
     }
 
-    /// Whether the tree was ever left alone after this checkpoint. Nearly always not, and then
-    /// nothing needs to be checked.
+    /// Whether an absence ended after this checkpoint. Usually not, and then no check is needed.
     pub fn was_absent_after(&self, id: CheckpointId) -> bool {
         let Some(ended_ns) = self
             .known
@@ -253,7 +252,7 @@ impl Absences {
             .is_some_and(|created_ns| ended_ns > created_ns)
     }
 
-    /// Whether the tree was left alone between these checkpoints.
+    /// Whether an absence lies between these checkpoints.
     pub fn was_absent_between(&self, older: CheckpointId, newer: CheckpointId) -> bool {
         let (Some(older), Some(newer)) = (
             self.catalogue.created_ns(older),
@@ -268,12 +267,12 @@ impl Absences {
             .any(|absence| absence.to_ns > older && absence.from_ns < newer)
     }
 
-    /// An inode with this ctime was changed while nobody served the tree, after this checkpoint.
+    /// Whether an inode with this ctime was changed in an absence after this checkpoint.
     pub fn changed_in_absence(&self, ctime: Time, id: CheckpointId) -> bool {
         self.changed_in(ctime, id, |_| true)
     }
 
-    /// As [`Absences::changed_in_absence`], and that is not on record.
+    /// As [`Absences::changed_in_absence`], for absences whose changes are not recorded.
     pub fn changed_untold(&self, ctime: Time, id: CheckpointId) -> bool {
         self.changed_in(ctime, id, |absence| !absence.told)
     }
@@ -297,8 +296,7 @@ impl Absences {
 mod tests {
     use super::*;
 
-    /// With it among the unsure, what was changed behind our back after it would be shown as its
-    /// own.
+    /// As an unreliable checkpoint, its view would show later unrecorded changes as its own state.
     #[test]
     fn a_checkpoint_that_is_brought_back_says_nothing_of_the_clock() {
         let mut clock = Clock::default();

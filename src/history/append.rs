@@ -1,4 +1,4 @@
-//! Writing to the journal, and what the journal is owed.
+//! Appends to the journal, and the queue of owed records.
 
 use std::sync::Arc;
 
@@ -7,12 +7,12 @@ use crate::store::{Address, Store, StoreError};
 use crate::sys::lock::{Mutex, Rank};
 use crate::sys::{Errno, SysResult};
 
-/// Wall clock, nanoseconds since 1970.
+/// Returns the wall clock, in nanoseconds since 1970.
 pub fn now_ns() -> i64 {
     crate::sys::now().nanoseconds()
 }
 
-/// The record of who asked for what the next one says, if that is known.
+/// Returns the record of the actor who requested the next record, if known.
 pub(super) fn asked(by: Option<&Actor>) -> Vec<Record> {
     let at_ns = now_ns();
     by.map(|actor| Record::By {
@@ -23,17 +23,17 @@ pub(super) fn asked(by: Option<&Actor>) -> Vec<Record> {
     .collect()
 }
 
-/// Errors of the store as the kernel shall see them; each is logged where it happens.
+/// Logs an error of the store and converts it to the errno for the caller.
 pub(super) fn fault(error: StoreError) -> Errno {
     tracing::error!(%error, "the store failed");
     error.errno()
 }
 
-/// Appends records to the journal, behind those that it is owed.
+/// Appends records to the journal, after the owed ones.
 pub struct Appender {
     store: Arc<Store>,
-    /// Records that could not be appended when what they tell happened: they go before the next
-    /// ones. A crash before that is found by recovery.
+    /// Records of past events whose append failed. They precede the next append; recovery handles a
+    /// crash before that.
     owed: Mutex<Vec<Record>>,
 }
 
@@ -45,12 +45,12 @@ impl Appender {
         }
     }
 
-    /// The store that the journal is in.
+    /// The store that contains the journal.
     pub(super) fn store(&self) -> &Arc<Store> {
         &self.store
     }
 
-    /// Appends records that change nothing in memory. When it returns they survive `kill -9`.
+    /// Appends records that change nothing in memory. On return they survive `kill -9`.
     ///
     /// # Errors
     /// ENOSPC or EIO of the journal; then none of them was appended.
@@ -58,7 +58,7 @@ impl Appender {
         self.write(records).map(drop)
     }
 
-    /// As [`Appender::append`]; says where each is.
+    /// As [`Appender::append`]; returns the address of each record.
     pub(super) fn write(&self, records: &[Record]) -> SysResult<Vec<Address>> {
         let append = |records: &[Record]| self.store.append(records).map_err(fault);
         let mut owed = self.owed.lock();
@@ -73,8 +73,8 @@ impl Appender {
         Ok(addresses.into_iter().skip(before).collect())
     }
 
-    /// Appends a record of what is so already: where that fails, it is owed, and goes before
-    /// whatever is appended next.
+    /// Appends a record of an event that has already happened. If that fails, the record is owed
+    /// and precedes the next append.
     pub fn tell(&self, record: Record) {
         if let Err(errno) = self.append(std::slice::from_ref(&record)) {
             tracing::warn!(%errno, ?record, "what happened cannot be recorded yet");

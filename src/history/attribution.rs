@@ -1,17 +1,17 @@
-//! Who changes what: told to the journal before the change, once for each process and thing in an
-//! epoch.
+//! Attribution of changes to processes: a record in the journal precedes the change, once per
+//! process, object and epoch.
 //!
-//! Whoever serves a request says for which process ([`Author`]), and the live tree what it is about
-//! to change (`Processes`). What the open epoch does not know yet of
-//! that process goes into the same append as the undo records, or into one of its own where there
-//! are none. So it is there after `kill -9` whenever the change is.
+//! The handler of a request names the process ([`Author`]), and the live tree the object about to
+//! change (`Processes`). Information not yet recorded in the open epoch goes into the same append
+//! as the undo records, or into an append of its own without undo records. It therefore survives
+//! `kill -9` whenever the change does.
 //!
-//! **What is not recorded** is what can be told without: a file belongs to whoever made it, and
-//! what is in a directory made in this epoch to whoever made that. An inode that was made and
-//! removed within one epoch leaves nothing.
+//! **Not recorded** is information that can be inferred: a file is attributed to its creator, and
+//! the names in a directory created in this epoch to the creator of the directory. An inode created
+//! and removed within one epoch leaves no record.
 //!
-//! The table is part of the open epoch's. The process, and what it is about to change, are passed
-//! down to whatever makes the records.
+//! The table belongs to the open epoch. The author and its staged touches are passed to the code
+//! that appends the records.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -20,25 +20,25 @@ use std::sync::Arc;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{NameTouch, Process, ProcessNumber, Record, Touch};
 
-/// Processes that are told apart for one thing; more are "others".
+/// Maximum number of processes recorded for one object; further ones are recorded as [`OTHERS`].
 pub const TOUCHERS_MAX: usize = 8;
-/// Stands for the others.
+/// Number of all processes beyond the maximum.
 pub const OTHERS: ProcessNumber = 0;
 
 /// A process with its number in the journal.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Numbered {
-    /// Its number.
+    /// The number.
     pub number: ProcessNumber,
-    /// Who it is.
+    /// The process.
     pub process: Process,
-    /// The process that started it, if that was there still when this one was met.
+    /// Its parent process, if that was alive when this process was first seen.
     pub parent: Option<Arc<Numbered>>,
 }
 
 impl Numbered {
-    /// This one, the one that started it, and so on, as far as the journal does not know them: with
-    /// a process it is told whose child it is.
+    /// Returns this process and its ancestors, up to the first one already in `told`. Every process
+    /// is recorded with its parent.
     fn untold(
         self: &Arc<Numbered>,
         told: &HashSet<ProcessNumber>,
@@ -50,17 +50,17 @@ impl Numbered {
     }
 }
 
-/// For whom something is changed, and what is about to be: of a request, or of a verb. The default
-/// is nobody, of whom nothing is told.
+/// The process for which a request or verb makes a change, and its staged touches. The default is
+/// no process; its changes are not attributed.
 #[derive(Debug, Default)]
 pub struct Author {
     by: Option<Arc<Numbered>>,
-    /// Goes into the next record.
+    /// Touches for the next record.
     staged: RefCell<Vec<Touch>>,
 }
 
 impl Author {
-    /// This process; `None`: nobody.
+    /// Creates the author for a process; `None`: no process.
     pub fn new(by: Option<Arc<Numbered>>) -> Author {
         Author {
             by,
@@ -68,7 +68,7 @@ impl Author {
         }
     }
 
-    /// The process.
+    /// Returns the process.
     pub fn process(&self) -> Option<&Arc<Numbered>> {
         self.by.as_ref()
     }
@@ -77,7 +77,7 @@ impl Author {
         self.by.as_ref().map(|known| known.number)
     }
 
-    /// It is about to change something: that goes into the next record.
+    /// Stages a touch for the next record.
     pub(super) fn stage(&self, touch: Touch) {
         self.staged.borrow_mut().push(touch);
     }
@@ -86,7 +86,8 @@ impl Author {
         !self.staged.borrow().is_empty()
     }
 
-    /// The record of what is staged, with who it is if that was not told in this epoch.
+    /// Returns the record of the staged touches, with the process if it is not recorded in this
+    /// epoch.
     pub(super) fn take_staged(&self, known: &TouchTable) -> Option<Record> {
         let touches = self.staged.take();
         if touches.is_empty() {
@@ -99,25 +100,25 @@ impl Author {
     }
 }
 
-/// Who has changed one name.
+/// Processes that changed a name.
 #[derive(Clone, Debug, Default)]
 struct NameTouches {
     all: Vec<ProcessNumber>,
-    /// Who made it lead where it leads now.
+    /// The process that set its current target.
     fresh: ProcessNumber,
 }
 
-/// What the open epoch knows of who changed what.
+/// Attribution recorded in the open epoch.
 #[derive(Clone, Debug, Default)]
 pub struct TouchTable {
-    /// The processes of which the journal has told who they are.
+    /// Processes recorded in this epoch.
     told: HashSet<ProcessNumber>,
     names: HashMap<Slot, HashMap<Name, NameTouches>>,
     data: HashMap<Slot, Vec<ProcessNumber>>,
     attrs: HashMap<Slot, Vec<ProcessNumber>>,
 }
 
-/// Whether a touch is news, and by whom it is to be told.
+/// Returns the number under which to record a touch; `None` if it needs no record.
 fn news(known: Option<&Vec<ProcessNumber>>, by: ProcessNumber) -> Option<ProcessNumber> {
     let known = known.map(Vec::as_slice).unwrap_or_default();
     if known.contains(&by) || known.contains(&OTHERS) {
@@ -163,15 +164,15 @@ impl TouchTable {
         }
     }
 
-    /// The record was appended.
+    /// Adds an appended record.
     pub(super) fn take(&mut self, processes: &[(ProcessNumber, Process)], touches: Vec<Touch>) {
         self.told
             .extend(processes.iter().map(|(number, _)| *number));
         touches.into_iter().for_each(|touch| self.add(touch));
     }
 
-    /// Whether a change of what a name leads to is news, and by whom it is to be told. `is_maker`:
-    /// whoever it is made the directory.
+    /// Returns the number under which to record a change of a name; `None` if it needs no record.
+    /// `is_maker` states that the process created the directory.
     pub(super) fn name_news(
         &self,
         dir: Slot,
@@ -189,38 +190,39 @@ impl TouchTable {
         news(known.map(|known| &known.all), by).or_else(again)
     }
 
-    /// Whether a change of content is news.
+    /// As `name_news`, for a change of content.
     pub(super) fn data_news(&self, slot: Slot, by: ProcessNumber) -> Option<ProcessNumber> {
         news(self.data.get(&slot), by)
     }
 
-    /// Whether a change of attributes is news.
+    /// As `name_news`, for a change of attributes.
     pub(super) fn attr_news(&self, slot: Slot, by: ProcessNumber) -> Option<ProcessNumber> {
         news(self.attrs.get(&slot), by)
     }
 
-    /// Whether it was told that a process may have written to a file.
+    /// Whether a process is recorded as a possible writer of a file.
     pub(super) fn may_have_written(&self, slot: Slot, by: ProcessNumber) -> bool {
         self.data.get(&slot).is_some_and(|set| set.contains(&by))
     }
 
-    /// Whether the journal has told who this process is.
+    /// Whether this process is recorded in this epoch.
     pub(super) fn has_told(&self, number: ProcessNumber) -> bool {
         self.told.contains(&number)
     }
 
-    /// Nobody has written to the file after all.
+    /// Removes the recorded writers of a file that was not written.
     pub(super) fn void(&mut self, slot: Slot) {
         self.data.remove(&slot);
     }
 
-    /// Whether the open epoch has a change of this inode on record.
+    /// Whether the open epoch has a recorded change of this inode.
     pub(super) fn knows(&self, slot: Slot) -> bool {
         self.data.contains_key(&slot) || self.attrs.contains_key(&slot)
     }
 }
 
-/// The record of those who have files open for writing when an epoch begins; `None`: nobody has.
+/// Returns the record of the processes that have files open for writing when an epoch begins;
+/// `None` if no file is open.
 pub(super) fn open_ones(open: &[(Slot, Arc<Numbered>)]) -> Option<Record> {
     let mut told = HashSet::new();
     let mut processes = Vec::new();

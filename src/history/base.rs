@@ -1,5 +1,5 @@
-//! What a tree looks through to where it has nothing of its own: of a branch the tree of its parent,
-//! as it was at a checkpoint; of a tree whose content is elsewhere, what is there.
+//! The base of a tree, to which inherited names resolve. For a branch it is a checkpoint of the
+//! parent's tree; for a tree mounted from a remote it is the remote checkpoint.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,20 +12,20 @@ use crate::store::ids::{CheckpointId, Slot};
 use crate::store::record::Place;
 use crate::store::reserve::Reserve;
 
-/// A tree that never changes, and outlives who looks through to it. Whoever makes one of a checkpoint
-/// sees to it that the checkpoint is neither deleted nor thinned out.
+/// An immutable tree that outlives the trees that use it as a base. The creator of a base made of a
+/// checkpoint ensures that this checkpoint is not deleted or thinned out.
 pub struct Base {
     timeline: Arc<Timeline>,
     present: Arc<dyn Present>,
     state: State,
-    /// How many bases deep the tree is: 1 if the base looks through to nothing itself. What is made
-    /// in it has this in its number.
+    /// Number of bases below the tree, this one included. Inodes created in the tree have this
+    /// level in their number.
     pub level: u64,
 }
 
 impl Base {
-    /// A checkpoint of another tree, the parent, which is served by this process: its history, and
-    /// its live tree, which is so many bases deep itself.
+    /// A checkpoint of the parent, a tree served by this process. `depth` is the number of bases
+    /// below the parent.
     pub fn of_parent(
         timeline: Arc<Timeline>,
         present: Arc<dyn Present>,
@@ -40,8 +40,7 @@ impl Base {
         }
     }
 
-    /// A tree that never changes, and so has no history. `timeline`: that of the tree that looks
-    /// through to it.
+    /// An immutable tree without a history. `timeline` is that of the tree that uses it as a base.
     pub fn unchanging(timeline: Arc<Timeline>, present: Arc<dyn Present>) -> Base {
         Base {
             timeline,
@@ -51,22 +50,22 @@ impl Base {
         }
     }
 
-    /// The history of the parent; `None`: there is no parent.
+    /// Returns the parent's history; `None` without a parent.
     pub fn parent(&self) -> Option<&Timeline> {
         self.state.checkpoint().map(|_| &*self.timeline)
     }
 
-    /// What the parent keeps for when the filesystem is full.
+    /// Returns the parent's reserve for a full filesystem.
     pub fn reserve(&self) -> Arc<Reserve> {
         Arc::clone(&self.timeline.store().reserve)
     }
 
-    /// The tree as it was then.
+    /// Returns the view of the base.
     pub fn view(&self) -> View<'_> {
         View::new(&self.timeline, &*self.present, self.state)
     }
 
-    /// Where an inode may have been then: a hint, to be verified.
+    /// Returns the possible place of an inode in the base. It is a hint, to be verified.
     pub fn place(&self, slot: Slot) -> Option<Place> {
         let recorded = match self.state {
             State::At(at) => self.timeline.lookup.home_at(slot, at),
@@ -74,7 +73,7 @@ impl Base {
         };
         match recorded {
             Ok(Some(recorded)) => Some(recorded.before),
-            // What was not moved since is where it is.
+            // An inode not moved since is still at its place.
             Ok(None) => self.present.place(slot),
             Err(_) => None,
         }

@@ -1,4 +1,4 @@
-//! Which checkpoints there are: what can be asked of them without looking at what they hold.
+//! The catalogue of checkpoints: queries that do not depend on their content.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::store::record::{Kept, Record};
 use crate::sys::SysResult;
 use crate::sys::lock::{Rank, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// Every checkpoint, with its tags and pins. What is asked of it is answered from memory.
+/// All checkpoints with their tags and pins, in memory.
 pub struct Catalogue {
     journal: Arc<Appender>,
     dropped: Arc<DroppedVersions>,
@@ -41,7 +41,7 @@ impl Catalogue {
         self.checkpoints.write()
     }
 
-    /// A checkpoint for others, with the nearest that they see as its parent.
+    /// Returns a checkpoint as callers see it, with its nearest visible ancestor as the parent.
     fn shown(&self, checkpoints: &Checkpoints, kept: &Kept) -> Kept {
         Kept {
             parent: checkpoints.parent(kept.id),
@@ -50,7 +50,7 @@ impl Catalogue {
         }
     }
 
-    /// Every checkpoint kept, oldest first.
+    /// Returns all visible checkpoints, oldest first.
     pub fn checkpoints(&self) -> Vec<Kept> {
         let checkpoints = self.read();
         checkpoints
@@ -60,8 +60,8 @@ impl Catalogue {
             .collect()
     }
 
-    /// Every checkpoint that was deleted or undone and can be brought back, oldest first. What it
-    /// needs takes space until it is freed.
+    /// Returns all hidden checkpoints, oldest first. They were deleted or undone and can be
+    /// unhidden. Their versions take space until they are freed.
     pub fn hidden(&self) -> Vec<Kept> {
         let checkpoints = self.read();
         checkpoints
@@ -71,8 +71,9 @@ impl Catalogue {
             .collect()
     }
 
-    /// Every checkpoint whose versions are in the store, hidden ones too, in no order. All are read
-    /// under one lock, so a checkpoint that changes between hidden and shown is never missing.
+    /// Returns all checkpoints whose versions are in the store, including hidden ones, in no order.
+    /// One lock covers the whole read, so a checkpoint that is hidden or unhidden concurrently is
+    /// never missing.
     pub fn stored(&self) -> Vec<Kept> {
         let checkpoints = self.read();
         checkpoints
@@ -81,13 +82,13 @@ impl Catalogue {
             .collect()
     }
 
-    /// The numbers of all checkpoints whose versions are in the store, hidden ones too, oldest
-    /// first.
+    /// Returns the ids of all checkpoints whose versions are in the store, including hidden ones,
+    /// oldest first.
     pub fn stored_ids(&self) -> Vec<CheckpointId> {
         self.retained().into_iter().map(|(id, _)| id).collect()
     }
 
-    /// The checkpoints that are not known to be on disk with all that they need, oldest first.
+    /// Iterates over checkpoints not known to be complete on disk, oldest first.
     pub fn unsynced(&self) -> impl Iterator<Item = Kept> + use<> {
         let synced_ns = self.journal.store().layout.synced_ns().unwrap_or(i64::MIN);
         let checkpoints = self.read();
@@ -112,13 +113,13 @@ impl Catalogue {
         unsynced.into_iter()
     }
 
-    /// The number of every checkpoint kept, oldest first.
+    /// Returns the ids of all visible checkpoints, oldest first.
     pub fn checkpoint_ids(&self) -> Vec<CheckpointId> {
         self.read().seen().keys().copied().collect()
     }
 
-    /// Every checkpoint that something is kept for, and when it was made (nanoseconds since 1970),
-    /// oldest first.
+    /// Returns all checkpoints whose versions are in the store, with their creation time
+    /// (nanoseconds since 1970), oldest first.
     pub fn retained(&self) -> Vec<(CheckpointId, i64)> {
         let mut ids: Vec<_> = self
             .read()
@@ -129,12 +130,12 @@ impl Catalogue {
         ids
     }
 
-    /// At most `limit` checkpoints that are wanted, newest first.
+    /// Returns up to `limit` visible checkpoints that satisfy `wanted`, newest first.
     pub fn newest(&self, limit: usize, wanted: impl Fn(&Kept) -> bool) -> Vec<Kept> {
         self.newest_before(None, limit, wanted)
     }
 
-    /// As [`Catalogue::newest`], of those before `before`.
+    /// As [`Catalogue::newest`], for checkpoints older than `before`.
     pub fn newest_before(
         &self,
         before: Option<CheckpointId>,
@@ -153,12 +154,12 @@ impl Catalogue {
             .collect()
     }
 
-    /// Number of checkpoints kept.
+    /// Returns the number of visible checkpoints.
     pub fn checkpoint_count(&self) -> usize {
         self.read().seen().len()
     }
 
-    /// One checkpoint.
+    /// Returns a visible checkpoint.
     pub fn checkpoint(&self, id: CheckpointId) -> Option<Kept> {
         let checkpoints = self.read();
         checkpoints
@@ -166,7 +167,7 @@ impl Catalogue {
             .map(|kept| self.shown(&checkpoints, kept))
     }
 
-    /// One checkpoint that is hidden.
+    /// Returns a hidden checkpoint.
     pub fn hidden_checkpoint(&self, id: CheckpointId) -> Option<Kept> {
         let checkpoints = self.read();
         checkpoints
@@ -175,35 +176,35 @@ impl Catalogue {
             .map(|(kept, _)| self.shown(&checkpoints, kept))
     }
 
-    /// Whether a checkpoint is kept.
+    /// Whether a visible checkpoint has this id.
     pub fn has_checkpoint(&self, id: CheckpointId) -> bool {
         self.read().seen().contains_key(&id)
     }
 
-    /// Whether what a checkpoint needs is in the store: it is kept, or hidden.
+    /// Whether the versions of a checkpoint are in the store: it is visible or hidden.
     pub fn is_stored(&self, id: CheckpointId) -> bool {
         self.read().has(id)
     }
 
-    /// Where in the journal the records after a checkpoint begin.
+    /// Returns the journal address where the records after a checkpoint begin.
     pub(super) fn address(&self, id: CheckpointId) -> Option<Address> {
         self.read().address(id)
     }
 
-    /// Whether a checkpoint is named as not whole: what it needs may not have come to the disk.
+    /// Whether a checkpoint is tagged as incomplete: its versions may not have reached the disk.
     pub(super) fn is_incomplete(&self, id: CheckpointId) -> bool {
         self.read()
             .get(id)
             .is_some_and(|checkpoint| checkpoint.is_incomplete())
     }
 
-    /// Whether a checkpoint, or the next one, has what was done right before `epoch` was made, or
-    /// is to be made: nothing was restored since that was before.
+    /// Whether a checkpoint, existing or next, includes the changes made directly before `epoch`:
+    /// no restore since then went back to an earlier state.
     pub fn comes_by(&self, id: CheckpointId, epoch: CheckpointId) -> bool {
         self.read().comes_by(id, epoch)
     }
 
-    /// When a checkpoint that is stored was made, nanoseconds since 1970.
+    /// Returns the creation time of a stored checkpoint, in nanoseconds since 1970.
     pub fn stored_ns(&self, id: CheckpointId) -> Option<i64> {
         let checkpoints = self.read();
         let stored = checkpoints
@@ -212,35 +213,34 @@ impl Catalogue {
         stored.map(|kept| kept.created_ns)
     }
 
-    /// When a checkpoint that is kept was made, nanoseconds since 1970.
+    /// Returns the creation time of a visible checkpoint, in nanoseconds since 1970.
     pub(super) fn created_ns(&self, id: CheckpointId) -> Option<i64> {
         self.read().get(id).map(|kept| kept.created_ns)
     }
 
-    /// The newest checkpoint that somebody asked for; the newest that the daemon made by itself, if
-    /// nobody asked for any.
+    /// Returns the newest requested checkpoint, otherwise the newest automatic one.
     pub fn latest(&self) -> Option<CheckpointId> {
         self.read().latest()
     }
 
-    /// The newest checkpoint, whoever made it.
+    /// Returns the newest visible checkpoint of any kind.
     pub fn last(&self) -> Option<CheckpointId> {
         self.read().seen().last_key_value().map(|(id, _)| *id)
     }
 
-    /// The newest checkpoint whose versions are in the store, hidden or not.
+    /// Returns the newest stored checkpoint, visible or hidden.
     pub fn newest_stored(&self) -> Option<CheckpointId> {
         let checkpoints = self.read();
         let last = |known: &Known| known.last_key_value().map(|(id, _)| *id);
         last(checkpoints.seen()).max(last(checkpoints.hidden()))
     }
 
-    /// The checkpoint with this tag.
+    /// Returns the checkpoint with this tag.
     pub fn tagged(&self, tag: &str) -> Option<CheckpointId> {
         self.read().tags().get(tag)
     }
 
-    /// Every tag, sorted.
+    /// Returns all tags, sorted.
     pub fn tags(&self) -> Vec<(String, CheckpointId)> {
         self.read()
             .tags()
@@ -249,7 +249,7 @@ impl Catalogue {
             .collect()
     }
 
-    /// Gives a checkpoint these tags. Nobody asked for it. When it returns that survives `kill -9`.
+    /// Sets the tags of a checkpoint without an operation. On return this survives `kill -9`.
     ///
     /// # Errors
     /// As [`Appender::append`]; then nothing changed.
@@ -257,8 +257,7 @@ impl Catalogue {
         self.note(Record::Tags { id, tags })
     }
 
-    /// Hides a checkpoint, or shows it again, on nobody's request and as no operation. When it
-    /// returns that survives `kill -9`.
+    /// Hides or unhides a checkpoint without an operation. On return this survives `kill -9`.
     ///
     /// # Errors
     /// As [`Appender::append`]; then nothing changed.
@@ -272,7 +271,7 @@ impl Catalogue {
         Ok(())
     }
 
-    /// The state that a person means; see [`select`](mod@super::select).
+    /// Resolves a name given by the user to a state; see [`select`](mod@super::select).
     ///
     /// # Errors
     /// As [`select()`].
@@ -280,7 +279,7 @@ impl Catalogue {
         self.selected(name, select)
     }
 
-    /// As [`Catalogue::select`], where the beginning of a tag is not enough.
+    /// As [`Catalogue::select`], without matching of tag prefixes.
     ///
     /// # Errors
     /// As [`select_whole`].
@@ -294,7 +293,7 @@ impl Catalogue {
         select: fn(&str, &[select::Known<'_>]) -> Result<State, Unselected>,
     ) -> Result<State, Unselected> {
         let checkpoints = self.read();
-        // What most ask for is found without looking at each.
+        // Fast path for `latest`, tags and ids.
         let found = match name {
             "latest" => checkpoints.latest(),
             tag => {

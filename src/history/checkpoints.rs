@@ -1,4 +1,4 @@
-//! The checkpoints that something is kept for, as they are in memory.
+//! In-memory table of the stored checkpoints.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,33 +8,31 @@ use crate::store::ids::CheckpointId;
 use crate::store::lineage::Lineage;
 use crate::store::record::{Kept, Reason, Record, is_tag};
 
-/// Checkpoints by their number, each with where its record is in the journal.
+/// Checkpoints by id, with the journal addresses of their records.
 pub(super) type Known = BTreeMap<CheckpointId, (Kept, Address)>;
 
-/// The checkpoints, their tags, and where they come from.
+/// The stored checkpoints, their tags and their lineage.
 #[derive(Default)]
 pub(super) struct Checkpoints {
-    /// Those that can be seen.
+    /// Visible checkpoints.
     seen: Known,
-    /// Those that nobody sees and that need what they need all the same: they were deleted or
-    /// undone.
+    /// Hidden checkpoints: deleted or undone, but their versions are still needed.
     hidden: Known,
-    /// Where they come from.
     lineage: Lineage,
     tags: Tags,
-    /// Those that can be seen, by the second since 1970 that each shows.
+    /// Visible checkpoints by the second since 1970 of their displayed time.
     seconds: BTreeSet<(i64, CheckpointId)>,
-    /// How often the last one went.
+    /// Number of times that the last checkpoint was removed.
     emptied: u64,
 }
 
-/// The second since 1970 that a checkpoint shows.
+/// Returns the second since 1970 of a checkpoint's displayed time.
 fn second(kept: &Kept) -> i64 {
     kept.state_ns().div_euclid(1_000_000_000)
 }
 
 impl Checkpoints {
-    /// None, which come from one another like this.
+    /// Creates an empty table with a lineage.
     pub(super) fn of(lineage: Lineage) -> Checkpoints {
         Checkpoints {
             lineage,
@@ -42,12 +40,10 @@ impl Checkpoints {
         }
     }
 
-    /// Those that can be seen.
     pub(super) fn seen(&self) -> &Known {
         &self.seen
     }
 
-    /// Those that were deleted or undone.
     pub(super) fn hidden(&self) -> &Known {
         &self.hidden
     }
@@ -56,28 +52,29 @@ impl Checkpoints {
         &self.tags
     }
 
-    /// How often the last one went, so that changes made no record.
+    /// Number of times that the last checkpoint was removed, from which time changes were not
+    /// recorded.
     pub(super) fn emptied(&self) -> u64 {
         self.emptied
     }
 
-    /// Without checkpoints nothing has a past: nobody could ask for what was kept, and nothing
-    /// would ever remove it.
+    /// Whether no checkpoint is stored. Then no key has a past: captures could neither be queried
+    /// nor removed.
     pub(super) fn is_empty(&self) -> bool {
         self.seen.is_empty() && self.hidden.is_empty()
     }
 
-    /// One that can be seen.
+    /// Returns a visible checkpoint.
     pub(super) fn get(&self, id: CheckpointId) -> Option<&Kept> {
         self.seen.get(&id).map(|(kept, _)| kept)
     }
 
-    /// Whether there is such a checkpoint, hidden or not.
+    /// Whether the checkpoint is stored, visible or hidden.
     pub(super) fn has(&self, id: CheckpointId) -> bool {
         self.seen.contains_key(&id) || self.hidden.contains_key(&id)
     }
 
-    /// Where in the journal the records after a checkpoint begin.
+    /// Returns the journal address where the records after a checkpoint begin.
     pub(super) fn address(&self, id: CheckpointId) -> Option<Address> {
         self.seen
             .get(&id)
@@ -85,13 +82,12 @@ impl Checkpoints {
             .map(|(_, address)| *address)
     }
 
-    /// All, in no order.
+    /// Iterates over all stored checkpoints, in no order.
     pub(super) fn all(&self) -> impl Iterator<Item = &(Kept, Address)> {
         self.seen.values().chain(self.hidden.values())
     }
 
-    /// The newest that somebody asked for; the newest that the daemon made by itself, if nobody
-    /// asked for any.
+    /// Returns the newest requested checkpoint, otherwise the newest automatic one.
     pub(super) fn latest(&self) -> Option<CheckpointId> {
         let newest = |wanted: fn(&Reason) -> bool| {
             self.seen
@@ -104,8 +100,7 @@ impl Checkpoints {
             .map(|(checkpoint, _)| checkpoint.id)
     }
 
-    /// The newest that somebody asked for and that the one with this number, which is yet to be
-    /// made, comes from.
+    /// Returns the newest requested checkpoint that the future checkpoint `next` descends from.
     pub(super) fn base(&self, next: CheckpointId) -> Option<CheckpointId> {
         let asked = |to| {
             self.seen
@@ -122,20 +117,20 @@ impl Checkpoints {
         self.lineage.comes_by(id, epoch)
     }
 
-    /// The nearest that can be seen of those that it comes from.
+    /// Returns the nearest visible ancestor.
     pub(super) fn parent(&self, id: CheckpointId) -> Option<CheckpointId> {
         self.lineage.parent(id, |id| {
             self.seen.range(..=id).next_back().map(|(id, _)| *id)
         })
     }
 
-    /// The newest of those that show a second since 1970.
+    /// Returns the newest visible checkpoint with a displayed time in a second since 1970.
     pub(super) fn of_second(&self, second: i64) -> Option<CheckpointId> {
         let all = (second, CheckpointId(0))..=(second, CheckpointId(u64::MAX));
         self.seconds.range(all).next_back().map(|(_, id)| *id)
     }
 
-    /// The seconds after one that are shown, each with the newest checkpoint that shows it.
+    /// Iterates over the displayed seconds after `second`, each with its newest checkpoint.
     pub(super) fn seconds_after(
         &self,
         second: i64,
@@ -148,7 +143,7 @@ impl Checkpoints {
         })
     }
 
-    /// It has these tags and this time no more.
+    /// Removes the tags and the time of a checkpoint.
     fn unname(&mut self, kept: &Kept) {
         self.tags.take(kept.id, &kept.tags);
         self.seconds.remove(&(second(kept), kept.id));
@@ -167,7 +162,7 @@ impl Checkpoints {
         self.seen.insert(kept.id, (kept, address));
     }
 
-    /// Does what a record says was done to checkpoints.
+    /// Applies a journal record that changes checkpoints.
     pub(super) fn apply(&mut self, record: Record) {
         match record {
             Record::Tags { id, tags } => self.retag(id, tags),
@@ -224,7 +219,7 @@ impl Checkpoints {
         }
     }
 
-    /// Nobody can ask any more where these come from.
+    /// Removes lineage that no query can refer to any more.
     pub(super) fn forget(&mut self, lineage: &BTreeSet<CheckpointId>) {
         self.lineage.forget(lineage);
     }

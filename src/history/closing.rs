@@ -1,4 +1,4 @@
-//! The end of an epoch.
+//! Closing of an epoch.
 
 use std::sync::Arc;
 
@@ -12,13 +12,14 @@ use crate::store::record::{Actor, Checkpoint, Kept, Record, Undo};
 use crate::sys::{Errno, SysResult};
 
 impl Timeline {
-    /// Closes the open epoch with `checkpoint` and opens the next, whose first records are `ahead`:
-    /// all in one append. When it returns the checkpoint survives `kill -9`.
+    /// Closes the open epoch with `checkpoint` and opens the next one, whose first records are
+    /// `ahead`, in one append. On return the checkpoint survives `kill -9`.
+    ///
+    /// `open` lists the processes that have files open for writing. They may write in the next
+    /// epoch without a request.
     ///
     /// # Errors
-    /// ENOSPC or EIO of the journal; then the epoch stays open and no checkpoint was made.
-    ///
-    /// `open`: who has what open for writing; they may write in the next epoch without a request.
+    /// ENOSPC or EIO of the journal; then no checkpoint was made and the epoch stays open.
     pub fn close_epoch(
         &self,
         by: Option<&Actor>,
@@ -29,7 +30,7 @@ impl Timeline {
         self.close_epoch_and(by, checkpoint, ahead, open, None)
     }
 
-    /// As [`Timeline::close_epoch`], with one record more behind the checkpoint.
+    /// As [`Timeline::close_epoch`], with an additional record after the checkpoint.
     ///
     /// # Errors
     /// As [`Timeline::close_epoch`].
@@ -52,7 +53,7 @@ impl Timeline {
         let at = records.len();
         records.push(Record::Checkpoint(checkpoint.clone()));
         records.extend(operation.clone().map(Record::Operation));
-        // A mark is seen when the burst is confirmed ([`Catalogue::set_hidden`]).
+        // A mark is hidden until the burst is confirmed ([`Catalogue::set_hidden`]).
         let hidden = checkpoint.reason.is_mark();
         if hidden {
             records.push(Record::Hidden {
@@ -71,8 +72,8 @@ impl Timeline {
         let address = addresses.get(at).copied().ok_or(Errno::EIO)?;
         tables.close(checkpoint.id);
         for item in ahead {
-            // Counted as a capture at an open for writing is: it is taken back, and the count with
-            // it, if the file turns out unchanged.
+            // Counted like a capture at an open for writing. If the file turns out unchanged, both
+            // the capture and the count are taken back.
             if matches!(item, Undo::Data { .. }) {
                 tables.open_mut().count(1);
             }

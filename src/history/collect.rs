@@ -1,4 +1,4 @@
-//! The versions that are freed with one checkpoint.
+//! Versions freed by the deletion of one checkpoint.
 
 use super::append::fault;
 use super::needed::{Captured, Census, Reading};
@@ -76,7 +76,7 @@ impl Timeline {
             Ok(data.is_some_and(|data| data.before.object == Some(object)))
         };
         let older = census.kept.partition_point(|id| id.epoch() < epoch);
-        // Carried into the next epoch: the checkpoint after the record reads it.
+        // Carried into the next epoch: the first checkpoint after the record reads it.
         if census.kept.get(older).map_or(Ok(false), reads)? {
             return Ok(true);
         }
@@ -84,8 +84,8 @@ impl Timeline {
         if !before.map_or(Ok(false), reads)? {
             return Ok(false);
         }
-        // The checkpoint before reads it, and older ones may, unless the file is younger than all
-        // of them.
+        // The checkpoint before the record reads it. Older ones may read it unless the file is
+        // younger.
         version.by = 0..older;
         self.narrow(census, &mut version)?;
         Ok(!version.by.is_empty())

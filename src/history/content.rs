@@ -1,9 +1,9 @@
-//! What captured versions hold, as the sealer's hashes say (`Hashes` in the journal): which epochs
-//! are hashed, and which versions hold the same.
+//! Content hashes of captured versions, as recorded by the sealer (`Hashes` in the journal): the
+//! hashed epochs, and versions with equal content.
 //!
-//! The index has the records that it has taken over, memory the later ones. What they say is a
-//! hint: an object may be gone, or, for whoever can forge a hash, hold something else. Whoever
-//! shares two of them has the bytes compared.
+//! The index has the records that it has indexed, memory has the later ones. The result is a hint:
+//! an object may be gone, or, if a hash was forged, have other content. Callers that share two
+//! objects must compare the bytes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -15,24 +15,24 @@ use crate::store::record::{ObjectHash, Record};
 use crate::sys::lock::RwLock;
 use crate::sys::{self, SysResult};
 
-/// Objects with the same content that a look-up gives at most, ...
+/// Maximum number of objects with the same content that a look-up returns.
 const SAME_MAX: usize = 16;
-/// ... and of how many it looks whether they are there.
+/// Maximum number of objects whose existence a look-up checks.
 const LOOKED_MAX: usize = 256;
-/// Objects in one record of hashes, of which the journal takes some thousand.
+/// Objects in one record of hashes. The journal's limit is some thousand.
 const RECORD_OBJECTS_MAX: usize = 2048;
 
-/// Records of hashes that the index may not have yet.
+/// Records of hashes that the index may not contain yet.
 #[derive(Debug, Default)]
 pub(super) struct Hashed {
-    /// Where they are, and whether each makes its epoch whole.
+    /// Their addresses, and whether each completes its epoch.
     seals: BTreeMap<Epoch, Vec<(Address, bool)>>,
-    /// What is in them, as far as the index does not have it.
+    /// Their objects by hash, except those in the index.
     objects: HashMap<[u8; 32], Vec<(Address, ObjectId, u64)>>,
 }
 
 impl Hashed {
-    /// A record of hashes is at this place.
+    /// Adds the record of hashes at this address.
     pub(super) fn note(&mut self, epoch: Epoch, at: Address, objects: &[ObjectHash], whole: bool) {
         self.seals.entry(epoch).or_default().push((at, whole));
         for sealed in objects.iter().filter(|sealed| sealed.size > 0) {
@@ -44,10 +44,10 @@ impl Hashed {
     }
 }
 
-/// What captured versions hold. See the module.
+/// Content hashes of captured versions. See the module.
 pub struct Contents {
     journal: Arc<Appender>,
-    /// A leaf.
+    /// A leaf lock.
     hashed: RwLock<Hashed>,
 }
 
@@ -59,8 +59,8 @@ impl Contents {
         }
     }
 
-    /// Records what objects of a closed epoch held. `whole`: all that it has are recorded now. When
-    /// it returns that survives `kill -9`.
+    /// Records the hashes of objects of a closed epoch. `whole` states that all of its objects are
+    /// hashed now. On return this survives `kill -9`.
     ///
     /// # Errors
     /// As [`Appender::append`].
@@ -90,7 +90,7 @@ impl Contents {
         Ok(())
     }
 
-    /// What is recorded of an epoch's objects, and whether that is all of them.
+    /// Returns the recorded hashes of an epoch's objects, and whether all are recorded.
     ///
     /// # Errors
     /// EIO if a record cannot be read.
@@ -104,7 +104,7 @@ impl Contents {
         }
         let mut found = Vec::new();
         for (at, _) in &places {
-            // It may just have been left out, with all that it speaks of.
+            // It may just have been omitted from the journal, with all its objects.
             if let Some(Record::Hashes { objects, .. }) =
                 store.journal.read_if_needed(*at).map_err(fault)?
             {
@@ -139,7 +139,8 @@ impl Contents {
             .any(|(_, whole)| *whole))
     }
 
-    /// Other objects that are there and may hold the same as this one, oldest first.
+    /// Returns other existing objects that may have the same content as this one, sorted, so oldest
+    /// first.
     ///
     /// # Errors
     /// EIO if the index cannot be read.
@@ -175,7 +176,7 @@ impl Contents {
         Ok(objects)
     }
 
-    /// The index has all records up to this one.
+    /// Removes the records up to this address, which are in the index now.
     pub(super) fn indexed(&self, upto: Address) {
         self.hashed.write().objects.retain(|_, known| {
             known.retain(|(at, _, _)| *at > upto);
@@ -193,8 +194,8 @@ mod tests {
     use crate::store::Store;
     use crate::store::ids::{ObjectOrigin, Slot};
 
-    /// An unmount, a deep check and a look for equal content record all that they hashed of an
-    /// epoch: more than one record holds failed, and nothing was recorded.
+    /// An unmount, a deep verification and a search for equal content record all hashes of an
+    /// epoch. More hashes than one record holds made the append fail, and nothing was recorded.
     #[test]
     fn hashes_are_recorded_however_many_there_are() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,8 +1,8 @@
-//! What differs between two states of the tree.
+//! Differences between two states of the tree.
 //!
-//! Only what was recorded between them can differ, so the walk follows those names alone, and lists
-//! a directory whole only where it is another one than before. What was recorded is compared: a
-//! file that was opened and left alone, or changed and changed back, is not in the answer.
+//! Only keys recorded between the two states can differ, so the walk follows recorded names, and
+//! lists a directory completely only if its inode was replaced. Recorded keys are compared: a file
+//! that was only opened, or changed and changed back, is not reported.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -17,38 +17,38 @@ use crate::store::ids::{Name, Slot};
 use crate::store::record::Child;
 use crate::sys::{Errno, Kind, SysResult};
 
-/// How a path differs.
+/// Kind of difference of a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Difference {
-    /// It exists only in the newer state.
+    /// The path exists only in the newer state.
     Added,
-    /// Its content, attributes or extended attributes differ.
+    /// Content, attributes or extended attributes differ.
     Modified,
-    /// It exists only in the older state.
+    /// The path exists only in the older state.
     Deleted,
-    /// Its inode had this path in the older state.
+    /// The inode had this path in the older state.
     Renamed(Vec<u8>),
-    /// It is of another kind.
+    /// The file type differs.
     TypeChanged,
-    /// It cannot be told, for what it was, or is, cannot be read: it was changed behind our back,
-    /// its version is lost, or it was forged.
+    /// The difference cannot be determined, because one of the states cannot be read: it was
+    /// changed without a record, its version is lost, or it was forged.
     Unknown,
 }
 
-/// One path that differs.
+/// A path that differs.
 #[derive(Clone, Debug)]
 pub struct Differs {
-    /// The path in the newer state, or in the older if it was deleted.
+    /// Path in the newer state, or in the older one if deleted.
     pub path: Vec<u8>,
-    /// How.
+    /// Kind of difference.
     pub how: Difference,
-    /// What it is in the newer state, or was.
+    /// File type in the newer state, or in the older one if deleted.
     pub kind: Kind,
-    /// Its inode in the newer state, or in the older.
+    /// Inode in the newer state, or in the older one if deleted.
     slot: Slot,
-    /// The way to it in the older state, if it was there; of a rename: by the path it had.
+    /// Trail in the older state, if the path existed there; for a rename, along the old path.
     pub old: Option<Arc<Trail>>,
-    /// The way to it in the newer state, if it is there.
+    /// Trail in the newer state, if the path exists there.
     pub new: Option<Arc<Trail>>,
 }
 
@@ -58,28 +58,28 @@ pub struct Comparison<'a> {
     pub from: View<'a>,
     /// The newer state.
     pub to: View<'a>,
-    /// What was recorded between them.
+    /// Keys recorded between the states.
     pub touched: &'a Touched,
-    /// A file of another time is another one, though its content is the same.
+    /// Whether a different mtime counts although the content is equal.
     pub times: bool,
 }
 
 type Side = Option<(Child, Arc<Trail>)>;
 
-/// A path, and what it leads to in both states.
+/// A path with its targets in both states.
 type Pair = (Vec<u8>, Side, Side);
 
-/// What was found so far.
+/// Results of the walk.
 #[derive(Default)]
 struct Found {
     differs: Vec<Differs>,
-    /// Directories that were gone through in the older state, and in the newer. Of one state each
-    /// is in one place; forged, it can be in many, and the ways to it more than can be gone.
+    /// Directories visited in the older and in the newer state. In one state a directory has one
+    /// place; a forged one can have many, and the number of paths to it can be unbounded.
     passed: [HashSet<Slot>; 2],
 }
 
 impl Found {
-    /// Notes a directory that is gone through; `false`: it was before.
+    /// Marks a directory as visited; `false` if it already was.
     fn pass(&mut self, child: Child, newer: bool) -> bool {
         child.kind != Kind::Dir
             || self
@@ -89,7 +89,7 @@ impl Found {
     }
 }
 
-/// Whether two inodes differ.
+/// Result of comparing two inodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     Same,
@@ -107,13 +107,13 @@ impl From<bool> for Verdict {
     }
 }
 
-/// Below a directory whose path is longer nothing is told apart: it differs. There is no bound on
-/// how deep directories can be made, and the paths of all of them together grow with the square of
-/// that.
+/// Below a directory with a path longer than this, no path is reported separately: the directory is
+/// reported as different. The depth of directories is unlimited, and the total length of their
+/// paths grows with its square.
 const PATH_TOLD_MAX: usize = 16 << 10;
 
 impl Comparison<'_> {
-    /// Every path that differs at or below `path`, sorted by path.
+    /// Returns every differing path at or below `path`, sorted by path.
     ///
     /// # Errors
     /// EIO if a record or a version cannot be read.
@@ -121,7 +121,7 @@ impl Comparison<'_> {
         self.paired(self.unpaired(path)?)
     }
 
-    /// What [`Comparison::unpaired`] found as a person is told, sorted by path.
+    /// Pairs the renames in a result of [`Comparison::unpaired`], and sorts it by path.
     ///
     /// # Errors
     /// As [`Comparison::below`].
@@ -147,8 +147,8 @@ impl Comparison<'_> {
         Ok(found)
     }
 
-    /// As [`Comparison::below`], in no order and with a rename told as what went and what came,
-    /// everything below it included.
+    /// As [`Comparison::below`], in no order, and with a rename reported as a deletion and an
+    /// addition, including everything below it.
     ///
     /// # Errors
     /// As [`Comparison::below`].
@@ -160,8 +160,8 @@ impl Comparison<'_> {
         Ok(found.differs)
     }
 
-    /// A path in both states, with everything below it. Depth first, without recursion: a tree can
-    /// be deeper than the stack.
+    /// Compares a path in both states, with everything below it. Depth first and iterative, because
+    /// a tree can be deeper than the stack.
     fn pair(&self, path: &[u8], from: Side, to: Side, out: &mut Found) -> SysResult<()> {
         let mut open = vec![(path.to_vec(), from, to)];
         while let Some((path, from, to)) = open.pop() {
@@ -181,8 +181,8 @@ impl Comparison<'_> {
         Ok(())
     }
 
-    /// A path that exists in one state only, with everything below it, as far down as paths are
-    /// told.
+    /// Reports a path that exists in one state only, with everything below it up to the maximum
+    /// length.
     fn only(
         &self,
         view: &View<'_>,
@@ -237,7 +237,7 @@ impl Comparison<'_> {
         Ok(())
     }
 
-    /// A path that exists in both states; gives the names below it that may differ.
+    /// Compares a path that exists in both states. Returns the names below it that may differ.
     fn both(
         &self,
         path: &[u8],
@@ -285,7 +285,7 @@ impl Comparison<'_> {
         self.below_both(path, &from.1, &to.1, out)
     }
 
-    /// The names in a directory of both states that may differ.
+    /// Returns the names that may differ in a directory of both states.
     fn below_both(
         &self,
         path: &[u8],
@@ -297,7 +297,7 @@ impl Comparison<'_> {
         let is_one = self.is_one_inode(from, to);
         let names = self.names(from, to, is_one)?;
         let before = self.from.steps_told(from, &names);
-        // What had no record is what it is now: that is not looked at twice.
+        // A name without a record is the same in the live tree and is not looked up twice.
         let now = self.to.state() == State::Live && is_one;
         let others: BTreeSet<Name> = names
             .iter()
@@ -318,7 +318,7 @@ impl Comparison<'_> {
             let new = self.to.told(there(new))?;
             match (old, new) {
                 (Some(old), Some(new)) => below.push((path, old, new)),
-                // What it was, or is, cannot be told.
+                // One of the states is unknown.
                 (old, new) => {
                     let (old, new) = (old.flatten(), new.flatten());
                     let child = old.as_ref().or(new.as_ref()).map(|(child, _)| *child);
@@ -339,7 +339,7 @@ impl Comparison<'_> {
         Ok(below)
     }
 
-    /// The names in which two directories, or one at two times, can differ.
+    /// Returns the names that can differ between two directories, or between two states of one.
     fn names(&self, from: &Arc<Trail>, to: &Arc<Trail>, is_one: bool) -> SysResult<BTreeSet<Name>> {
         if is_one {
             return Ok(self
@@ -374,7 +374,7 @@ impl Comparison<'_> {
         self.touched.is_one((&self.from, old), (&self.to, new))
     }
 
-    /// Whether two inodes of one kind differ in content, attributes or extended attributes.
+    /// Compares content, attributes and extended attributes of two inodes of one file type.
     fn changed(
         &self,
         old: Child,
@@ -399,7 +399,7 @@ impl Comparison<'_> {
             return Ok(Verdict::Changed);
         }
         let times_differ = self.times && before.stat.mtime != after.stat.mtime;
-        // A directory's times follow its entries; they count only where no entry explains them.
+        // Changes of entries change a directory's times, which count only if no entry changed.
         let explained =
             old.kind == Kind::Dir && (!same_inode || self.touched.dirs.contains(&old.slot));
         if times_differ && !explained {
@@ -413,9 +413,9 @@ impl Comparison<'_> {
             return Ok(Verdict::Same);
         }
         match same_content((&self.from, from), (&self.to, to)) {
-            // It was recorded because it was to change.
+            // Its record shows that it was about to change.
             Err(DROPPED) => Ok(Verdict::Changed),
-            // Its owner, who is not root, may not read it.
+            // An unprivileged daemon may not read it, even as the owner.
             Err(Errno::EACCES) => Ok(Verdict::Unknown),
             same => {
                 let whole = if self.from.may_be_unserved() {
@@ -435,7 +435,7 @@ impl Comparison<'_> {
             return Ok(Verdict::Unknown);
         };
         let after = match self.to.told(there(self.to.xattrs(to).map(Some))) {
-            // Its owner, who is not root, may not read it.
+            // An unprivileged daemon may not read it, even as the owner.
             Err(Errno::EACCES) => None,
             after => after?,
         };
@@ -446,7 +446,7 @@ impl Comparison<'_> {
     }
 }
 
-/// By what was added, as a number, what was deleted and is the same inode.
+/// Maps the index of each addition to the index of the deletion of the same inode.
 fn renamed(
     found: &[Differs],
     is_one: impl Fn(&Arc<Trail>, &Arc<Trail>) -> bool,
@@ -483,8 +483,8 @@ fn renamed(
     from_of
 }
 
-/// Finds inodes that were deleted at one path and added at another, and are one by `is_one`:
-/// renames. What only moved along with its directory is left out, unless it has `changed` besides.
+/// Pairs inodes deleted at one path and added at another, if `is_one` matches them, to renames. An
+/// inode that moved only with its directory is omitted unless it also `changed`.
 fn pair_renames(
     found: Vec<Differs>,
     is_one: impl Fn(&Arc<Trail>, &Arc<Trail>) -> bool,
@@ -546,7 +546,7 @@ fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
     Some((path.get(..slash)?, path.get(slash + 1..)?))
 }
 
-/// `dir/name`, or `name` in the root.
+/// Returns `dir/name`, or `name` in the root.
 pub fn join(dir: &[u8], name: &Name) -> Vec<u8> {
     let mut path = Vec::with_capacity(dir.len() + 1 + name.as_bytes().len());
     if !dir.is_empty() {
@@ -558,7 +558,7 @@ pub fn join(dir: &[u8], name: &Name) -> Vec<u8> {
 }
 
 impl Differs {
-    /// A path of which nothing is known.
+    /// Creates an unknown difference.
     fn unknown(path: Vec<u8>) -> Differs {
         Differs {
             path,
@@ -570,14 +570,13 @@ impl Differs {
         }
     }
 
-    /// The newer state is the live tree, and so on: which view `kind` and `path` speak of is told
-    /// by `how`.
+    /// Returns the inode in the newer state, or in the older one if deleted.
     pub fn slot(&self) -> Slot {
         self.slot
     }
 }
 
-/// The states as a pair can be named backwards; the walk wants the older first.
+/// Orders two states, older first, and returns whether they were swapped.
 pub fn ordered(a: State, b: State) -> (State, State, bool) {
     if a <= b { (a, b, false) } else { (b, a, true) }
 }

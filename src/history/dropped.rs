@@ -1,9 +1,8 @@
-//! Versions whose content was dropped by a tier: checkpoints show them, with their attributes, and
-//! their bytes are not kept any more.
+//! Versions whose content was dropped by a tier. Checkpoints still show them with their attributes.
 //!
-//! The record of it comes before anything goes, so what is missing and on no record is damage, and
-//! what is on record is none whether it is there still or not. It names objects, not paths: where
-//! they were is told by the places on record, as for any other.
+//! The record precedes the removal: a missing version without a record is damage, and a recorded
+//! version counts as dropped even if its content still exists. Records list objects, not paths; the
+//! paths follow from the recorded places.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -16,24 +15,24 @@ use crate::store::{Address, Forgotten};
 use crate::sys::lock::{Mutex, RwLock};
 use crate::sys::{Errno, SysResult};
 
-/// What reading a version gives that was dropped: it is there, and its data is not.
+/// Error of reading a dropped version: the file exists without its data.
 pub const DROPPED: Errno = Errno::ENODATA;
 
-/// Versions in one record.
+/// Maximum number of versions in one record.
 const OBJECTS_AT_ONCE: usize = 2048;
-/// Records that are kept in memory once they were read.
+/// Maximum number of records cached in memory.
 const LISTS_MAX: usize = 256;
 
 /// A record of dropped versions.
 #[derive(Debug, Default)]
 pub struct DroppedList {
-    /// The patterns of the tier.
+    /// Patterns of the tier.
     pub paths: Vec<String>,
-    /// What was dropped.
+    /// Dropped versions.
     pub objects: HashMap<ObjectId, Dropped>,
 }
 
-/// Ranges of checkpoints, put together where they touch: the last of each by its first.
+/// Merged ranges of checkpoints: the last checkpoint of each range by the first.
 #[derive(Debug, Default)]
 struct Spans(BTreeMap<CheckpointId, CheckpointId>);
 
@@ -70,17 +69,17 @@ impl Spans {
     }
 }
 
-/// Where the records of dropped versions are, and which checkpoints they are of.
+/// Addresses of the records of dropped versions, and the checkpoints that show these versions.
 #[derive(Debug, Default)]
 pub(super) struct Places {
-    /// By their layer and where they are: the first and the last checkpoint that show something of
-    /// it.
+    /// By layer and address of the record: the first and the last checkpoint that show one of its
+    /// versions.
     records: BTreeMap<(Epoch, Address), (CheckpointId, CheckpointId)>,
     spans: Spans,
 }
 
 impl Places {
-    /// A record of these is at this place.
+    /// Adds the record of these versions at `at`.
     pub(super) fn note(&mut self, epoch: Epoch, at: Address, objects: &[Dropped]) {
         self.put(epoch, at, range_of(objects));
     }
@@ -91,13 +90,13 @@ impl Places {
     }
 }
 
-/// The versions that were dropped. See the module.
+/// Versions dropped by tiers. See the module.
 pub struct DroppedVersions {
     journal: Arc<Appender>,
     losses: Arc<Losses>,
-    /// A leaf.
+    /// A leaf lock.
     places: RwLock<Places>,
-    /// Records that were read. A leaf.
+    /// Cached records. A leaf lock.
     lists: Mutex<HashMap<Address, Arc<DroppedList>>>,
 }
 
@@ -115,14 +114,13 @@ impl DroppedVersions {
         }
     }
 
-    /// Records that these versions are dropped. When it returns they are, after `kill -9` too, and
-    /// their objects can go.
+    /// Records versions as dropped. On return this survives `kill -9`, and their objects may be
+    /// removed.
     ///
     /// # Errors
-    /// As [`Appender::append`]; then a part of them may be.
+    /// As [`Appender::append`]; then some of them may be recorded.
     pub fn add(&self, paths: &[String], mut objects: Vec<Dropped>) -> SysResult<()> {
-        // Of each record all that lies between its first and its last checkpoint shows something of
-        // it.
+        // Grouped so that every checkpoint in the range of a record shows one of its versions.
         objects.sort_by_key(|dropped| (dropped.object.epoch, dropped.last, dropped.object));
         for same in objects.chunk_by(|a, b| (a.object.epoch, a.last) == (b.object.epoch, b.last)) {
             for some in same.chunks(OBJECTS_AT_ONCE) {
@@ -165,12 +163,12 @@ impl DroppedVersions {
         Ok(false)
     }
 
-    /// Something that a checkpoint shows was dropped.
+    /// Whether a checkpoint shows a dropped version.
     pub fn shows(&self, id: CheckpointId) -> bool {
         self.places.read().spans.have(id)
     }
 
-    /// All of it, with the patterns of each tier.
+    /// Returns the dropped versions that a checkpoint shows, with the patterns of their tiers.
     ///
     /// # Errors
     /// EIO if a record cannot be read.
@@ -204,7 +202,7 @@ impl DroppedVersions {
         {
             Some(Record::Dropped { paths, objects, .. }) => (paths, objects),
             Some(_) => return Err(Errno::EIO),
-            // No checkpoint shows any of it, and it was forgotten a moment ago.
+            // No checkpoint shows its versions, and the record was just removed.
             None => (Vec::new(), Vec::new()),
         };
         let objects = objects
@@ -220,7 +218,7 @@ impl DroppedVersions {
         Ok(list)
     }
 
-    /// Nobody can ask for these any more.
+    /// Removes records that no query can refer to any more.
     pub(super) fn forget(&self, forgotten: &Forgotten) {
         let mut places = self.places.write();
         places

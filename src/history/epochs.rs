@@ -1,13 +1,11 @@
-//! The open epoch, and the closed ones that the indexer has not yet taken over: what was recorded
-//! in them, in memory.
+//! In-memory undo records of the open epoch and of the closed epochs that are not in the index yet.
 //!
-//! Records are made by the live tree before each change ([`Epochs::record`]) and asked for by views
-//! (`lookup`).
+//! The live tree records before each change ([`Epochs::record`]); views query through `lookup`.
 //!
-//! **Locking.** One `RwLock` over the tables. Under it the catalogue is locked, and leaves; and the
-//! journal's own mutex, by whoever closes an epoch. Callers that record hold the engine's freeze
-//! lock for reading, and whoever closes an epoch holds it for writing, so that no record comes
-//! after the checkpoint of its epoch.
+//! **Locking.** One `RwLock` protects the tables. The catalogue and leaf locks are taken under it.
+//! Closing an epoch also takes the journal's mutex under it. Callers that record hold the engine's
+//! freeze lock for reading, and the one that closes an epoch holds it for writing, so no record
+//! follows the checkpoint of its epoch.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -21,26 +19,26 @@ use crate::store::record::{DataState, Key, Place, ProcessNumber, Record, Undo};
 use crate::sys::SysResult;
 use crate::sys::lock::{Rank, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// Undo records in one frame at most, where there can be many.
+/// Maximum number of undo records in one frame of a batch.
 pub(super) const UNDO_ITEMS_AT_ONCE: usize = 4096;
 
-/// What is in memory of the open epoch and of closed ones.
+/// In-memory tables of the open epoch and of closed epochs.
 pub(super) struct Tables {
     open: Table,
-    /// How often records came to the open epoch, or an epoch was closed: as long as it stays, what
-    /// had no record has none.
+    /// Sequence number of recordings and epoch closes. While it is unchanged, a key without a
+    /// record still has no record.
     recordings: u64,
-    /// Inodes made in the open epoch, and by whom: no checkpoint can see them.
+    /// Inodes created in the open epoch, with their creators. No checkpoint shows them.
     born: HashMap<Slot, ProcessNumber>,
     /// Closed epochs not yet in the index, oldest first.
     closed: VecDeque<Arc<Table>>,
-    /// Data records of closed epochs that were taken out after their epoch was closed: the index
-    /// has yet to learn it of those in `sealed`.
+    /// Data records voided after their epoch was closed. The index may still contain those of
+    /// `sealed` epochs.
     struck: HashSet<(Epoch, Slot)>,
 }
 
 impl Tables {
-    /// Nothing was recorded yet, and this epoch is open.
+    /// Empty tables with `open` as the open epoch.
     pub(super) fn new(open: Epoch) -> Tables {
         Tables {
             open: Table::new(open),
@@ -51,12 +49,11 @@ impl Tables {
         }
     }
 
-    /// The open epoch.
     pub(super) fn open(&self) -> &Table {
         &self.open
     }
 
-    /// To add to the open epoch what is on record.
+    /// The open epoch, to replay journal records into.
     pub(super) fn open_mut(&mut self) -> &mut Table {
         &mut self.open
     }
@@ -71,17 +68,17 @@ impl Tables {
         self.closed.iter().map(|table| &**table).chain([&self.open])
     }
 
-    /// Data records of closed epochs that the index may have, and that do not count.
+    /// Voided data records of closed epochs, which the index may still contain.
     pub(super) fn struck(&self) -> &HashSet<(Epoch, Slot)> {
         &self.struck
     }
 
-    /// An inode was made in the open epoch, or is not in the tree yet.
+    /// Whether an inode was created in the open epoch, or is not in the tree yet.
     fn is_born(&self, slot: Slot) -> bool {
         slot == Slot::STAGING || self.born.contains_key(&slot)
     }
 
-    /// Whoever made an inode of the open epoch, if that is known.
+    /// Returns the creator of an inode of the open epoch, if known.
     pub(super) fn maker(&self, slot: Slot) -> Option<ProcessNumber> {
         self.born
             .get(&slot)
@@ -89,7 +86,7 @@ impl Tables {
             .filter(|maker| *maker != OTHERS)
     }
 
-    /// A change of this key would need a record first, if there are checkpoints.
+    /// Whether a change of this key requires a record, provided that a checkpoint exists.
     fn needs(&self, key: &Key) -> bool {
         let (Key::Entry(slot, _)
         | Key::Attr(slot)
@@ -99,7 +96,7 @@ impl Tables {
         !self.is_born(*slot) && !self.open.has(key)
     }
 
-    /// Closes the open epoch by the checkpoint `id`.
+    /// Closes the open epoch with the checkpoint `id`.
     pub(super) fn close(&mut self, id: CheckpointId) {
         self.recordings += 1;
         let closed = std::mem::replace(&mut self.open, Table::new(id.epoch().next()));
@@ -107,8 +104,8 @@ impl Tables {
         self.closed.push_back(Arc::new(closed));
     }
 
-    /// Takes a data record out, in whatever epoch it is; `true`: that is closed, and the index may
-    /// have it.
+    /// Voids a data record in its epoch. Returns `true` if that epoch is closed and the index may
+    /// contain the record.
     pub(super) fn void(&mut self, epoch: Epoch, slot: Slot) -> bool {
         if epoch == self.open.epoch {
             self.open.void(slot);
@@ -122,14 +119,14 @@ impl Tables {
     }
 }
 
-/// The epochs in memory. See the module.
+/// Undo records in memory. See the module.
 pub struct Epochs {
     journal: Arc<Appender>,
     catalogue: Arc<Catalogue>,
     tables: RwLock<Tables>,
 }
 
-/// Takes the places out of what is too much for one record.
+/// Separates the `Home` records if the list is too long for one record.
 fn split(undo: Vec<Undo>) -> (Vec<Undo>, Vec<Undo>) {
     if undo.len() <= UNDO_ITEMS_AT_ONCE {
         return (Vec::new(), undo);
@@ -155,50 +152,51 @@ impl Epochs {
         self.tables.write()
     }
 
-    /// Number of the open epoch.
+    /// Returns the number of the open epoch.
     pub fn epoch(&self) -> Epoch {
         self.read().open.epoch
     }
 
-    /// Nothing has a record in the open epoch.
+    /// Whether the open epoch has no record.
     pub fn is_unchanged(&self) -> bool {
         self.read().open.is_empty()
     }
 
-    /// Number of changed paths in the open epoch, as the operations counted them.
+    /// Returns the number of changed paths in the open epoch, as counted by the operations.
     pub fn dirty(&self) -> u64 {
         self.read().open.dirty()
     }
 
-    /// Counts changed paths, in memory.
+    /// Adjusts the count of changed paths, in memory only.
     pub fn count(&self, by: i64) {
         self.write().open.count(by);
     }
 
-    /// No checkpoint can see the inode: it was made in the open epoch, or there is no checkpoint.
+    /// Whether no checkpoint shows the inode: it was created in the open epoch, or no checkpoint
+    /// exists.
     pub fn is_born(&self, slot: Slot) -> bool {
         let tables = self.read();
         tables.is_born(slot) || self.catalogue.read().is_empty()
     }
 
-    /// Nobody could ask what becomes of it: there is no checkpoint to compare with, nor one that
-    /// may come back, or it is not in the tree.
+    /// Whether changes of the inode need no attribution: no checkpoint exists, visible or hidden,
+    /// or the inode is not in the tree.
     pub(super) fn asks_nobody(&self, slot: Slot) -> bool {
         slot == Slot::STAGING || self.catalogue.read().is_empty()
     }
 
-    /// A change of this key in the open epoch would need a record first.
+    /// Whether a change of this key in the open epoch requires a record first.
     pub fn needs(&self, key: &Key) -> bool {
         let tables = self.read();
         tables.needs(key) && !self.catalogue.read().is_empty()
     }
 
-    /// Records the state before a change: those of `undo` whose keys need it, what its author is
-    /// about to touch, then `more`, in one append. When it returns they survive `kill -9`, and views
-    /// find them.
+    /// Records the state before a change in one append: the items of `undo` whose keys need a
+    /// record, the touches staged by the author, then `more`. On return they survive `kill -9`, and
+    /// views find them.
     ///
     /// # Errors
-    /// ENOSPC or EIO of the journal; then nothing was recorded and the change must not be made.
+    /// ENOSPC or EIO of the journal. The change must not be made then.
     pub fn record(&self, author: &Author, mut undo: Vec<Undo>, more: Vec<Record>) -> SysResult<()> {
         let (epoch, touched) = {
             let tables = self.read();
@@ -211,8 +209,8 @@ impl Epochs {
         if undo.is_empty() && more.is_empty() && touched.is_none() {
             return Ok(());
         }
-        // The names of an inode may be more than a record, or an append, holds. They go ahead: each
-        // is true by itself, and what follows says that all were told.
+        // The names of an inode may exceed one record or one append. Their `Home` records are
+        // appended first. Each is valid by itself, and the records that follow complete the change.
         let (ahead, undo) = split(undo);
         for undo in ahead.chunks(UNDO_ITEMS_AT_ONCE) {
             self.journal.append(&[Record::Undo {
@@ -249,17 +247,17 @@ impl Epochs {
         Ok(())
     }
 
-    /// A number that another record changes: as long as it stays, what had no record has none. A
-    /// record is made, and so the number changed, before its change is.
+    /// Returns the sequence number of recordings. While it is unchanged, a key without a record
+    /// still has none. A record, and with it this number, always precedes its change.
     pub fn recordings(&self) -> u64 {
         self.read().recordings
     }
 
-    /// Takes back the provisional data record of a file in the open epoch. Returns its object,
-    /// which nothing refers to any more, after `kill -9` neither.
+    /// Voids the provisional data record of a file in the open epoch. Returns its object, which
+    /// nothing refers to any more, even after `kill -9`.
     ///
     /// # Errors
-    /// As [`Appender::append`]; then the record stands.
+    /// As [`Appender::append`]; then the record stays.
     pub fn void(&self, slot: Slot) -> SysResult<Option<ObjectId>> {
         let epoch = self.epoch();
         if !self.data_now(slot).is_some_and(|data| data.provisional) {
@@ -271,8 +269,8 @@ impl Epochs {
         Ok(tables.open.void(slot).and_then(|data| data.object))
     }
 
-    /// A data record that is no longer true is taken out whatever it was: its object never came to
-    /// be, and the next change needs another. That is on record when it returns, or owed
+    /// Voids a data record of the open epoch, provisional or not, because its object was never
+    /// created; the next change requires a new record. On return this is recorded, or owed
     /// ([`Appender::tell`]).
     pub fn strike(&self, slot: Slot) {
         self.journal.tell(Record::Void {
@@ -282,8 +280,8 @@ impl Epochs {
         self.write().open.void(slot);
     }
 
-    /// Inodes are here, whatever was recorded before. That is on record when it returns, or owed
-    /// ([`Appender::tell`]).
+    /// Sets the current places of inodes, overriding earlier records. On return this is recorded,
+    /// or owed ([`Appender::tell`]).
     pub fn put_places(&self, places: Vec<(Slot, Place)>) {
         self.journal.tell(Record::Moved {
             places: places.clone(),
@@ -294,13 +292,13 @@ impl Epochs {
         }
     }
 
-    /// An inode was made. As long as its epoch is open it needs no records.
+    /// Marks an inode as created in the open epoch. It needs no records until the epoch closes.
     pub(super) fn add_born(&self, author: &Author, slot: Slot) {
         let maker = author.number().unwrap_or(OTHERS);
         self.write().born.insert(slot, maker);
     }
 
-    /// It is gone and its number free, or can be seen by a checkpoint.
+    /// Removes the mark of a created inode: its number is free again, or a checkpoint can show it.
     pub fn drop_born(&self, slot: Slot) {
         let mut tables = self.write();
         if tables.is_born(slot) || self.catalogue.read().is_empty() {
@@ -309,41 +307,40 @@ impl Epochs {
         tables.born.remove(&slot);
     }
 
-    /// Whether an inode that loses its last name has a past, or another that had the number before
-    /// may have.
+    /// Whether an inode that loses its last name has a past, or an earlier inode with the same
+    /// number may have one.
     pub(super) fn has_past(&self, slot: Slot) -> bool {
         let tables = self.read();
         let born = tables.is_born(slot) || self.catalogue.read().is_empty();
         !born || tables.all().any(|table| table.node(slot).is_some())
     }
 
-    /// The provisional capture of a file will be needed: it can no longer be voided. That is in
-    /// memory alone.
+    /// Confirms the provisional capture of a file: it can no longer be voided. In memory only.
     pub fn confirm(&self, slot: Slot) {
         self.write().open.confirm(slot);
     }
 
-    /// The data record of a file in the open epoch.
+    /// Returns the data record of a file in the open epoch.
     pub fn data_now(&self, slot: Slot) -> Option<DataState> {
         self.read().open.node(slot).and_then(|node| node.data)
     }
 
     /// Whether the next checkpoint may carry this object into its epoch: it is the provisional
-    /// capture of the file in the open epoch. Such an object must not be freed, although no
-    /// checkpoint may read it yet. Once this is false for an object it stays false.
+    /// capture of the file in the open epoch. Such an object must not be freed, even if no
+    /// checkpoint reads it yet. Once `false` for an object, the result stays `false`.
     pub fn may_carry(&self, slot: Slot, object: ObjectId) -> bool {
         self.data_now(slot)
             .is_some_and(|data| data.provisional && data.object == Some(object))
     }
 
-    /// What the open epoch has a record of, of this inode.
+    /// Returns the records of an inode in the open epoch.
     pub fn node_now(&self, slot: Slot) -> NodeUndo {
         self.read().open.node(slot).cloned().unwrap_or_default()
     }
 
-    /// Every inode and every name that has a record in the open epoch; with `closed`, also in a
-    /// closed one that is not in the index yet, for after a power cut the tree on disk may be of
-    /// that.
+    /// Returns every inode and name with a record in the open epoch. With `closed`, includes closed
+    /// epochs that are not in the index yet: after a power cut the tree on disk may be in their
+    /// state.
     pub fn touched_now(&self, closed: bool) -> (HashSet<Slot>, Vec<(Slot, Name)>) {
         let tables = self.read();
         let of = || {
@@ -361,7 +358,7 @@ impl Epochs {
         )
     }
 
-    /// Every data record of the open epoch.
+    /// Returns every data record of the open epoch.
     pub fn data_records(&self) -> Vec<(Slot, DataState)> {
         self.read()
             .open
@@ -370,8 +367,8 @@ impl Epochs {
             .collect()
     }
 
-    /// Inodes that have a record in the open epoch, or in a closed one that is not in the index
-    /// yet, whatever became of them.
+    /// Returns the inodes with a record in the open epoch or in a closed one that is not in the
+    /// index yet, including removed inodes.
     pub fn recorded_now(&self) -> HashSet<Slot> {
         self.read()
             .all()
@@ -379,7 +376,7 @@ impl Epochs {
             .collect()
     }
 
-    /// The tables of closed epochs up to this one.
+    /// Returns the tables of closed epochs up to `epoch`.
     pub(super) fn closed_upto(&self, epoch: Epoch) -> Vec<Arc<Table>> {
         self.read()
             .closed
@@ -389,8 +386,7 @@ impl Epochs {
             .collect()
     }
 
-    /// The index has these epochs: their tables are taken out of memory, for whoever called to
-    /// free.
+    /// Removes the tables of epochs that are in the index, for the caller to free.
     pub(super) fn take_indexed(&self, upto: Epoch) -> Vec<Arc<Table>> {
         let mut tables = self.write();
         let count = tables.closed.partition_point(|table| table.epoch <= upto);

@@ -1,5 +1,5 @@
-//! What is forgotten after a deletion: random histories, with the tables compared before, after,
-//! after a mount and with an index that was made anew.
+//! Removal of records after deletions: random histories, comparing the tables before and after it,
+//! after a mount, and with a rebuilt index.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -32,8 +32,8 @@ enum Step {
     Undo,
     Redo,
     Forgo(usize),
-    /// Deletes all but some, as `gc` does; the journal is packed as far as this many questions
-    /// whether to stop.
+    /// Deletes all except some checkpoints, as `gc` does. Packing of the journal stops at the given
+    /// stop check.
     Gc(usize, u32),
     Mount,
     Rebuild,
@@ -64,7 +64,7 @@ fn open(dir: &Path) -> Timeline {
     timeline
 }
 
-/// All that can be asked for; of operations those that are about something that is there.
+/// Everything that can be queried. Operations are limited to those on existing checkpoints.
 #[derive(Clone, Debug, PartialEq)]
 struct Look {
     checkpoints: Vec<Kept>,
@@ -106,8 +106,7 @@ fn look(timeline: &Timeline) -> Look {
 }
 
 impl Look {
-    /// Without operations that are not in another, each of which must be about nothing that is
-    /// there.
+    /// Removes the operations that `other` lacks; none of them may refer to an existing checkpoint.
     fn less(mut self, other: &Look) -> Look {
         let there: BTreeSet<CheckpointId> = self
             .checkpoints
@@ -200,7 +199,7 @@ impl Bench {
         self.timeline().journal.tell(Record::RestoreEnd);
     }
 
-    /// What undo and redo do; what cannot be undone stays.
+    /// Undoes or redoes an operation; one that cannot be undone stays.
     fn invert(&self, number: u64) {
         let timeline = self.timeline();
         let Some(told) = timeline
@@ -259,7 +258,7 @@ impl Bench {
         operations.operate(&by(), undoes, deed, records).unwrap();
     }
 
-    /// A name changes: an inode is renamed, or a name of a directory is that was renamed.
+    /// Changes a name: renames an inode, or a name in a renamed directory.
     fn change(&self, slot: u64) {
         let before = made::place(1, slot.to_string().as_bytes());
         let entry = Undo::Entry {
@@ -410,7 +409,7 @@ impl Bench {
         assert_eq!(before.less(&after), after);
         self.compare();
         if stop == u32::MAX {
-            // But for the newest, and the one that the index has last.
+            // Except the newest, and the last one in the index.
             let oldest = kept.first().copied().unwrap_or(CheckpointId(u64::MAX));
             let is_old =
                 |record: &Record| matches!(record, Record::Checkpoint(made) if made.id < oldest);
@@ -437,7 +436,7 @@ impl Bench {
         assert!(difference.is_none(), "{difference:?}");
     }
 
-    /// `anew`: with an index that is made from the journal.
+    /// `anew`: with an index rebuilt from the journal.
     fn mount(&mut self, anew: bool) {
         let before = look(self.timeline());
         let stopped_ns = now_ns();
@@ -447,7 +446,7 @@ impl Bench {
         }
         let timeline = open(self.dir.path());
         let after = look(&timeline);
-        // What is forgotten already may be in segments that are not packed yet.
+        // Unpacked segments may still contain removed records.
         assert_eq!(after.less(&before), before);
         let at_ns = now_ns();
         timeline

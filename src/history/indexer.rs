@@ -1,8 +1,8 @@
-//! The thread that moves closed epochs into the index and lets go of their tables.
+//! The indexer thread, which applies closed epochs to the index and frees their tables.
 //!
-//! It runs only when the machine has nothing else to do (`SCHED_IDLE`): a checkpoint that follows a
-//! busy epoch must not wait for the indexing of that epoch. The index says how far it got only at
-//! the end of an epoch; one that was begun and not ended is applied again, to the same effect.
+//! It runs only on an idle machine (`SCHED_IDLE`): a checkpoint that follows a busy epoch must not
+//! wait for the indexing of that epoch. The index records its progress only at the end of an epoch.
+//! An epoch interrupted in the middle is applied again, which is idempotent.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,34 +22,33 @@ use crate::store::{Address, Batch, Forgotten, Needs, Store, StoreError};
 use crate::sys;
 use crate::sys::lock::Mutex;
 
-/// Keys that are put into the index at once.
+/// Maximum number of keys applied to the index at once.
 pub(super) const PIECE_KEYS_MAX: usize = 64;
-/// Closed epochs that are kept in memory because there is no room for the index, before checkpoints
-/// are refused.
+/// Maximum number of closed epochs in memory without space for the index. Beyond it checkpoints are
+/// refused.
 const BACKLOG_MAX: usize = 256;
 
-/// What only deleted checkpoints needed is to be left out of index and journal.
+/// Request to omit from index and journal the records that only deleted checkpoints needed.
 struct Compaction {
-    /// The checkpoints that were kept when the journal ended at `upto`, before which everything is
-    /// on the disk.
+    /// The checkpoints stored when the journal ended at `upto`; everything before that is on disk.
     kept: Vec<CheckpointId>,
     upto: Address,
-    /// A mount before has begun it.
+    /// Left over from an earlier mount.
     resumed: bool,
 }
 
-/// Puts closed epochs into the index and lets go of what is in it. See the module.
+/// Applies closed epochs to the index and frees their tables. See the module.
 pub struct Indexer {
     store: Arc<Store>,
     wake: Arc<Wake>,
-    /// The checkpoints that the index may go down to, and up to where.
+    /// The pending compaction.
     compaction: Mutex<Option<Compaction>>,
-    /// What the last mount left was looked for.
+    /// Whether the compaction left by the previous mount was resumed.
     resumed: AtomicBool,
     parts: Parts,
 }
 
-/// What has something in memory that the index takes over, or that can be forgotten.
+/// Parts with memory that the index takes over, or with entries that can be removed.
 pub(super) struct Parts {
     pub(super) catalogue: Arc<Catalogue>,
     pub(super) operations: Arc<Operations>,
@@ -103,7 +102,7 @@ impl Indexer {
         )
     }
 
-    /// Ends the thread and makes the index durable, so that the next opening is quick.
+    /// Ends the thread and makes the index durable, so that the next open is fast.
     pub fn stop(&self) {
         self.wake.stop();
         let journal = &self.store.journal;
@@ -119,13 +118,13 @@ impl Indexer {
         }
     }
 
-    /// An epoch was closed; so many wait in memory now.
+    /// Notifies the thread of a closed epoch. `waiting` is the number of closed epochs in memory.
     pub(super) fn epoch_closed(&self, waiting: usize) {
         self.wake.epoch_closed();
         self.hurry_if_many(waiting);
     }
 
-    /// So many closed epochs wait in memory.
+    /// Starts indexing at once, with normal priority, if many closed epochs are in memory.
     pub(super) fn hurry_if_many(&self, waiting: usize) {
         if waiting >= HURRY_EPOCHS {
             self.wake.hurry();
@@ -137,15 +136,15 @@ impl Indexer {
         self.wake.hold()
     }
 
-    /// Why no more can be put into the index, if so: closed epochs then stay in memory, and to make
-    /// more of them is refused. Where there is only no room for it, a bounded number is not.
+    /// Returns why the index accepts nothing, if so. Closed epochs then stay in memory and
+    /// checkpoints are refused, except for a bounded number if only space is lacking.
     pub fn trouble(&self) -> Option<String> {
         let trouble = self.wake.trouble(Instant::now())?;
         Some(trouble.why)
     }
 
-    /// A checkpoint can be made although the index may have failed: there is only no room for it,
-    /// and not yet too much waits in memory.
+    /// Whether a checkpoint can be made: the index works, or lacks only space while the backlog is
+    /// within its limit.
     pub fn takes_checkpoints(&self) -> bool {
         match self.wake.trouble(Instant::now()) {
             None => true,
@@ -153,8 +152,8 @@ impl Indexer {
         }
     }
 
-    /// Makes the index anew in memory, if it is for want of space that it failed; `false`: it is
-    /// not, or that failed too.
+    /// Rebuilds the index in memory if it failed for lack of space. Returns `false` if it failed
+    /// otherwise, or if the rebuild failed.
     fn index_failed(&self, error: &StoreError) -> bool {
         self.wake.index_failed(error, self.store.reserve.is_full());
         if !self.wake.lacks_room() || self.store.index.is_in_memory() {
@@ -166,7 +165,7 @@ impl Indexer {
         });
         match done {
             Ok(()) => {
-                // What is closed and not in it is taken over as ever.
+                // Closed epochs that are not in it are applied as usual.
                 self.wake.index_works();
                 true
             }
@@ -177,7 +176,7 @@ impl Indexer {
         }
     }
 
-    /// Applies every closed epoch to the index and drops its table.
+    /// Applies every closed epoch to the index and frees its table.
     pub(super) fn index_closed(&self) -> Result<(), StoreError> {
         let index = &self.store.index;
         self.store.index_where_due()?;
@@ -192,8 +191,8 @@ impl Indexer {
                 batch.add(address, &record)?;
             }
             batch.strike(self.parts.epochs.read().struck());
-            // Merged first, then applied in pieces: readers of the index wait for one piece only,
-            // and never see a record that was voided.
+            // Merged first, then applied in pieces: readers of the index wait for one piece only
+            // and never see a voided record.
             for mut piece in batch.pieces(PIECE_KEYS_MAX) {
                 if self.wake.stopping() {
                     return Ok(());
@@ -211,8 +210,8 @@ impl Indexer {
                 self.parts.contents.indexed(end);
                 self.parts.epochs.take_indexed(upto)
             });
-            // Ten thousand records take milliseconds to free, and this thread is the last to run:
-            // not under the lock that everybody needs.
+            // Freeing ten thousand records takes milliseconds, and this thread has the lowest
+            // priority. They are freed without the lock that all threads need.
             drop(indexed);
             index.merge(&|| self.stops())?;
         }
@@ -221,15 +220,16 @@ impl Indexer {
         Ok(())
     }
 
-    /// Something that takes its time is to end; if not, it goes on, however long it takes.
+    /// Whether a long operation must end; otherwise reports progress, so the call does not time
+    /// out.
     fn stops(&self) -> bool {
         self.wake.calls(Some(Instant::now()));
         self.wake.stopping()
     }
 
-    /// What only deleted checkpoints needed may be left out of the index, some time: `kept` were
-    /// kept when the journal ended at `upto`, and everything before is on the disk, objects and
-    /// removals too. A mount that ends before leaves it to the next.
+    /// Schedules a compaction. `kept` are the checkpoints stored when the journal ended at `upto`.
+    /// Everything before that is on disk, including objects and removals. If the mount ends
+    /// earlier, the next one resumes it.
     pub fn compact_soon(&self, kept: Vec<CheckpointId>, upto: Address) {
         *self.compaction.lock() = Some(Compaction {
             kept,
@@ -242,14 +242,14 @@ impl Indexer {
         self.wake.epoch_closed();
     }
 
-    /// What the last mount left of that is taken up. How far it came is not known: all is packed
-    /// anew.
+    /// Resumes the compaction of the previous mount. Its progress is unknown, so everything is
+    /// packed again.
     fn resume_compaction(&self) {
         let layout = &self.store.layout;
         if !layout.noted_unpacked() {
             return;
         }
-        // In this order: a checkpoint that is made meanwhile is kept, or after that.
+        // Order: a checkpoint made concurrently is either in `kept` or after `upto`.
         let upto = self.store.journal.position();
         let kept = self.parts.catalogue.stored_ids();
         match sys::syncfs(layout.dir()) {
@@ -291,14 +291,14 @@ impl Indexer {
             return Ok(());
         }
         index.shrink()?;
-        // With an index in memory nothing was forgotten.
+        // With an index in memory nothing was removed.
         if self.compaction.lock().is_none() && !index.is_in_memory() {
             self.store.layout.note_packed()?;
         }
         Ok(())
     }
 
-    /// What could not be packed stays as it is.
+    /// Logs a failure to pack. The journal is unchanged then.
     fn packed(&self, packed: Result<(), StoreError>) {
         if let Err(error) = packed
             && !error.errno().is_no_room()
@@ -310,7 +310,7 @@ impl Indexer {
         }
     }
 
-    /// What nobody can ask for any more; none of it is among the checkpoints.
+    /// Removes entries that no query can refer to any more; none belongs to a stored checkpoint.
     pub(super) fn forget(&self, forgotten: &Forgotten) {
         self.parts.operations.forget(&forgotten.operations);
         self.parts.catalogue.write().forget(&forgotten.lineage);
@@ -318,12 +318,12 @@ impl Indexer {
         self.parts.dropped.forget(forgotten);
     }
 
-    /// The checkpoint that closed the oldest epoch still in memory, and where its record is.
+    /// Returns the checkpoint that closed the oldest epoch in memory, and the address of its
+    /// record.
     fn oldest_closed(&self) -> Option<(CheckpointId, Address)> {
         let tables = self.parts.epochs.read();
         let epoch = tables.closed().front()?.epoch;
-        // A deleted checkpoint closed its epoch all the same; the next one that is there tells
-        // where to stop.
+        // The checkpoint may have been deleted since. The next stored one determines where to stop.
         let next = |known: &Known| {
             known
                 .range(epoch.checkpoint()..)

@@ -1,9 +1,9 @@
-//! What a key held at a checkpoint: the first record after it.
+//! Look-up of a key at a checkpoint: the first record after the checkpoint has its state.
 //!
-//! Memory is asked before the index. A table leaves memory only after the index has it, so what was
-//! in neither has no record; and what the index has is of an earlier epoch than what memory has, or
-//! the same record. Every record of the open epoch is in memory, so a question about the newest
-//! checkpoint is answered there.
+//! Memory is searched before the index. A table leaves memory only after the index contains it, so
+//! a key found in neither has no record. A record of the index is from an earlier epoch than one in
+//! memory, or is the same record. All records of the open epoch are in memory, so a look-up at the
+//! newest checkpoint needs no index.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,19 +18,19 @@ use crate::store::record::{AttrState, Child, DataState, Key, Place, Undo};
 use crate::store::{Address, Store, StoreError};
 use crate::sys::{Errno, SysResult, Xattrs};
 
-/// Directories above a path: there can be no more of them in a journal that is whole.
+/// Maximum depth of a recorded path; a consistent journal does not exceed it.
 pub(super) const DEPTH_MAX: usize = 1 << 16;
 
-/// A path at a checkpoint.
+/// The path of an inode at a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathAt {
-    /// It.
+    /// The path.
     pub path: Vec<u8>,
-    /// It is the same at every later checkpoint before this epoch.
+    /// The path is the same at all later checkpoints before this epoch.
     pub until: Epoch,
 }
 
-/// Answers what was recorded of a key. See the module.
+/// Looks up the recorded states of keys. See the module.
 pub struct Lookup {
     store: Arc<Store>,
     catalogue: Arc<Catalogue>,
@@ -53,17 +53,18 @@ impl Lookup {
         }
     }
 
-    /// The index failed: what it says is not believed any more, and the journal is read instead.
+    /// Handles a failure of the index: the index is no longer used, and the journal is read
+    /// instead.
     pub(super) fn index_fault(&self, error: &StoreError) {
         self.wake.index_failed(error, self.store.reserve.is_full());
     }
 
-    /// Where in the journal the records after a checkpoint begin.
+    /// Returns the journal address where the records after a checkpoint begin.
     fn address(&self, after: CheckpointId) -> SysResult<Address> {
         self.catalogue.address(after).ok_or(Errno::EIO)
     }
 
-    /// What memory knows, and whether the index could know of an earlier record.
+    /// Returns the record in memory, and whether the index may contain an earlier one.
     fn in_memory<T>(
         &self,
         after: CheckpointId,
@@ -86,8 +87,8 @@ impl Lookup {
         (found, after.epoch().next() < tables.open().epoch)
     }
 
-    /// What only a checkpoint that was deleted reads is left out of the index some time: what is
-    /// found there then is no answer.
+    /// The index may omit records that only a deleted checkpoint reads, so an answer for such a
+    /// checkpoint is invalid.
     fn still_kept(&self, id: CheckpointId) -> SysResult<()> {
         if self.catalogue.is_stored(id) {
             Ok(())
@@ -101,7 +102,8 @@ impl Lookup {
         self.still_kept(after).map(|()| found)
     }
 
-    /// As [`Lookup::in_index`], whether or not there is such a checkpoint: of those that are left.
+    /// As [`Lookup::in_index`], but also for a checkpoint that is not stored: searches the
+    /// remaining records.
     fn left_in_index(&self, key: &Key, after: CheckpointId) -> Answer<Undo> {
         match self.store.index.first_after(key, after) {
             Ok(found) => Ok(found.map(|(epoch, before)| Recorded { epoch, before })),
@@ -129,7 +131,7 @@ impl Lookup {
         found.map_or(Ok(memory), |undo| undo.map(turn).map(Some))
     }
 
-    /// Of the records that are left, the first from an epoch on.
+    /// Returns the first remaining record from an epoch on.
     fn node_since<T>(
         &self,
         key: &Key,
@@ -148,7 +150,7 @@ impl Lookup {
         found.map_or(Ok(memory), |undo| undo.map(turn).map(Some))
     }
 
-    /// What a name led to at a checkpoint.
+    /// Returns the target of a name at a checkpoint.
     ///
     /// # Errors
     /// EIO if the record cannot be read; ESTALE if the checkpoint was deleted.
@@ -163,7 +165,7 @@ impl Lookup {
         }
     }
 
-    /// Every name of a directory that has a record after a checkpoint, with what it led to at the
+    /// Returns every name of a directory with a record after a checkpoint, with its target at the
     /// checkpoint.
     ///
     /// # Errors
@@ -219,7 +221,7 @@ impl Lookup {
         Ok(found)
     }
 
-    /// Attributes at a checkpoint.
+    /// Returns the attributes at a checkpoint.
     ///
     /// # Errors
     /// EIO if the record cannot be read; ESTALE if the checkpoint was deleted.
@@ -227,8 +229,8 @@ impl Lookup {
         self.node_at(&Key::Attr(slot), slot, at, |node| node.attr.clone(), attr)
     }
 
-    /// Attributes as an epoch recorded them in which something else was recorded of the inode that
-    /// a checkpoint reads; if it did not, as the next.
+    /// Returns the attributes recorded in an epoch that has another record of the inode which a
+    /// checkpoint reads. Without such a record, returns those of the next one.
     ///
     /// # Errors
     /// EIO if the record cannot be read.
@@ -242,7 +244,7 @@ impl Lookup {
         )
     }
 
-    /// Extended attributes at a checkpoint.
+    /// Returns the extended attributes at a checkpoint.
     ///
     /// # Errors
     /// EIO if the record cannot be read; ESTALE if the checkpoint was deleted.
@@ -259,8 +261,8 @@ impl Lookup {
         )
     }
 
-    /// Where an inode was at a checkpoint. A directory has a record in each epoch in which
-    /// something below it was recorded.
+    /// Returns the place of an inode at a checkpoint. A directory has a record in each epoch that
+    /// recorded anything below it.
     ///
     /// # Errors
     /// EIO if the record cannot be read; ESTALE if the checkpoint was deleted.
@@ -277,7 +279,7 @@ impl Lookup {
         )
     }
 
-    /// Content at a checkpoint.
+    /// Returns the content at a checkpoint.
     ///
     /// # Errors
     /// EIO if the record cannot be read; ESTALE if the checkpoint was deleted.
@@ -285,8 +287,8 @@ impl Lookup {
         self.node_at(&Key::Data(slot), slot, at, |node| node.data, data)
     }
 
-    /// The first record of content from an epoch on, of those that are left: one whose object is
-    /// there is.
+    /// Returns the first record of content from an epoch on, among the remaining records. The
+    /// record of an object that still exists is among them.
     ///
     /// # Errors
     /// EIO if the record cannot be read.
@@ -294,7 +296,7 @@ impl Lookup {
         self.node_since(&Key::Data(slot), slot, epoch, |node| node.data, data)
     }
 
-    /// Where an inode with a past is to be found now; a hint, to be verified.
+    /// Returns the current place of an inode with a past. It is a hint, to be verified.
     pub fn place(&self, slot: Slot) -> Option<Place> {
         self.place_or_fault(slot).ok().flatten()
     }
@@ -319,8 +321,9 @@ impl Lookup {
         }
     }
 
-    /// Where an inode was at a checkpoint, by the places on record; `None`: they do not tell. A
-    /// change records the place of what is changed, and of every directory above it.
+    /// Returns the path of an inode at a checkpoint by its recorded places; `None` if these do not
+    /// lead to the root. A change records the place of the changed inode and of every directory
+    /// above it.
     ///
     /// # Errors
     /// EIO if a record cannot be read.

@@ -1,5 +1,5 @@
-//! What was: undo records by epoch, checkpoints, views of the past, and what differs between two of
-//! them.
+//! History of one tree: undo records by epoch, checkpoints, views of the past, and differences
+//! between states.
 
 pub mod absence;
 pub mod append;

@@ -1,12 +1,11 @@
-//! Which captured versions there are, and which checkpoints need each: what can be freed when
-//! checkpoints go.
+//! Census of captured versions and the checkpoints that need them, which determines the versions
+//! freed with checkpoints.
 //!
-//! A version is needed by the checkpoints before its record and not before the record of its slot
-//! before that one, because each of them reads the first record after it; but not by those that are
-//! older than the file. Nothing that is captured later is needed by them, and nothing that they
-//! need is captured later. So a version that no checkpoint needs stays unneeded, with one exception:
-//! the next checkpoint may carry a provisional capture of the open epoch (`live/cut.rs`,
-//! [`Epochs::may_carry`](super::epochs::Epochs::may_carry)).
+//! A version is needed by the checkpoints between the previous record of its slot and its own
+//! record, because each checkpoint reads the first record after it. Checkpoints older than the file
+//! do not need it. Older checkpoints need no later capture, so an unneeded version stays unneeded,
+//! with one exception: the next checkpoint may carry a provisional capture of the open epoch
+//! (`live/cut.rs`, [`Epochs::may_carry`](super::epochs::Epochs::may_carry)).
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
@@ -17,30 +16,29 @@ use crate::store::ids::{CheckpointId, Epoch, ObjectId, Slot};
 use crate::store::record::{DataState, Place, Record, Undo};
 use crate::sys::{SysResult, Time};
 
-/// Nanoseconds of the longest tick of the kernel's clock (HZ = 100). The time of birth of an inode
-/// is that of the last tick.
+/// Length in nanoseconds of the longest tick of the kernel's clock (HZ = 100). An inode's time of
+/// birth is that of the last tick.
 const TICK_MAX_NS: i64 = 10_000_000;
 
 /// A captured version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Captured {
-    /// Its bytes.
+    /// Object with its content.
     pub object: ObjectId,
-    /// Whose it is.
+    /// Its inode.
     pub slot: Slot,
-    /// Which of [`Census::kept`] need it, by their number there.
+    /// Range of indices in [`Census::kept`] of the checkpoints that need it.
     pub by: Range<usize>,
-    /// It was captured in the open epoch: it may be taken back, or be on its way into the layer
-    /// still.
+    /// It was captured in the open epoch: it may be voided, or may not be in the layer yet.
     pub open: bool,
     /// The next checkpoint may carry it: it must stay even if no checkpoint needs it.
     pub carriable: bool,
-    /// When the inode was made, nanoseconds since 1970.
+    /// Time of birth of the inode, in nanoseconds since 1970.
     pub born_ns: Option<i64>,
 }
 
 impl Captured {
-    /// One of a file of which nothing else is known, that nobody needs.
+    /// Creates a version that no checkpoint needs, of an otherwise unknown file.
     pub fn new(object: ObjectId) -> Captured {
         Captured {
             object,
@@ -53,18 +51,19 @@ impl Captured {
     }
 }
 
-/// All captured versions that are on record.
+/// All recorded versions.
 #[derive(Clone, Debug, Default)]
 pub struct Census {
-    /// The checkpoints that something is kept for, oldest first.
+    /// The stored checkpoints, oldest first.
     pub kept: Vec<CheckpointId>,
-    /// The latest time at which one of them, or an older one, was made.
+    /// For each of them, the latest creation time of it and all older ones, in nanoseconds since
+    /// 1970.
     pub made_ns: Vec<i64>,
-    /// The versions, those first that nobody needs.
+    /// The versions, unneeded ones first.
     pub versions: Vec<Captured>,
 }
 
-/// Records of content, and of attributes, by inode and epoch.
+/// Records of content and of attributes, by inode and epoch.
 #[derive(Default)]
 pub(super) struct Reading {
     pub(super) data: BTreeMap<(Slot, Epoch), DataState>,
@@ -72,9 +71,9 @@ pub(super) struct Reading {
 }
 
 impl Reading {
-    /// When the inode was made that a record of content from this epoch is of, nanoseconds since
-    /// 1970: the attributes of what reads it changed then or before, and after every other inode of
-    /// that number had gone.
+    /// Returns the time of birth, in nanoseconds since 1970, of the inode with a content record of
+    /// this epoch. The attributes of that inode changed in this epoch or before, and after every
+    /// earlier inode with the same number was gone.
     pub(super) fn born_ns(&self, slot: Slot, epoch: Epoch) -> Option<i64> {
         self.born
             .range((slot, Epoch(0))..=(slot, epoch))
@@ -110,7 +109,8 @@ impl Reading {
 }
 
 impl Census {
-    /// These checkpoints, oldest first, with when each was made, and no versions.
+    /// Creates a census of checkpoints, given oldest first with their creation times, without
+    /// versions.
     pub(super) fn of(retained: &[(CheckpointId, i64)]) -> Census {
         let mut latest = i64::MIN;
         let made_ns = retained.iter().map(|(_, made_ns)| {
@@ -126,11 +126,10 @@ impl Census {
 }
 
 impl Timeline {
-    /// Every captured version that is on record. Reads the records of content and attributes in the
-    /// index, and the end of the journal.
+    /// Returns every recorded version. Reads the records of content and attributes in the index,
+    /// and the tail of the journal.
     ///
-    /// Of a file that is younger than a checkpoint that would need it, it is not yet looked whether
-    /// it was there: [`Timeline::narrow`] does.
+    /// The result may include checkpoints older than the file; [`Timeline::narrow`] removes them.
     ///
     /// # Errors
     /// EIO if neither the index nor the journal can be read.
@@ -165,11 +164,11 @@ impl Timeline {
         })
     }
 
-    /// All records of content and of attributes.
+    /// Returns all records of content and of attributes.
     fn captures(&self) -> SysResult<Reading> {
         let index = &self.store().index;
         let mut reading = Reading::default();
-        // What is applied meanwhile is read twice, to the same effect.
+        // An epoch indexed concurrently is read twice, which is idempotent.
         let indexed = index.each_capture(|epoch, undo| reading.take_undo(epoch, undo));
         let from = indexed.unwrap_or_else(|error| {
             self.lookup.index_fault(&error);
@@ -182,8 +181,8 @@ impl Timeline {
         Ok(reading)
     }
 
-    /// Whether some checkpoint reads this object of the open epoch. If the newest one does not,
-    /// none does; the one that did may have been deleted.
+    /// Whether any checkpoint reads this object of the open epoch. If the newest one does not, no
+    /// other does; the one that did may have been deleted.
     ///
     /// # Errors
     /// EIO if a record cannot be read.
@@ -213,12 +212,12 @@ impl Timeline {
         Ok(!version.by.is_empty())
     }
 
-    /// Takes the checkpoints out that are older than the file: they do not show it.
+    /// Removes the checkpoints older than the file, which do not show it.
     ///
-    /// Two things must say so. It was made, by the clock, after each of them and all before; and
-    /// the name that it had when it first changed after the newest of them led elsewhere there, or
-    /// nowhere, or is in a directory of which both can be said. A clock can be set back, and a name
-    /// can be one that the file got later.
+    /// Two conditions must hold. By the clock, the file was created after each of them and all
+    /// earlier ones. And its name at its first change after the newest of them led elsewhere or
+    /// nowhere there, or both conditions hold for its directory. Each alone proves nothing: a clock
+    /// can be set back, and the file may have acquired the name later.
     ///
     /// # Errors
     /// EIO if a record cannot be read.
@@ -242,8 +241,8 @@ impl Timeline {
         Ok(())
     }
 
-    /// Whether the inode was made after the checkpoint though within the same tick of the kernel's
-    /// clock, so that its time of birth is not later: its recorded names lead elsewhere.
+    /// Whether the inode was created after the checkpoint but within the same clock tick, so that
+    /// its time of birth is not later: its recorded names lead elsewhere.
     ///
     /// # Errors
     /// EIO if a record cannot be read.
@@ -286,7 +285,7 @@ impl Timeline {
         let Some(made_ns) = self.catalogue.stored_ns(newest) else {
             return Ok(false);
         };
-        // A deleted checkpoint that comes back after a power cut shows what is about to change.
+        // A deleted checkpoint that reappears after a power cut shows the state before this change.
         Ok(self.absences.is_after(born, newest, made_ns)
             && born <= crate::sys::now()
             && self.store().has_synced_deletions()
@@ -309,7 +308,7 @@ impl Timeline {
         now: &dyn Fn(Slot) -> Option<(Place, Time)>,
     ) -> SysResult<bool> {
         let (mut at, mut passed) = (slot, HashSet::new());
-        // Places that were forged can lead in a circle.
+        // Forged places can form a cycle.
         while passed.insert(at) {
             let home = self.lookup.home_at(at, id)?.map(|home| home.before);
             let Some(place) = home.or_else(|| Some(now(at)?.0)) else {

@@ -1,4 +1,4 @@
-//! Which inodes no checkpoint shows.
+//! Inodes that no checkpoint shows.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -43,7 +43,7 @@ fn record(timeline: &Timeline, undo: Vec<Undo>) {
     recorded.unwrap();
 }
 
-/// A name led to this, or to nothing.
+/// Record of a name and its previous target.
 fn entry(place: Place, before: Option<Slot>) -> Undo {
     let kind = Kind::File;
     Undo::Entry {
@@ -53,11 +53,10 @@ fn entry(place: Place, before: Option<Slot>) -> Undo {
     }
 }
 
-/// Where inodes are, and when they were made.
+/// Places and times of birth of inodes.
 type Live = HashMap<Slot, (Place, Time)>;
 
-/// A checkpoint shows the old directory with the old file in it; the new file is in the new
-/// directory.
+/// A checkpoint shows the old directory with the old file; the new file is in the new directory.
 fn tree(dir: &std::path::Path) -> (Timeline, Live) {
     let (store, _) = Store::open(File::open(dir).unwrap(), true).unwrap();
     let (timeline, _) = Timeline::open(Arc::new(store)).unwrap();
@@ -83,20 +82,20 @@ fn what_was_made_after_the_checkpoint_is_unseen() {
     let (timeline, mut live) = tree(dir.path());
     assert!(is_unseen(&timeline, &live, NEW_FILE));
     assert!(!is_unseen(&timeline, &live, OLD_FILE));
-    // In a directory that was there: by the record of its name.
+    // In a directory that the checkpoint shows: by the record of its name.
     live.insert(NEW_FILE, (place(OLD_DIR, "other"), NEW));
     assert!(!is_unseen(&timeline, &live, NEW_FILE));
     record(&timeline, vec![entry(place(OLD_DIR, "other"), None)]);
     assert!(is_unseen(&timeline, &live, NEW_FILE));
-    // It was something else that was there.
+    // The name led to another inode.
     live.insert(NEW_FILE, (place(OLD_DIR, "file"), NEW));
     let before = entry(place(OLD_DIR, "file"), Some(OLD_FILE));
     record(&timeline, vec![before]);
     assert!(is_unseen(&timeline, &live, NEW_FILE));
 }
 
-/// One of the two things is not enough: a clock can be set back, and a name can be one that the
-/// file got later, of which somebody who works past the mount leaves no record.
+/// One condition alone is not sufficient: a clock can be set back, and the file may have acquired
+/// the name later, without a record if changed past the mount.
 #[test]
 fn both_its_birth_and_its_name_must_say_so() {
     let dir = tempfile::tempdir().unwrap();
@@ -141,8 +140,8 @@ fn what_cannot_be_told_is_seen() {
     );
 }
 
-/// A checkpoint that was made after the clock was set back is later than it says; one that was
-/// freed shows nothing.
+/// A checkpoint made after the clock was set back is later than its time states; a freed one shows
+/// nothing.
 #[test]
 fn the_newest_stored_checkpoint_counts() {
     let dir = tempfile::tempdir().unwrap();

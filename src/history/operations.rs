@@ -1,11 +1,11 @@
-//! What was done to the history, and what can be undone and done again.
+//! The operation log, with undo and redo.
 //!
-//! The journal has a record of each operation. Of them this keeps where they are and two stacks.
-//! `undo` takes the operations that can be undone next, newest last; to undo one is an operation
-//! that goes on `redo`; to redo is to undo that one, and goes on `undo` again. Anything else that
-//! is done empties `redo`: the line that was undone is left, and still is in the list. Every
-//! operation can be undone, those that undid others too, so that any state that the history was in
-//! is reached from any other by undoing what was done since, the newest first.
+//! The journal has a record of each operation. Memory has their addresses and two stacks. `undo`
+//! has the operations that can be undone, newest last. Undoing one is itself an operation, pushed
+//! to `redo`. A redo undoes that operation and is pushed to `undo`. Any other operation clears
+//! `redo`: the undone line is left, but remains in the log. Every operation can be undone,
+//! including an undo, so any earlier state of the history is reachable by undoing the operations
+//! since, newest first.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -20,10 +20,10 @@ use crate::store::{Address, StoreError};
 use crate::sys::SysResult;
 use crate::sys::lock::RwLock;
 
-/// Bytes of chosen paths that are in the record of an operation.
+/// Maximum total bytes of selected paths in the record of an operation.
 const ONLY_BYTES_MAX: usize = 1 << 20;
 
-/// The operations there were. Knows the order, and not what they did.
+/// Order of the operations, without their content.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Order {
     known: BTreeMap<u64, (Address, Option<u64>)>,
@@ -31,16 +31,16 @@ pub(super) struct Order {
 }
 
 impl Order {
-    /// An operation was done. Those before it were noted.
+    /// Adds an operation; earlier ones are already present.
     pub(super) fn note(&mut self, number: u64, at: Address, undoes: Option<u64>) {
-        // One that undid what is forgotten is to be forgotten too.
+        // The undo of a removed operation is removed as well.
         let counts = undoes.is_none_or(|undone| self.known.contains_key(&undone));
         if self.known.insert(number, (at, undoes)).is_none() && counts {
             self.line.note(number, undoes);
         }
     }
 
-    /// These are told nobody any more: see [`crate::store::forget`].
+    /// Removes operations that are not listed any more: see [`crate::store::forget`].
     fn forget(&mut self, gone: &BTreeSet<u64>) {
         self.known.retain(|number, _| !gone.contains(number));
         self.line.forget(|number| gone.contains(&number));
@@ -52,7 +52,7 @@ impl Order {
             .map_or(1, |(last, _)| last.saturating_add(1))
     }
 
-    /// Which operation undid each that was undone; the last, if several did.
+    /// Maps each undone operation to the last one that undid it.
     fn undone_by(&self) -> HashMap<u64, u64> {
         self.known
             .iter()
@@ -60,8 +60,8 @@ impl Order {
             .collect()
     }
 
-    /// What is to be undone, in this order, so that everything is as it was right after operation
-    /// `to`. What was done and undone since is left out, and so is what a retention rule did.
+    /// Returns the operations to undo, in order, to return to the state directly after operation
+    /// `to`. Operations done and undone since are omitted, and so are those of a retention rule.
     fn since(&self, to: u64) -> Vec<u64> {
         let mut left: Vec<u64> = Vec::new();
         let since = self.known.range(to.saturating_add(1)..);
@@ -76,33 +76,33 @@ impl Order {
     }
 }
 
-/// Which way to walk.
+/// Direction and distance of a walk through the operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Walk {
-    /// The newest so many that can be undone.
+    /// The newest operations that can be undone, up to this number.
     Undo(usize),
-    /// The last so many that were undone.
+    /// The last undone operations, up to this number.
     Redo(usize),
-    /// Back to how everything was right after this operation; 0: before the first.
+    /// Back to the state directly after this operation; 0: before the first.
     To(u64),
 }
 
-/// An operation, and whether what it did is so.
+/// An operation and its status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Told {
     /// The operation.
     pub operation: Operation,
-    /// The one that undid it, if one did.
+    /// The operation that undid it, if any.
     pub undone_by: Option<u64>,
-    /// It was not undone, or done again.
+    /// It was not undone, or was redone.
     pub in_effect: bool,
 }
 
-/// What was done to the history, and the only way to do something to it that can be undone.
+/// The operation log, and the only API for undoable changes of the history.
 pub struct Operations {
     journal: Arc<Appender>,
     catalogue: Arc<Catalogue>,
-    /// A leaf.
+    /// A leaf lock.
     order: RwLock<Order>,
 }
 
@@ -119,8 +119,8 @@ impl Operations {
         }
     }
 
-    /// The record of what is about to be done, to be appended behind the records of it. Only one
-    /// thread makes records of operations at a time: the caller holds what says so.
+    /// Creates the next operation, to be appended after its records. Callers are serialized by a
+    /// lock of their own.
     pub(super) fn operation(&self, by: &Actor, undoes: Option<u64>, deed: Deed) -> Operation {
         Operation {
             number: self.order.read().next(),
@@ -131,21 +131,21 @@ impl Operations {
         }
     }
 
-    /// An operation was done; its record is there.
+    /// Notes an appended operation.
     pub(super) fn note(&self, done: &Operation, at: Address) {
         self.order.write().note(done.number, at, done.undoes);
     }
 
-    /// These are told nobody any more.
+    /// Removes operations that are not listed any more.
     pub(super) fn forget(&self, gone: &BTreeSet<u64>) {
         self.order.write().forget(gone);
     }
 
-    /// Does an operation: appends its records with who asked for each, and itself behind them, then
-    /// makes the catalogue so. When it returns that survives `kill -9`.
+    /// Performs an operation: appends its records, each with the actor, and the operation after
+    /// them, then updates the catalogue. On return this survives `kill -9`.
     ///
     /// # Errors
-    /// As [`Appender::append`]; then nothing was done.
+    /// As [`Appender::append`]; then nothing changed.
     pub fn operate(
         &self,
         by: &Actor,
@@ -177,12 +177,12 @@ impl Operations {
         Ok(())
     }
 
-    /// Records that a restore begins, of these paths or, without any, of the whole tree: what comes
-    /// after then comes from `target`. `only`: of nothing below them. `by`: who asked for it, and
-    /// which operation it undoes; without it, it is one that was begun before.
+    /// Records the start of a restore of `paths`, or of the whole tree if empty: later checkpoints
+    /// descend from `target`. `only` excludes everything below the paths. `by` has the actor and
+    /// the operation that this one undoes; `None` continues an earlier restore.
     ///
     /// # Errors
-    /// As [`Appender::append`]; then it has not begun.
+    /// As [`Appender::append`]; then the restore has not started.
     pub fn begin_restore(
         &self,
         by: Option<(&Actor, Option<u64>)>,
@@ -191,8 +191,8 @@ impl Operations {
         paths: &[Vec<u8>],
         only: bool,
     ) -> SysResult<()> {
-        // Chosen paths can be any number. Not all of them would be of no use for an undo; for the
-        // rest it matters that there are some.
+        // The number of selected paths is unlimited. An incomplete list is useless for an undo; for
+        // all other uses it only matters that the list is not empty.
         let fit = !only || paths.iter().map(|path| path.len() + 4).sum::<usize>() <= ONLY_BYTES_MAX;
         let begins = Record::RestoreBegin {
             target,
@@ -220,11 +220,12 @@ impl Operations {
         )
     }
 
-    /// Records that the tree is about to be changed by a merge, and is to be what `guard` holds as
-    /// long as [`Operations::end_merge`] was not called: what comes after then comes from it.
+    /// Records that a merge is about to change the tree. Until [`Operations::end_merge`] the target
+    /// state is `guard`, so recovery reverts an interrupted merge, and later checkpoints descend
+    /// from `guard`.
     ///
     /// # Errors
-    /// As [`Appender::append`]; then it has not begun.
+    /// As [`Appender::append`]; then the merge has not started.
     pub fn begin_merge(&self, by: &Actor, guard: CheckpointId) -> SysResult<()> {
         let begins = Record::RestoreBegin {
             target: guard,
@@ -234,7 +235,7 @@ impl Operations {
         self.unasked(by, vec![begins])
     }
 
-    /// The operation that a merge will be. The caller keeps others from doing any meanwhile.
+    /// Creates the operation of a merge. The caller excludes other operations until it is recorded.
     pub fn merge(&self, by: &Actor, guard: CheckpointId) -> Operation {
         let deed = Deed::Restored {
             target: guard,
@@ -245,15 +246,15 @@ impl Operations {
         self.operation(by, None, deed)
     }
 
-    /// Records that a merge is done: from now on it survives `kill -9`, whole.
+    /// Records the completion of a merge. On return the complete merge survives `kill -9`.
     ///
     /// # Errors
-    /// As [`Appender::append`]; then it is not done.
+    /// As [`Appender::append`]; then the merge is not complete.
     pub fn end_merge(&self, merge: Operation) -> SysResult<()> {
         self.operate_as(merge, vec![Record::RestoreEnd])
     }
 
-    /// Whether there is an operation of this number that was done then, nanoseconds since 1970.
+    /// Whether the log has an operation with this number and time (nanoseconds since 1970).
     ///
     /// # Errors
     /// EIO if the journal cannot be read.
@@ -265,11 +266,11 @@ impl Operations {
         Ok(found.is_some_and(|operation| operation.at_ns == at_ns))
     }
 
-    /// Notes that the whole tree is what a checkpoint holds though nothing had to be restored for
-    /// it: what comes after `newest`, the last that was made, comes from that.
+    /// Records that the whole tree equals a checkpoint although no restore was necessary.
+    /// Checkpoints after `newest`, the last one, descend from `target`.
     ///
     /// # Errors
-    /// As [`Appender::append`]; then nothing was noted.
+    /// As [`Appender::append`]; then nothing was recorded.
     pub fn comes_from(
         &self,
         by: &Actor,
@@ -289,17 +290,17 @@ impl Operations {
         )
     }
 
-    /// Deletes a checkpoint for good, hidden or not, as the rules of retention say or because
-    /// nobody asked for it: no operation, and no way back. When it returns that survives `kill -9`,
-    /// and what only it needed can be removed.
+    /// Deletes a checkpoint permanently, visible or hidden, for a retention rule or because no user
+    /// requested it. This is no operation and cannot be undone. On return it survives `kill -9`,
+    /// and versions that only this checkpoint needed can be removed.
     ///
     /// # Errors
-    /// As [`Appender::append`]; then nothing was done.
+    /// As [`Appender::append`]; then nothing changed.
     pub fn free(&self, by: &Actor, id: CheckpointId) -> SysResult<()> {
         self.unasked(by, vec![Record::Deleted { id }])
     }
 
-    /// Does what is no operation: there is nothing to be undone.
+    /// Appends and applies records that are no operation and cannot be undone.
     fn unasked(&self, by: &Actor, records: Vec<Record>) -> SysResult<()> {
         let mut all = asked(Some(by));
         all.extend(records.iter().cloned());
@@ -311,7 +312,7 @@ impl Operations {
         Ok(())
     }
 
-    /// What is to be undone, in this order, to walk so far; fewer if there is no more.
+    /// Returns the operations to undo, in order; fewer than requested if no more exist.
     pub fn walk(&self, walk: Walk) -> Vec<u64> {
         let order = self.order.read();
         match walk {
@@ -321,12 +322,12 @@ impl Operations {
         }
     }
 
-    /// Whether there is an operation of this number.
+    /// Whether the log has an operation with this number.
     pub fn has_operation(&self, number: u64) -> bool {
         self.order.read().known.contains_key(&number)
     }
 
-    /// The operation that this one stands for: if it undid one, or did one again, that one.
+    /// Follows a chain of undo and redo to the original operation.
     pub fn original(&self, number: u64) -> u64 {
         let order = self.order.read();
         let undone = |number: u64| {
@@ -341,7 +342,7 @@ impl Operations {
             .unwrap_or(number)
     }
 
-    /// The operation that undid this one, the last if several did.
+    /// Returns the last operation that undid this one.
     pub fn undone_by(&self, number: u64) -> Option<u64> {
         let order = self.order.read();
         let mut later = order.known.range(number.saturating_add(1)..).rev();
@@ -350,7 +351,7 @@ impl Operations {
             .map(|(by, _)| *by)
     }
 
-    /// At most `limit` operations before `before` (without it: the last), newest first.
+    /// Returns up to `limit` operations before `before` (default: the end), newest first.
     ///
     /// # Errors
     /// EIO if the journal cannot be read.
@@ -371,7 +372,8 @@ impl Operations {
         };
         let told = |(number, at): (u64, Address)| {
             let by = undone_by.get(&number).copied();
-            // Undone, done again, undone again: it ends, for each is later than what it undoes.
+            // A chain of undo and redo ends, because each operation is later than the one it
+            // undoes.
             let times =
                 std::iter::successors(by, |by| undone_by.get(by).copied().filter(|next| next > by))
                     .count();
@@ -388,7 +390,7 @@ impl Operations {
             .collect()
     }
 
-    /// `None`: it was forgotten a moment ago.
+    /// `None` if the operation was just removed.
     fn operation_at(&self, at: Address) -> SysResult<Option<Operation>> {
         match self
             .journal
@@ -406,7 +408,7 @@ impl Operations {
         }
     }
 
-    /// The checkpoints that operations since this time (nanoseconds since 1970) deleted.
+    /// Returns the checkpoints deleted by operations since this time (nanoseconds since 1970).
     ///
     /// # Errors
     /// EIO if the journal cannot be read.
@@ -429,8 +431,8 @@ impl Operations {
         Ok(deleted)
     }
 
-    /// The records that bring a hidden checkpoint back: with its tags, but for those that another
-    /// has by now.
+    /// Returns the records that unhide a checkpoint, with its tags except those in use by another
+    /// checkpoint.
     pub fn reviving(&self, kept: &Kept) -> Vec<Record> {
         let mut records = Vec::new();
         let free: Vec<String> = kept
@@ -487,9 +489,9 @@ mod tests {
             (vec![5, 6], vec![])
         );
         assert_eq!(stacks(&[None, None, Some(2), None]), (vec![1, 4], vec![]));
-        // Something further down, past what cannot be undone.
+        // An operation further down, below one that cannot be undone.
         assert_eq!(stacks(&[None, None, None, Some(2)]), (vec![1, 3], vec![4]));
-        // A line that was left is reached again.
+        // An abandoned line is reached again.
         assert_eq!(
             stacks(&[None, None, Some(2), None, Some(4), Some(3)]),
             (vec![1, 6], vec![])

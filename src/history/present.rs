@@ -1,4 +1,4 @@
-//! What history asks of the live tree: the state of everything that has no record.
+//! The live tree as seen by history: the state of all keys without a record.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -8,28 +8,28 @@ use crate::store::ids::{Name, Slot};
 use crate::store::record::{AttrState, Child, Place};
 use crate::sys::{Errno, SysResult, Time, Xattrs};
 
-/// How long a rename under way is waited for, each time, when an inode is at none of its names.
+/// Pause between two look-ups while a rename is in progress and the inode is at none of its names.
 const RENAME_PAUSE: Duration = Duration::from_micros(200);
-/// How often at most: a rename on a busy machine takes its time, and another may follow.
+/// Maximum number of pauses. A rename on a busy machine takes time, and another may follow.
 const RENAME_WAITS_MAX: u32 = 25_000;
 
-/// The way by which an inode was reached in some state of the tree, from the root: lets a live
-/// inode be found again without a scan.
+/// The path by which a walk reached an inode in some state of the tree. It locates a live inode
+/// without a scan.
 ///
-/// An inode that was renamed since is found by the place that history keeps of it; one that never
-/// was is still at the end of the trail.
+/// An inode renamed since is located by its recorded place; one never renamed is at the end of the
+/// trail.
 #[derive(Debug)]
 pub struct Trail {
     /// The inode.
     pub slot: Slot,
-    /// Its name in the directory before.
+    /// Its name in the parent directory.
     pub name: Name,
-    /// The directory before; `None` for the root.
+    /// The trail of the parent directory; `None` for the root.
     pub up: Option<Arc<Trail>>,
 }
 
 impl Trail {
-    /// The trail of the root.
+    /// Returns the trail of the root.
     pub fn root() -> Arc<Trail> {
         Arc::new(Trail {
             slot: Slot::ROOT,
@@ -38,7 +38,7 @@ impl Trail {
         })
     }
 
-    /// One step further.
+    /// Extends the trail by one name.
     pub fn step(self: &Arc<Trail>, name: &Name, slot: Slot) -> Arc<Trail> {
         Arc::new(Trail {
             slot,
@@ -47,7 +47,7 @@ impl Trail {
         })
     }
 
-    /// Whether the way goes through this inode, or ends there.
+    /// Whether the trail passes through this inode or ends at it.
     pub fn goes_through(&self, slot: Slot) -> bool {
         let mut at = Some(self);
         while let Some(trail) = at {
@@ -59,7 +59,7 @@ impl Trail {
         false
     }
 
-    /// The path from the root, `/`-separated, without a leading one.
+    /// Returns the path from the root, `/`-separated, without a leading slash.
     pub fn path(&self) -> Vec<u8> {
         let mut names = Vec::new();
         let mut at = self;
@@ -73,7 +73,7 @@ impl Trail {
 }
 
 impl Drop for Trail {
-    /// One after the other: a tree can be deeper than the stack.
+    /// Iterative, because a tree can be deeper than the stack.
     fn drop(&mut self) {
         let mut up = self.up.take();
         while let Some(mut trail) = up.and_then(Arc::into_inner) {
@@ -82,10 +82,10 @@ impl Drop for Trail {
     }
 }
 
-/// What is on another filesystem is not there.
+/// Converts EXDEV, for an inode on another filesystem, to `None`.
 ///
 /// # Errors
-/// Any but EXDEV, as it is given.
+/// Any other error, unchanged.
 pub fn absent_beyond<T>(errno: Errno) -> SysResult<Option<T>> {
     match errno {
         Errno::EXDEV => Ok(None),
@@ -93,35 +93,35 @@ pub fn absent_beyond<T>(errno: Errno) -> SysResult<Option<T>> {
     }
 }
 
-/// The live tree, read by slot. Every method verifies that the inode found is the one that was
-/// meant and fails with ESTALE if none is.
+/// The live tree, read by slot. Every method verifies the inode that it locates, and fails with
+/// ESTALE if it locates none with this slot.
 pub trait Present: Send + Sync {
-    /// What a name in a directory leads to.
+    /// Returns the target of a name in a directory.
     fn child(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<Option<Child>>;
-    /// Every name of a directory, without `.`, `..` and our own store.
+    /// Returns every name of a directory, except `.`, `..` and our store.
     fn list(&self, dir: &Arc<Trail>) -> SysResult<Vec<(Name, Child)>>;
-    /// Attributes.
+    /// Returns the attributes.
     fn attr(&self, node: &Arc<Trail>) -> SysResult<AttrState>;
-    /// Extended attributes, sorted by name.
+    /// Returns the extended attributes, sorted by name.
     fn xattrs(&self, node: &Arc<Trail>) -> SysResult<Xattrs>;
     /// Opens a regular file for reading.
     fn open(&self, node: &Arc<Trail>) -> SysResult<File>;
-    /// The time of change of a file that [`Present::open`] has opened. Where that is a copy of what
-    /// the base of a branch has, it is the time that the base tells.
+    /// Returns the ctime of a file opened by [`Present::open`]. For a copy of a file in the base of
+    /// a branch, it is the ctime in the base.
     fn ctime_of(&self, _node: &Arc<Trail>, file: &File) -> SysResult<Time> {
         Ok(crate::sys::stat_fd(file)?.ctime)
     }
-    /// Where an inode may be now: a hint, to be verified.
+    /// Returns the possible current place of an inode. It is a hint, to be verified.
     fn place(&self, _slot: Slot) -> Option<Place> {
         None
     }
-    /// A number that grows with each rename; `None`: one is under way, and what it moves may be
-    /// found at neither name.
+    /// Returns a number that increases with each rename; `None` while a rename is in progress, when
+    /// the moved inode may be at neither of its two names.
     fn renames(&self) -> Option<u64>;
 }
 
-/// What the live tree says. That an inode is at none of its names is so only if no rename was under
-/// way meanwhile.
+/// Reads the live tree, and retries on ESTALE if a rename was in progress. Without a rename, ESTALE
+/// is reliable: the inode is at none of its names.
 pub(super) fn at_rest<T>(present: &dyn Present, live: impl Fn() -> SysResult<T>) -> SysResult<T> {
     for _ in 0..RENAME_WAITS_MAX {
         let before = present.renames();
@@ -136,7 +136,7 @@ pub(super) fn at_rest<T>(present: &dyn Present, live: impl Fn() -> SysResult<T>)
     live()
 }
 
-/// A live inode that vanished while it was looked at is not there.
+/// Converts ENOENT and ESTALE, of a live inode that vanished during the look-up, to `None`.
 pub(super) fn there<T>(result: SysResult<Option<T>>) -> SysResult<Option<T>> {
     match result {
         Err(Errno::ENOENT | Errno::ESTALE) => Ok(None),
@@ -148,8 +148,8 @@ pub(super) fn there<T>(result: SysResult<Option<T>>) -> SysResult<Option<T>> {
 mod tests {
     use super::*;
 
-    /// Whoever may make directories may make them deep: each level of the trail took a frame of the
-    /// stack when it was dropped.
+    /// Dropping a trail once used a stack frame for each level, and any user may create deep
+    /// directories.
     #[test]
     fn a_trail_deeper_than_the_stack_is_dropped() {
         let name = Name::new(b"d");

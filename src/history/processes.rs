@@ -1,5 +1,5 @@
-//! The processes that change something, and what each is about to change: how
-//! [`attribution`](super::attribution) comes into the journal.
+//! Numbers processes that change the tree, and stages their touches: the source of
+//! [`attribution`](super::attribution) records.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,24 +12,23 @@ use crate::store::record::{NameTouch, Process, ProcessNumber, Record, Touch};
 use crate::sys::SysResult;
 use crate::sys::lock::Mutex;
 
-/// How far up it is told whose child a process is.
+/// Maximum number of recorded ancestors of a process.
 const ANCESTORS_MAX: usize = 32;
-/// Processes that are found again by their number; beyond that they get another.
+/// Maximum number of processes in memory; beyond it a process may be numbered again.
 const NUMBERED_MAX: usize = 4096;
 
-/// The processes that have a number in this run of the daemon, newest of each id.
+/// Numbers of processes in this run of the daemon, the newest for each pid.
 #[derive(Debug, Default)]
 struct Numbers {
     last: ProcessNumber,
     by_pid: HashMap<u32, Arc<Numbered>>,
 }
 
-/// Numbers processes, and says which of them is about to change what. See
-/// [`attribution`](super::attribution).
+/// Numbers processes and stages their touches. See [`attribution`](super::attribution).
 pub struct Processes {
     journal: Arc<Appender>,
     epochs: Arc<Epochs>,
-    /// A leaf.
+    /// A leaf lock.
     numbers: Mutex<Numbers>,
 }
 
@@ -42,13 +41,13 @@ impl Processes {
         }
     }
 
-    /// The number of a process; the same as long as it is the same in all that is known of it.
+    /// Returns the number of a process, which is stable while its known properties are the same.
     pub fn number(&self, process: Process) -> Arc<Numbered> {
         self.number_child(process, |_| None)
     }
 
-    /// As [`Processes::number`], with those that it descends from: `parent_of` tells who a process
-    /// id is. It is asked only for a process that is new.
+    /// As [`Processes::number`], with its ancestors. `parent_of` returns the process with a pid,
+    /// and is called only for a new process.
     pub fn number_child(
         &self,
         process: Process,
@@ -70,7 +69,7 @@ impl Processes {
             .last()
             .filter(|child| child.parent > 1 && line.len() < ANCESTORS_MAX)
         {
-            // Whoever began later has only got the number of the one that is gone.
+            // A parent that started later only reused the pid of the real one.
             let Some(parent) = parent_of(child.parent).filter(|parent| parent.start <= child.start)
             else {
                 break;
@@ -105,7 +104,7 @@ impl Processes {
         numbered
     }
 
-    /// What a name leads to is about to change.
+    /// Stages a change of a name.
     pub fn touch_name(&self, author: &Author, dir: Slot, name: &Name, how: NameTouch) {
         let Some(by) = author.number().filter(|_| !self.epochs.asks_nobody(dir)) else {
             return;
@@ -127,7 +126,7 @@ impl Processes {
         }
     }
 
-    /// The content of a file is about to change, or may; says whether that is news.
+    /// Stages a possible change of a file's content. Returns whether it needs a record.
     pub fn touch_data(&self, author: &Author, slot: Slot) -> bool {
         let news = self.news(author, slot, TouchTable::data_news);
         if let Some(by) = news {
@@ -136,7 +135,7 @@ impl Processes {
         news.is_some()
     }
 
-    /// Attributes of an inode are about to change.
+    /// Stages a change of an inode's attributes.
     pub fn touch_attr(&self, author: &Author, slot: Slot) {
         if let Some(by) = self.news(author, slot, TouchTable::attr_news) {
             author.stage(Touch::Attr { by, slot });
@@ -158,7 +157,7 @@ impl Processes {
         }
     }
 
-    /// An inode is about to lose its last name.
+    /// Stages the removal of an inode's last name.
     pub fn touch_gone(&self, author: &Author, slot: Slot) {
         if author.number().is_none() || self.epochs.asks_nobody(slot) {
             return;
@@ -168,8 +167,9 @@ impl Processes {
         }
     }
 
-    /// An inode is about to get another name: if it was made in the open epoch by somebody else, or
-    /// others may follow what it is made for, that must be told, for its name said it so far.
+    /// Stages a rename of an inode created in the open epoch. Its creator must be recorded if it is
+    /// another process, or if it is a directory, whose new names are attributed to its creator.
+    /// Before the rename, the record of its name implies the creator.
     pub fn touch_moved(&self, author: &Author, slot: Slot, is_dir: bool) {
         let Some(by) = author.number() else {
             return;
@@ -184,8 +184,7 @@ impl Processes {
         }
     }
 
-    /// Tells at once what the author is about to change, where there is nothing else to record.
-    /// When it returns that survives `kill -9`.
+    /// Records the staged touches in an append of their own. On return this survives `kill -9`.
     ///
     /// # Errors
     /// As [`Epochs::record`].
@@ -197,7 +196,7 @@ impl Processes {
         }
     }
 
-    /// A process had a file open for writing and has not written.
+    /// Records that a process closed a file opened for writing without having written.
     pub fn touch_left(&self, slot: Slot, by: &Numbered) {
         if self
             .epochs

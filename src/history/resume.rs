@@ -1,5 +1,4 @@
-//! Opening a timeline: the checkpoints from the index, and everything after from the journal's
-//! tail.
+//! Opening of a timeline: checkpoints from the index, everything later from the journal's tail.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -19,25 +18,25 @@ use crate::store::{Address, Batch, Store, StoreResult, is_of_checkpoints};
 use crate::sys::SysResult;
 
 impl Timeline {
-    /// Opens the history that is in `store`. Costs what changed since the index last took over, not
-    /// what there is.
+    /// Opens the history in `store`. The cost depends on the changes since the last indexed epoch,
+    /// not on the size of the history.
     ///
-    /// The caller finishes what [`Aftermath`] tells of before it serves anything.
+    /// The caller completes the work described by [`Aftermath`] before it serves anything.
     ///
     /// # Errors
     /// `JournalDamaged`, `BadRecord`; those of the index.
     pub fn open(store: Arc<Store>) -> StoreResult<(Timeline, Aftermath)> {
         let checkpoints = store.index.catalogue().checkpoints()?;
         let applied = store.index.applied()?;
-        // An index that was rebuilt holds records of the open epoch too; they are needed in memory,
-        // so the scan begins where that epoch did.
+        // A rebuilt index contains records of the open epoch as well. They are needed in memory, so
+        // the scan begins at the start of that epoch.
         let from = checkpoints
             .last()
             .map_or(Address::START, |(_, address)| *address)
             .min(applied);
         let mut memory = indexed(&store)?;
-        // The record of the last mount may lie before `from`: only the record of an orderly end,
-        // which is the very last, says that there was one.
+        // The record of the last mount may lie before `from`. Only the record of a clean shutdown,
+        // which is the last one, proves that the end was clean.
         let mut aftermath = Aftermath {
             unclean: store.journal.position() > store.journal.start(),
             ..Aftermath::default()
@@ -64,7 +63,7 @@ impl Timeline {
         }
         for frame in store.journal.scan(from, None) {
             let (address, record) = frame?;
-            // A restore that was under way is finished whatever the index knows of it.
+            // A restore in progress is finished even if the index contains its records.
             let indexed = address < applied
                 && is_of_checkpoints(&record)
                 && !matches!(record, Record::RestoreBegin { .. });
@@ -90,8 +89,8 @@ impl Timeline {
         Ok((Timeline::new(store, memory), aftermath))
     }
 
-    /// A version was never kept, for the file has not changed: strikes its record, in whatever
-    /// epoch it is. Nothing may be served yet.
+    /// Voids the record of a version that was never captured because its file did not change, in
+    /// any epoch. Must be called before the tree is served.
     ///
     /// # Errors
     /// EIO, ENOSPC of the journal or the index.
@@ -109,7 +108,7 @@ impl Timeline {
     }
 }
 
-/// What the index has of what is in memory, but for the checkpoints.
+/// Loads the in-memory state that the index has, except the checkpoints.
 fn indexed(store: &Store) -> StoreResult<Memory> {
     let mut order = Order::default();
     for (number, at, undoes) in store.index.catalogue().operations()? {
@@ -154,7 +153,7 @@ fn put_checkpoint(memory: &mut Memory, kept: Kept, address: Address) {
     memory.checkpoints.put(kept, address);
 }
 
-/// The latest time that a record tells of.
+/// Returns the latest time in a record.
 fn time_of(record: &Record) -> Option<i64> {
     match record {
         Record::Checkpoint(checkpoint) => Some(checkpoint.created_ns),
@@ -170,35 +169,36 @@ fn time_of(record: &Record) -> Option<i64> {
     }
 }
 
-/// A version that may never have come to be.
+/// A version that may never have been created.
 #[derive(Clone, Copy)]
 struct Unsure {
     object: ObjectId,
-    /// If it is known: the bytes that were kept.
+    /// Size of the captured content, if known.
     size: Option<u64>,
 }
 
 struct Replay {
     memory: Memory,
     aftermath: Aftermath,
-    /// What later frames speak of was not done: see [`crate::store::journal::Journal::witness`].
+    /// Frames from here on describe changes that were not made: see
+    /// [`crate::store::journal::Journal::witness`].
     witness: Address,
-    /// Data records whose objects may never have come to be.
+    /// Data records whose objects may never have been created.
     unsure: HashMap<(Epoch, Slot), Unsure>,
-    /// Up to where the index has the journal.
+    /// End of the part of the journal that the index has.
     applied: Address,
-    /// Who asked for what the next record says.
+    /// Actor who requested the next record.
     by: Option<Actor>,
-    /// After a power cut: places where inodes were, in order. What was recorded beyond the witness
-    /// takes back more than one step.
+    /// After a power cut: earlier places of inodes, in order. Records beyond the witness can revert
+    /// more than one rename.
     places: Option<HashMap<Slot, Vec<Place>>>,
-    /// Names of the restore that is about to begin.
+    /// Names of the restore about to begin.
     only: Option<Vec<Vec<u8>>>,
 }
 
 impl Replay {
-    /// After a power cut: what the index already has may not have been done either, or only half.
-    /// Takes note of it, from the last checkpoint before the witness on.
+    /// After a power cut, indexed changes may also not have been made, or only half. Notes those
+    /// from the last checkpoint before the witness on.
     fn look_back(&mut self, store: &Store, upto: Address) -> StoreResult<()> {
         let before = self
             .memory
@@ -267,13 +267,13 @@ impl Replay {
         moved.to = place;
     }
 
-    /// What was renamed beyond the witness may be at any of its places.
+    /// An inode renamed beyond the witness may be at any of its places.
     fn add_places(&mut self, store: &Store) {
         let Some(mut places) = self.places.take() else {
             return;
         };
         for (slot, moved) in &mut self.aftermath.moved {
-            // An index that cannot be read has its own trouble, and tells of it elsewhere.
+            // An unreadable index is reported elsewhere.
             let indexed = store.index.place(*slot).ok().flatten();
             let known = places.remove(slot).unwrap_or_default();
             let mut before: Vec<Place> = indexed
@@ -333,8 +333,8 @@ impl Replay {
         }
     }
 
-    /// A step of an operation that is of more than one. Beyond the witness the names were not
-    /// exchanged, the restore was not begun, or was not ended.
+    /// A step of a multi-step operation. Beyond the witness the step did not happen: names were not
+    /// exchanged, or a restore did not begin or end.
     fn take_step(&mut self, record: Record, beyond: bool) {
         match record {
             _ if beyond => {}
@@ -363,8 +363,8 @@ impl Replay {
         }
     }
 
-    /// The rename failed: what it was to replace is where it was, or under the other name, and stays
-    /// there.
+    /// The rename failed: the inode to be replaced is at its old name or at the other name, and
+    /// stays there.
     fn note_void(&mut self, epoch: Epoch, slot: Slot) {
         self.aftermath
             .replacing
@@ -372,7 +372,7 @@ impl Replay {
         self.unsure.remove(&(epoch, slot));
     }
 
-    /// `unknown`: the index has not got it yet.
+    /// `unknown`: the index does not contain the record yet.
     fn void(&mut self, epoch: Epoch, slot: Slot, unknown: bool) {
         self.note_void(epoch, slot);
         if epoch == self.memory.tables.open().epoch || unknown {
@@ -412,16 +412,15 @@ impl Replay {
         self.aftermath.stopped_ns = None;
     }
 
-    /// Beyond the witness the end was orderly, and the power was cut before the tree was on the
-    /// disk: what it left is to be mended.
+    /// Beyond the witness the shutdown was clean, but the power was cut before the tree reached the
+    /// disk, so recovery is needed.
     fn unmounted(&mut self, at_ns: i64, beyond: bool) {
         self.undone(beyond);
         self.aftermath.unclean = beyond;
         self.aftermath.stopped_ns = Some(at_ns);
     }
 
-    /// A later operation was recorded: whatever may have been half done before is done. Beyond the
-    /// witness that is not so.
+    /// A later record proves that earlier operations are complete, unless it is beyond the witness.
     fn undone(&mut self, beyond: bool) {
         if !beyond {
             self.aftermath.replacing.clear();
@@ -429,9 +428,9 @@ impl Replay {
         }
     }
 
-    /// Of what was recorded beyond the witness nothing was done. Before it a capture was, for it
-    /// comes before its record; a move, which comes after, may not have been: a checkpoint that
-    /// nobody finds any more may have closed its epoch since.
+    /// Beyond the witness nothing was done. Before it, a capture was made, because it precedes its
+    /// record. A move follows its record and may not have been made, even in a closed epoch, whose
+    /// checkpoint may be gone.
     fn note_unsure(&mut self, epoch: Epoch, undo: &[Undo], beyond: bool) {
         for item in undo {
             let Undo::Data {
@@ -457,17 +456,17 @@ impl Replay {
         }
     }
 
-    /// What a tier has dropped is missing for that reason.
+    /// A version dropped by a tier is missing for that reason.
     fn note_dropped(&mut self, objects: &[Dropped]) {
         for Dropped { object, .. } in objects {
             self.unsure.remove(&(object.epoch, object.slot));
         }
     }
 
-    /// The power was cut after a record came to the disk and before its object did. Then neither
-    /// did the change: the file is what it was.
+    /// Voids records that reached the disk before a power cut while their objects did not. Their
+    /// changes did not reach it either, so the files are unchanged.
     fn strike_unmade(&mut self, store: &Store) -> StoreResult<()> {
-        // One that is half done is finished later.
+        // A half-done rename is finished later.
         let replacing: HashSet<ObjectId> = self
             .aftermath
             .replacing
@@ -479,8 +478,8 @@ impl Replay {
             .into_iter()
             .filter(|(_, unsure)| !replacing.contains(&unsure.object))
         {
-            // btrfs brings the names in a new directory to the disk with anything that is synced
-            // there: an empty file has one, and nothing of its data.
+            // btrfs writes the names in a new directory together with anything synced there: an
+            // empty file has a name without its data.
             match store.layers.stat(object)? {
                 Some(found) if size.is_none_or(|size| size == found.size) => {
                     self.aftermath

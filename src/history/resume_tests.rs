@@ -1,5 +1,5 @@
-//! What a power cut leaves of records, made by hand: the tail is what says how far the tree goes,
-//! so parts of it are taken away.
+//! Records left by a power cut. The tail states how far the tree on disk goes, so the tests remove
+//! parts of it.
 
 use std::fs::File;
 use std::path::Path;
@@ -13,7 +13,7 @@ use super::*;
 use crate::store::ids::{CheckpointId, Name};
 use crate::store::record::{Checkpoint, Reason};
 
-/// Enough of them that the index takes them over in many pieces.
+/// Enough for the index to apply them in many pieces.
 const MANY: u64 = 20_000;
 
 fn open(dir: &Path) -> (Timeline, Aftermath) {
@@ -39,7 +39,7 @@ fn checkpoint(timeline: &Timeline, number: u64) -> CheckpointId {
     id
 }
 
-/// The tree on the disk goes as far as `at` and no further; the journal does.
+/// Simulates a tree on disk that ends at `at`, with a complete journal.
 fn cut(dir: &Path, at: Address) {
     let journal = dir.join(".ckptfs/journal");
     let names = std::fs::read_dir(&journal)
@@ -112,7 +112,7 @@ fn what_was_struck_is_not_seen_while_the_index_takes_its_epoch_over() {
                 looks += 1;
             }
         });
-        // However it ends, the reader is told.
+        // The reader stops even if this panics.
         let indexed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             timeline.indexer.index_closed()
         }));
@@ -140,7 +140,7 @@ fn the_daemon_lived_when_a_checkpoint_was_made_that_the_index_has() {
     );
 }
 
-/// Each ends before the thread would begin by itself.
+/// Each mount ends before the thread would start by itself.
 #[test]
 fn short_mounts_do_not_pile_up_what_the_index_does_not_have() {
     const OF_EACH: u64 = 20;
@@ -160,8 +160,8 @@ fn short_mounts_do_not_pile_up_what_the_index_does_not_have() {
     );
 }
 
-/// On btrfs a synced journal can be on the disk before the tree: the end was orderly, and what it
-/// left is to be looked at all the same.
+/// On btrfs a synced journal can be on disk before the tree: the shutdown was clean, and recovery
+/// is still needed.
 #[test]
 fn an_end_that_the_tree_did_not_reach_is_none() {
     let dir = tempfile::tempdir().unwrap();

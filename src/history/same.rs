@@ -1,4 +1,4 @@
-//! Whether an inode is the same in two states.
+//! Comparison of an inode in two states.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::store::extents::same_bytes;
 use crate::store::record::AttrState;
 use crate::sys::{self, Kind, SysResult};
 
-/// Attributes differ, times and counts apart.
+/// Whether attributes differ, except times and link counts.
 pub(super) fn attributes_differ(before: &AttrState, after: &AttrState) -> bool {
     let (a, b) = (&before.stat, &after.stat);
     let size_differs = a.kind == Kind::File && a.size != b.size;
@@ -20,7 +20,8 @@ pub(super) fn attributes_differ(before: &AttrState, after: &AttrState) -> bool {
         || before.target != after.target
 }
 
-/// A file of one state holds the same bytes as a file of another. What is removed meanwhile does not.
+/// Whether a file of one state has the same bytes as a file of another. A file removed concurrently
+/// does not.
 ///
 /// # Errors
 /// As [`View::open`]; EIO if one of them cannot be read.
@@ -28,7 +29,8 @@ pub fn same_content(
     (from, old): (&View<'_>, &Arc<Trail>),
     (to, new): (&View<'_>, &Arc<Trail>),
 ) -> SysResult<bool> {
-    // A branch and its parent each number their objects, and have a live file for one inode.
+    // A branch and its parent number their objects independently, and both have a live file for one
+    // inode.
     let one = from.is_beside(to);
     let stored = from.source(old.slot)?;
     if one && stored == to.source(new.slot)? {

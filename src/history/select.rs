@@ -1,15 +1,15 @@
-//! Which state of the tree a person means.
+//! Resolution of state names given by the user.
 //!
 //! ```text
-//! live                      the tree as it is now
-//! 17, v1, v                 a number, a tag, a beginning that only one tag has
-//! latest                    the newest checkpoint that somebody asked for (without one, the newest that the daemon made by itself)
-//! auto                      the newest that the daemon made by itself
-//! latest~3, 17~1, v1~2      so many kept checkpoints before it that somebody asked for
-//! auto~1                    so many of those before it
-//! @{10min ago}, @{yesterday}, 2026-11-21T09:00:00Z, @{2026-11-21 10:00}    the newest that was there at that time
+//! live                      the current tree
+//! 17, v1, v                 an id, a tag, a unique prefix of a tag
+//! latest                    the newest requested checkpoint (default: the newest automatic one)
+//! auto                      the newest automatic checkpoint
+//! latest~3, 17~1, v1~2      the N-th requested checkpoint before it
+//! auto~1                    the N-th automatic checkpoint before it
+//! @{10min ago}, @{yesterday}, 2026-11-21T09:00:00Z, @{2026-11-21 10:00}    the newest checkpoint at that time
 //! ```
-//! A tag that is written like one of these goes before it.
+//! A tag spelled like one of these has precedence.
 
 use jiff::civil::{DateTime, Time};
 use jiff::tz::TimeZone;
@@ -19,40 +19,40 @@ use super::state::State;
 use crate::store::ids::CheckpointId;
 use crate::store::record::Reason;
 
-/// The newest checkpoint that nobody asked for.
+/// The newest automatic checkpoint.
 const AUTO: &str = "auto";
 
-/// What is needed of a checkpoint to tell whether it is meant.
+/// Properties of a checkpoint needed to resolve names.
 #[derive(Clone, Copy, Debug)]
 pub struct Known<'a> {
-    /// Its number.
+    /// Its id.
     pub id: CheckpointId,
     /// Its tags.
     pub tags: &'a [String],
-    /// When it was made, nanoseconds since 1970.
+    /// Time of its state, in nanoseconds since 1970.
     pub state_ns: i64,
-    /// Why it was made.
+    /// Its reason.
     pub reason: &'a Reason,
 }
 
-/// Why no checkpoint is meant.
+/// Failure to resolve a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unselected {
-    /// None has this number or tag.
+    /// No checkpoint has this id or tag.
     Unknown,
-    /// It begins these tags, sorted.
+    /// The name is a prefix of several tags, sorted.
     Ambiguous(Vec<String>),
-    /// It is only the beginning of this tag.
+    /// The name is only a prefix of this tag.
     Beginning(String),
-    /// `~N` leads beyond the oldest; so many are before the one that it counts from.
+    /// `~N` exceeds the number of checkpoints before the starting point, which is given.
     TooFar(usize),
-    /// The oldest was made after that time.
+    /// The oldest checkpoint is later than the time.
     TooEarly,
-    /// It is no time; what is wrong with it.
+    /// The text is not a time, for this reason.
     NoTime(String),
 }
 
-/// The state that `name` means; `checkpoints` are all that are kept, oldest first.
+/// Resolves `name`. `checkpoints` are all visible ones, oldest first.
 ///
 /// # Errors
 /// See [`Unselected`].
@@ -60,8 +60,8 @@ pub fn select(name: &str, checkpoints: &[Known<'_>]) -> Result<State, Unselected
     selected(name, checkpoints, begins)
 }
 
-/// As [`select`], where the beginning of a tag is not enough: for what cannot be taken to have been
-/// meant otherwise.
+/// As [`select`], without matching of tag prefixes: for operations where a wrong match would do
+/// harm.
 ///
 /// # Errors
 /// See [`Unselected`].
@@ -110,7 +110,7 @@ fn exact(name: &str, checkpoints: &[Known<'_>]) -> Option<usize> {
             return asked.or_else(|| checkpoints.iter().rposition(|known| known.reason.is_auto()));
         }
         AUTO => {
-            // A tag of this name goes before it.
+            // A tag with this name has precedence.
             let tagged = checkpoints
                 .iter()
                 .position(|known| known.tags.iter().any(|tag| tag == name));
@@ -126,7 +126,7 @@ fn exact(name: &str, checkpoints: &[Known<'_>]) -> Option<usize> {
     }
 }
 
-/// The one tag that begins so.
+/// Returns the checkpoint of the only tag with this prefix.
 fn begins(name: &str, checkpoints: &[Known<'_>]) -> Result<usize, Unselected> {
     let tags = || {
         checkpoints
@@ -149,7 +149,7 @@ fn begins(name: &str, checkpoints: &[Known<'_>]) -> Result<usize, Unselected> {
     }
 }
 
-/// `FROM~COUNT`.
+/// Resolves `FROM~COUNT`.
 fn back(
     from: &str,
     count: &str,
@@ -194,7 +194,7 @@ fn back(
 }
 
 fn at_time(time: Timestamp, checkpoints: &[Known<'_>]) -> Result<usize, Unselected> {
-    // What was imported may be older than what was made before.
+    // An imported checkpoint may be older than its predecessors.
     let until = checkpoints
         .iter()
         .enumerate()
@@ -209,7 +209,7 @@ fn at_time(time: Timestamp, checkpoints: &[Known<'_>]) -> Result<usize, Unselect
         })
 }
 
-/// The time that `name` is, if it is one.
+/// Parses a name that is a time; `None` for other names.
 fn time_of(name: &str) -> Result<Option<Timestamp>, Unselected> {
     match name
         .strip_prefix("@{")
@@ -220,7 +220,7 @@ fn time_of(name: &str) -> Result<Option<Timestamp>, Unselected> {
     }
 }
 
-/// When it was last that time of day.
+/// Returns the last occurrence of a time of day.
 fn time_of_day(time: Time, now: &Zoned) -> Result<Timestamp, jiff::Error> {
     let today = now
         .date()
@@ -237,11 +237,11 @@ fn time_of_day(time: Time, now: &Zoned) -> Result<Timestamp, jiff::Error> {
     Ok(last.timestamp())
 }
 
-/// A point in time as a person writes it: RFC 3339, a local date and time, the last time that it
-/// was that time of day (`10:36`), or a span before now (`10min ago`, `2h`, `yesterday`).
+/// Parses a time: RFC 3339, a local date and time, the last occurrence of a time of day (`10:36`),
+/// or a span before now (`10min ago`, `2h`, `yesterday`).
 ///
 /// # Errors
-/// What is wrong with it.
+/// A message for the user.
 pub fn parse_time(text: &str) -> Result<Timestamp, String> {
     let text = text.trim();
     if let Ok(time) = text.parse::<Timestamp>() {
@@ -369,7 +369,7 @@ mod tests {
     fn a_time_finds_the_state_of_that_time_whatever_its_number() {
         let tags = tags();
         let mut known = known(&tags);
-        // The last two were imported: they are older than all others.
+        // The last two were imported and are older than all others.
         known[2].state_ns -= 10 * HOUR_NS;
         known[3].state_ns -= 10 * HOUR_NS;
         let at = |hours: i64| select(&format!("@{{{hours}h 30min ago}}"), &known);
@@ -404,7 +404,7 @@ mod tests {
         assert_eq!(id("5~99999999999999999999"), Err(Unselected::Unknown));
     }
 
-    /// 3 and 9 were made by the daemon: who counts their own checkpoints need not know of them.
+    /// 3 and 9 are automatic: users who count their own checkpoints need not know them.
     #[test]
     fn what_nobody_asked_for_is_nobody_s_latest() {
         let tags = tags();
@@ -430,8 +430,8 @@ mod tests {
         assert_eq!(id("latest", &known), Ok(9), "nobody ever asked");
     }
 
-    /// 5 and 9 guard restores: `restore latest` a second time brought back what the first one had
-    /// replaced.
+    /// 5 and 9 are guards of restores. A second `restore latest` used to restore the state that the
+    /// first one had replaced.
     #[test]
     fn a_guard_is_nobody_s_latest() {
         const GUARD: Reason = Reason::Guard {
@@ -455,7 +455,7 @@ mod tests {
         );
     }
 
-    /// It was a span: ten hours and 36 minutes ago.
+    /// It was parsed as a span: ten hours and 36 minutes ago.
     #[test]
     fn a_time_of_day_is_the_last_one() {
         let now: Zoned = "2026-11-22T14:00:00[UTC]".parse().unwrap();

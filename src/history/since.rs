@@ -1,15 +1,14 @@
-//! What changed since the tree was written down last (the baseline): every key that has an undo
-//! record from the epoch on that was open then.
+//! Changes since the last baseline: every key with an undo record in the epoch of the baseline or
+//! later.
 //!
-//! A key has a record at its first change in an epoch only, so all of that epoch counts. What makes
-//! no record is known by something that does: an inode that was made since by its name in a
-//! directory that was there before, and all that is in a directory that was made since by that
-//! directory. One that was walked while its epoch was still open is noted here, for what changes in
-//! it makes none either.
+//! A key has a record only at its first change in an epoch, so the whole epoch of the baseline
+//! counts. Changes without a record are covered by others. A new inode is covered by its name in an
+//! existing directory, and everything in a new directory by that directory. A directory walked
+//! while its epoch was still open is noted here, because changes in it are not recorded.
 //!
-//! It is in memory, and gone with the daemon: then the tree is walked again. What is in the tables
-//! of the open epoch and of closed ones that the index does not have is told from there; the
-//! indexer leaves their keys here when it takes them.
+//! The state is in memory and lost with the daemon; then the whole tree is walked again. Tables in
+//! memory (of the open epoch and of closed epochs not in the index) are read directly. The indexer
+//! adds the keys of a table here before it removes the table.
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
@@ -20,24 +19,24 @@ use super::table::Table;
 use crate::store::ids::{Epoch, Name, Slot};
 use crate::sys::lock::Mutex;
 
-/// With more keys than this all of the tree is walked instead.
+/// Maximum number of keys; beyond it the whole tree is walked.
 const KEYS_MAX: usize = 200_000;
 
-/// What changed, or may have, since some moment.
+/// Possible changes since the start of a baseline.
 #[derive(Clone, Debug)]
 pub struct Since {
     from: Epoch,
-    /// How often there was no checkpoint, by then.
+    /// Value of `Checkpoints::emptied` at that time.
     unrecorded: u64,
-    /// Names in directories.
+    /// Names, by directory.
     pub names: BTreeSet<(Slot, Name)>,
     /// Inodes.
     pub nodes: HashSet<Slot>,
-    /// Directories of which not all changes were recorded.
+    /// Directories whose changes are not all recorded.
     pub unsure: HashSet<Slot>,
-    /// Inodes that have lost their last name.
+    /// Inodes that lost their last name.
     pub gone: HashSet<Slot>,
-    /// There is more than is held.
+    /// The maximum was exceeded and the sets are incomplete.
     lost: bool,
 }
 
@@ -72,22 +71,22 @@ impl Since {
         }
     }
 
-    /// How many keys there are.
+    /// Returns the number of keys.
     pub fn keys(&self) -> usize {
         self.names.len() + self.nodes.len()
     }
 }
 
-/// What is kept track of. Behind one mutex, a leaf.
+/// Tracked state, behind one leaf mutex.
 #[derive(Debug, Default)]
 struct Tracked {
-    /// Since the baseline that there is; `None`: there is none that could be brought up to date.
+    /// Changes since the current baseline; `None` without a baseline that can be updated.
     since: Option<Since>,
-    /// Since the beginning of the one that is being made.
+    /// Changes since the start of the baseline in progress.
     next: Option<Since>,
-    /// Changes that are beside the baseline.
+    /// Number of changes stored next to the baseline.
     changes: usize,
-    /// Inodes of any epoch that have lost their last name.
+    /// Inodes, of any epoch, that lost their last name.
     gone: HashSet<Slot>,
 }
 
@@ -99,7 +98,7 @@ impl Tracked {
             .for_each(|since| since.take(table));
     }
 
-    /// An inode was made, or has lost its last name.
+    /// Notes an inode that was created, or that lost its last name.
     fn set_gone(&mut self, slot: Slot, gone: bool) {
         if !gone {
             self.gone.remove(&slot);
@@ -109,11 +108,11 @@ impl Tracked {
     }
 }
 
-/// Keeps track of what changes since the tree was written down. See the module.
+/// Tracks changes since the last baseline. See the module.
 pub struct Baseline {
     catalogue: Arc<Catalogue>,
     epochs: Arc<Epochs>,
-    /// A leaf.
+    /// A leaf lock.
     tracked: Mutex<Tracked>,
 }
 
@@ -126,11 +125,11 @@ impl Baseline {
         }
     }
 
-    /// The tree is written down from now on; what changes counts for the next time. `false`: no
-    /// checkpoint shows anything, so no change is recorded.
+    /// Starts a baseline; later changes count for the next one. Returns `false` if no checkpoint
+    /// exists, so that changes are not recorded.
     pub fn begin_baseline(&self) -> bool {
-        // No epoch is closed meanwhile, or the indexer could take it before what is to note it is
-        // there.
+        // No epoch is closed under this lock; otherwise the indexer could remove its table before
+        // `next` is set.
         let tables = self.epochs.read();
         let checkpoints = self.catalogue.read();
         if checkpoints.is_empty() {
@@ -141,13 +140,14 @@ impl Baseline {
         true
     }
 
-    /// It was written down, with so many changes beside it; `None`: it was not.
+    /// Ends a baseline. `written` is the number of changes stored next to it; `None` if it was not
+    /// written.
     pub fn end_baseline(&self, written: Option<usize>) {
         let recorded = self.epochs.recorded_now();
         let mut tracked = self.tracked.lock();
         let next = tracked.next.take();
         if let Some(changes) = written {
-            // Of all others there is no record since.
+            // All others have no record since.
             tracked.gone.retain(|slot| {
                 recorded.contains(slot)
                     || next.as_ref().is_some_and(|next| next.nodes.contains(slot))
@@ -156,9 +156,8 @@ impl Baseline {
         }
     }
 
-    /// The last daemon has written it down, with so many changes beside it; these inodes were gone
-    /// then, and all that changed after is on record in the epoch that was open at the beginning,
-    /// or later.
+    /// Accepts the baseline written by the previous daemon, with `changes` stored next to it and
+    /// these removed inodes. All later changes are recorded in the current epoch or a later one.
     pub fn trust_baseline(&self, changes: usize, gone: impl IntoIterator<Item = Slot>) {
         let (from, unrecorded) = (self.epochs.epoch(), self.catalogue.read().emptied());
         let mut tracked = self.tracked.lock();
@@ -166,13 +165,13 @@ impl Baseline {
         (tracked.since, tracked.changes) = (Some(Since::new(from, unrecorded)), changes);
     }
 
-    /// What there was is not to be believed any more.
+    /// Invalidates the baseline.
     pub fn distrust_baseline(&self) {
         self.tracked.lock().since = None;
     }
 
-    /// How many changes are beside the baseline; `None`: there is none that can be brought up to
-    /// date.
+    /// Returns the number of changes stored next to the baseline; `None` without a baseline that
+    /// can be updated.
     pub fn baseline_changes(&self) -> Option<usize> {
         let unrecorded = self.catalogue.read().emptied();
         let tracked = self.tracked.lock();
@@ -183,8 +182,7 @@ impl Baseline {
             .map(|_| tracked.changes)
     }
 
-    /// Something of a directory that is being written down could not be seen as it is: it counts as
-    /// changed.
+    /// Marks a name as changed because its current state could not be read during the walk.
     pub fn note_missed(&self, dir: Slot, name: &Name) {
         if let Some(next) = &mut self.tracked.lock().next {
             next.nodes.insert(dir);
@@ -192,32 +190,32 @@ impl Baseline {
         }
     }
 
-    /// What changes in this directory is not recorded, although it is written down.
+    /// Marks a directory whose changes are not recorded, although the baseline includes it.
     pub fn note_unsure(&self, dir: Slot) {
         if let Some(next) = &mut self.tracked.lock().next {
             next.unsure.insert(dir);
         }
     }
 
-    /// An inode was made: its number is not that of one that is gone.
+    /// Notes a created inode, whose number may be that of a removed one.
     pub(super) fn note_made(&self, slot: Slot) {
         self.tracked.lock().set_gone(slot, false);
     }
 
-    /// An inode is nowhere any more, although nobody removed it through the mount.
+    /// Notes an inode that was removed past the mount.
     pub fn note_gone(&self, slot: Slot) {
         self.tracked.lock().set_gone(slot, true);
     }
 
-    /// How many keys have changed since the baseline, about.
+    /// Returns the approximate number of keys changed since the baseline.
     pub fn changed_keys(&self) -> usize {
         let open = self.epochs.read().open().nodes().count();
         open + self.tracked.lock().since.as_ref().map_or(0, Since::keys)
     }
 
-    /// What changed since the baseline. `None`: there is none, or too much has.
+    /// Returns the changes since the baseline; `None` without a baseline, or with too many changes.
     pub fn changed_since(&self) -> Option<Since> {
-        // No table goes meanwhile: its keys are noted before.
+        // Tables stay in memory under this lock; their keys are noted before they are removed.
         let tables = self.epochs.read();
         let unrecorded = self.catalogue.read().emptied();
         let (since, gone) = {
@@ -230,7 +228,7 @@ impl Baseline {
         Some(since).filter(|since| !since.lost)
     }
 
-    /// Of the inodes that have lost their last name, those that have a record in the open epoch.
+    /// Returns the inodes that lost their last name and have a record in the open epoch.
     pub fn gone_now(&self) -> Vec<Slot> {
         let gone = self.tracked.lock().gone.clone();
         let tables = self.epochs.read();
@@ -242,7 +240,7 @@ impl Baseline {
         gone
     }
 
-    /// The index takes this epoch over: what it changed is noted before its table goes.
+    /// Notes the keys of a table before the indexer removes it.
     pub(super) fn note_indexed(&self, table: &Table) {
         self.tracked.lock().take(table);
     }
@@ -305,8 +303,8 @@ mod tests {
         Some(nodes)
     }
 
-    /// All of the epoch in which the tree was written down counts, and what the index has taken
-    /// since; nothing does after a moment without a checkpoint.
+    /// The whole epoch of the baseline counts, and epochs indexed since; nothing is known after a
+    /// time without a checkpoint.
     #[test]
     fn what_changed_since_is_what_was_recorded_from_that_epoch_on() {
         let dir = tempfile::tempdir().unwrap();
@@ -335,7 +333,7 @@ mod tests {
             [],
             "it has no record in the open epoch"
         );
-        // Another that was not finished changes nothing.
+        // An unfinished baseline changes nothing.
         assert!(timeline.baseline.begin_baseline());
         timeline.baseline.end_baseline(None);
         assert_eq!(nodes(&timeline), Some(vec![4, 5, 7]));

@@ -1,5 +1,5 @@
-//! The answers of the index without the index: read from the journal, which has them all. It takes
-//! as long as what was recorded since is large, and is for when the index has failed.
+//! Look-ups in the journal, for when the index has failed. They take time proportional to the
+//! records since.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,8 @@ use crate::store::record::{Key, Place, Record, Undo};
 use crate::store::{Address, Store};
 use crate::sys::SysResult;
 
-/// The first undo record of a key after a checkpoint, after which the journal goes on at `from`.
+/// Returns the first undo record of a key after a checkpoint; the journal continues at `from` after
+/// it.
 pub(super) fn first_after(
     store: &Store,
     from: Address,
@@ -43,7 +44,7 @@ pub(super) fn first_after(
     Ok(found)
 }
 
-/// The first undo record of each name in a directory after a checkpoint.
+/// Returns the first undo record of each name in a directory after a checkpoint.
 pub(super) fn entries_after(
     store: &Store,
     from: Address,
@@ -66,7 +67,7 @@ pub(super) fn entries_after(
     Ok(found)
 }
 
-/// Where an inode with a past was seen last.
+/// Returns the last recorded place of an inode with a past.
 pub(super) fn last_place(store: &Store, slot: Slot) -> SysResult<Option<Place>> {
     let mut last = None;
     for frame in store.journal.scan(store.journal.start(), None) {

@@ -1,5 +1,4 @@
-//! What `.snapshots` asks of the [`Catalogue`]: its names, a part at a time, and what mkdir(2) made
-//! there.
+//! Queries of `.snapshots` to the [`Catalogue`]: paged names, and checkpoints created by mkdir(2).
 
 use std::ops::Bound;
 
@@ -7,38 +6,38 @@ use super::catalogue::Catalogue;
 use crate::store::ids::CheckpointId;
 use crate::store::record::Reason;
 
-/// A tag as a name of `.snapshots`.
+/// A tag as a name in `.snapshots`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tagged {
-    /// Its place in the order, which stays while others come and go.
+    /// Its offset in the listing, which is stable while other tags are added and removed.
     pub place: u64,
     /// The tag.
     pub tag: String,
-    /// The checkpoint that has it.
+    /// Its checkpoint.
     pub id: CheckpointId,
-    /// mkdir(2) made the checkpoint under this name.
+    /// mkdir(2) created the checkpoint with this name.
     pub is_directory: bool,
 }
 
-/// How many checkpoints mkdir(2) in `.snapshots` has made that are in the store.
+/// Number of stored checkpoints created by mkdir(2) in `.snapshots`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MadeByMkdir {
-    /// By one user, and seen.
+    /// Visible ones of one user.
     pub theirs: usize,
-    /// By all.
+    /// Visible ones of all users.
     pub all: usize,
-    /// By one user, and deleted or undone.
+    /// Hidden ones of one user.
     pub hidden_theirs: usize,
-    /// By all.
+    /// Hidden ones of all users.
     pub hidden: usize,
-    /// The oldest of the first of these that is not pinned.
+    /// The user's oldest hidden one that is not pinned.
     pub oldest_hidden_theirs: Option<CheckpointId>,
-    /// The oldest by others.
+    /// The oldest hidden one of other users that is not pinned.
     pub oldest_hidden: Option<CheckpointId>,
 }
 
 impl Catalogue {
-    /// At most so many tags with places after this one, in their order.
+    /// Returns up to `count` tags with offsets after `place`, in order.
     pub fn tags_after(&self, place: u64, count: usize) -> Vec<Tagged> {
         let checkpoints = self.read();
         let is_directory = |id: CheckpointId, tag: &str| {
@@ -57,7 +56,7 @@ impl Catalogue {
             .collect()
     }
 
-    /// At most so many numbers of checkpoints after this one, in their order.
+    /// Returns up to `count` ids of checkpoints after `id`, in order.
     pub fn ids_after(&self, id: CheckpointId, count: usize) -> Vec<CheckpointId> {
         let checkpoints = self.read();
         checkpoints
@@ -68,13 +67,13 @@ impl Catalogue {
             .collect()
     }
 
-    /// The newest checkpoint of the tree as it was in this second since 1970.
+    /// Returns the newest checkpoint with a displayed time in this second since 1970.
     pub fn of_second(&self, second: i64) -> Option<CheckpointId> {
         self.read().of_second(second)
     }
 
-    /// At most so many seconds after this one, in their order, that there are checkpoints of and
-    /// that have a name which is no tag, each with the newest.
+    /// Returns up to `count` seconds after `second` that have checkpoints, in order, each with its
+    /// name and newest checkpoint. Seconds without a name, or whose name is a tag, are skipped.
     pub fn seconds_after(
         &self,
         second: i64,
@@ -88,7 +87,7 @@ impl Catalogue {
         named.take(count).collect()
     }
 
-    /// Whether mkdir(2) made a checkpoint under this name, and it has it still.
+    /// Whether mkdir(2) created a checkpoint with this name, and the name still refers to it.
     pub fn is_directory(&self, id: CheckpointId, tag: &str) -> bool {
         let checkpoints = self.read();
         checkpoints.tags().get(tag) == Some(id)
@@ -97,7 +96,7 @@ impl Catalogue {
                 .is_some_and(|kept| kept.reason.is_directory(tag))
     }
 
-    /// What mkdir(2) has made, by the user that asked: see [`MadeByMkdir`].
+    /// Counts the checkpoints created by mkdir(2), for one user and in total.
     pub fn made_by_mkdir(&self, uid: u32) -> MadeByMkdir {
         let checkpoints = self.read();
         let mut found = MadeByMkdir::default();

@@ -1,18 +1,18 @@
-//! A state of the tree: what can be looked at, selected and compared.
+//! States of the tree, which can be read, selected and compared.
 
 use crate::store::ids::CheckpointId;
 
-/// Which state of the tree.
+/// A state of the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum State {
-    /// As it was at a checkpoint.
+    /// The state at a checkpoint.
     At(CheckpointId),
-    /// As it is.
+    /// The current state.
     Live,
 }
 
 impl State {
-    /// The checkpoint; `None`: it is the live tree.
+    /// Returns the checkpoint; `None` for the live tree.
     pub fn checkpoint(self) -> Option<CheckpointId> {
         match self {
             State::At(id) => Some(id),

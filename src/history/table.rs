@@ -1,4 +1,4 @@
-//! What changed in one epoch, in memory: for every key its state before the first change.
+//! Undo records of one epoch in memory: for each key, its state before the first change.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
@@ -9,30 +9,30 @@ use crate::store::ids::{Epoch, Name, Slot};
 use crate::store::record::{AttrState, Child, DataState, Key, Place, Undo};
 use crate::sys::{Errno, SysResult, Xattrs};
 
-/// What an inode was before it first changed in the epoch; `None` where that part has no record.
+/// State of an inode before its first change in the epoch; `None` for parts without a record.
 #[derive(Clone, Debug, Default)]
 pub struct NodeUndo {
-    /// Its attributes.
+    /// Attributes.
     pub attr: Option<Arc<AttrState>>,
-    /// Its extended attributes.
+    /// Extended attributes.
     pub xattrs: Option<Arc<Xattrs>>,
-    /// Its content.
+    /// Content.
     pub data: Option<DataState>,
-    /// Where it was.
+    /// Place.
     pub home: Option<Place>,
 }
 
-/// The state of a key before it first changed in an epoch.
+/// State of a key before its first change in an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recorded<T> {
-    /// The epoch of the change.
+    /// Epoch of the change.
     pub epoch: Epoch,
-    /// The state before.
+    /// State before the change.
     pub before: T,
 }
 
 impl<T> Recorded<T> {
-    /// With the state turned into another; EIO: it is not of that kind.
+    /// Converts the state; EIO if it is of another kind.
     pub(super) fn map<U>(self, turn: impl FnOnce(T) -> Option<U>) -> SysResult<Recorded<U>> {
         Ok(Recorded {
             epoch: self.epoch,
@@ -41,27 +41,27 @@ impl<T> Recorded<T> {
     }
 }
 
-/// The record of a key, if it has one after the checkpoint that was asked for; if not, the live
-/// tree says.
+/// The first record of a key after the requested checkpoint. `None` if no such record exists and
+/// the live tree is authoritative.
 pub type Answer<T> = SysResult<Option<Recorded<T>>>;
 
-/// The undo records of one epoch. The first record of a key wins.
+/// Undo records of one epoch. The first record of a key wins.
 #[derive(Clone, Debug)]
 pub struct Table {
-    /// Which epoch.
+    /// Number of the epoch.
     pub epoch: Epoch,
     entries: BTreeMap<(Slot, Name), Option<Child>>,
     nodes: HashMap<Slot, NodeUndo>,
-    /// Where inodes that were renamed in this epoch are now.
+    /// Current places of inodes renamed in this epoch.
     places: HashMap<Slot, Place>,
-    /// Paths changed, as far as one can count without comparing: see [`Table::dirty`].
+    /// Number of changed paths, counted without comparing: see [`Table::dirty`].
     dirty: i64,
-    /// Who changed what.
+    /// Attribution of the changes.
     pub(super) touched: TouchTable,
 }
 
 impl Table {
-    /// A table of an epoch in which nothing has changed.
+    /// Creates the empty table of an epoch.
     pub fn new(epoch: Epoch) -> Table {
         Table {
             epoch,
@@ -87,7 +87,7 @@ impl Table {
         }
     }
 
-    /// Adds a record unless the key has one.
+    /// Adds a record unless the key already has one.
     pub fn add(&mut self, undo: Undo) {
         match undo {
             Undo::Entry { dir, name, before } => {
@@ -124,13 +124,13 @@ impl Table {
         }
     }
 
-    /// Takes the data record of `slot` out: the capture was not needed.
+    /// Voids the data record of `slot`, whose capture was not needed, and returns it.
     pub fn void(&mut self, slot: Slot) -> Option<DataState> {
         self.touched.void(slot);
         self.nodes.get_mut(&slot)?.data.take()
     }
 
-    /// A capture made ahead is needed now: it can no longer be voided.
+    /// Confirms a provisional capture: it can no longer be voided.
     pub fn confirm(&mut self, slot: Slot) {
         if let Some(data) = self
             .nodes
@@ -141,12 +141,12 @@ impl Table {
         }
     }
 
-    /// What a name led to, if it has a record.
+    /// Returns the recorded target of a name, if the name has a record.
     pub fn entry(&self, dir: Slot, name: &Name) -> Option<Option<Child>> {
         self.entries.get(&(dir, name.clone())).copied()
     }
 
-    /// Every recorded name of a directory.
+    /// Iterates over the recorded names of a directory.
     pub fn entries_of(&self, dir: Slot) -> impl Iterator<Item = (&Name, Option<Child>)> {
         let from = Bound::Included((dir, Name::new(b"")));
         let to = Bound::Excluded((Slot(dir.0.saturating_add(1)), Name::new(b"")));
@@ -155,53 +155,53 @@ impl Table {
             .map(|((_, name), before)| (name, *before))
     }
 
-    /// What an inode was, if anything of it has a record.
+    /// Returns the recorded state of an inode, if any part of it has a record.
     pub fn node(&self, slot: Slot) -> Option<&NodeUndo> {
         self.nodes.get(&slot)
     }
 
-    /// All records of names.
+    /// Iterates over all records of names.
     pub fn entries(&self) -> impl Iterator<Item = (Slot, &Name, Option<Child>)> {
         self.entries
             .iter()
             .map(|((dir, name), before)| (*dir, name, *before))
     }
 
-    /// All records of inodes.
+    /// Iterates over all records of inodes.
     pub fn nodes(&self) -> impl Iterator<Item = (Slot, &NodeUndo)> {
         self.nodes.iter().map(|(slot, node)| (*slot, node))
     }
 
-    /// Notes where an inode is now.
+    /// Sets the current place of an inode.
     pub fn put_place(&mut self, slot: Slot, place: Place) {
         self.places.insert(slot, place);
     }
 
-    /// An inode without a past is gone: nobody asks where it is.
+    /// Removes the place of a deleted inode without a past.
     pub fn drop_place(&mut self, slot: Slot) {
         self.places.remove(&slot);
     }
 
-    /// Where an inode is now, if it was renamed in this epoch; else where it was when something
-    /// near it first changed.
+    /// Returns the current place of an inode if it was renamed in this epoch, otherwise its
+    /// recorded place before its first change, or that of something below it.
     pub fn place(&self, slot: Slot) -> Option<&Place> {
         self.places
             .get(&slot)
             .or_else(|| self.nodes.get(&slot).and_then(|node| node.home.as_ref()))
     }
 
-    /// Number of changed paths as counted by the operations: a file changed and changed back still
-    /// counts.
+    /// Returns the number of changed paths, as counted by the operations. A file changed and
+    /// changed back still counts.
     pub fn dirty(&self) -> u64 {
         u64::try_from(self.dirty).unwrap_or(0)
     }
 
-    /// Counts `by` more changed paths (fewer, if negative).
+    /// Adds `by` to the count of changed paths.
     pub fn count(&mut self, by: i64) {
         self.dirty += by;
     }
 
-    /// Nothing was recorded.
+    /// Whether the epoch has no record.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty() && self.nodes.is_empty()
     }

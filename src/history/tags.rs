@@ -1,14 +1,14 @@
-//! Tags: which checkpoint each is on, and the order in which `.snapshots` lists them.
+//! Tags: their checkpoints, and their order in `.snapshots`.
 //!
-//! Each step costs what it is about, and not how many tags there are: whoever may make checkpoints
-//! decides how many that is.
+//! The cost of each operation is independent of the number of tags, which any user with permission
+//! to make checkpoints can increase.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
 use crate::store::ids::CheckpointId;
 
-/// The place of a tag: from 1 to 2^60, and that of no other but by a chance of 2^-60.
+/// Returns the offset of a tag, from 1 to 2^60. Two tags collide with a probability of 2^-60.
 fn place(tag: &str) -> u64 {
     let mut low = [0_u8; 8];
     low.copy_from_slice(
@@ -28,17 +28,17 @@ pub(super) struct Tags {
 }
 
 impl Tags {
-    /// The checkpoint that has the tag.
+    /// Returns the checkpoint of a tag.
     pub(super) fn get(&self, tag: &str) -> Option<CheckpointId> {
         self.on.get(tag).copied()
     }
 
-    /// Every tag, sorted.
+    /// Iterates over all tags, sorted.
     pub(super) fn all(&self) -> impl Iterator<Item = (&String, CheckpointId)> {
         self.on.iter().map(|(tag, id)| (tag, *id))
     }
 
-    /// A checkpoint has these tags, and whoever had one of them has it no more.
+    /// Sets tags on a checkpoint, and removes them from others.
     pub(super) fn give(&mut self, id: CheckpointId, tags: &[String]) {
         for tag in tags {
             if self.on.insert(tag.clone(), id).is_none() {
@@ -47,7 +47,7 @@ impl Tags {
         }
     }
 
-    /// A checkpoint has these tags no more; those that another has stay.
+    /// Removes tags from a checkpoint, except those that another one has.
     pub(super) fn take(&mut self, id: CheckpointId, tags: &[String]) {
         for tag in tags {
             if self.get(tag) == Some(id) {
@@ -57,7 +57,7 @@ impl Tags {
         }
     }
 
-    /// Those with a place after this one, in their order, each with its place.
+    /// Iterates over the tags with offsets after `place`, in order, each with its offset.
     pub(super) fn after(&self, place: u64) -> impl Iterator<Item = (u64, &String, CheckpointId)> {
         let places = self.places.range((
             Bound::Included((place.saturating_add(1), String::new())),
@@ -94,7 +94,8 @@ mod tests {
             .filter(|(at, tag)| *at > half && tags.get(tag).is_some())
             .collect();
         assert!(left.len() < 500 && order(&tags, half) == left);
-        // Moved to another checkpoint, it is there once, and the one before cannot take it away.
+        // A tag moved to another checkpoint is listed once, and cannot be removed from the previous
+        // one.
         tags.give(id(7), &[name(9)]);
         tags.take(id(9), &[name(9)]);
         assert_eq!(

@@ -42,43 +42,43 @@ use crate::store::record::{Actor, Comparing, Place};
 use crate::sys::lock::Mutex;
 use crate::sys::{Errno, SysResult};
 
-/// An inode that was to be renamed by an operation that may not have happened.
+/// An inode with a recorded rename that may not have happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Moved {
-    /// Its place if all of it happened.
+    /// Its place if every rename happened.
     pub to: Place,
-    /// Places where it was before, the last one last. After a power cut several renames may be
-    /// undone, and links that led to its names.
+    /// Its earlier places, the last one last. After a power cut several renames, and links to its
+    /// names, may be undone.
     pub before: Vec<Place>,
 }
 
-/// What the journal's tail said about how the last daemon ended.
+/// State left by the previous daemon, from the journal's tail.
 #[derive(Clone, Debug, Default)]
 pub struct Aftermath {
-    /// The last daemon did not end in an orderly way.
+    /// The previous daemon did not shut down cleanly.
     pub unclean: bool,
-    /// Renames over existing inodes of which one may be half done: the last, or those of the last
-    /// append.
+    /// Renames over existing inodes. At most one of them is half done: the last one, or one of
+    /// those in the last append.
     pub replacing: Vec<(Slot, Place, ObjectId, bool)>,
-    /// The last renames recorded: each may not have happened.
+    /// The last recorded renames, each of which may not have happened.
     pub moved: HashMap<Slot, Moved>,
-    /// A restore was under way.
+    /// The restore that was in progress.
     pub restoring: Option<(CheckpointId, CheckpointId, Vec<Vec<u8>>)>,
-    /// It was to restore these names alone.
+    /// The names to which that restore was limited.
     pub restoring_only: Option<Vec<Vec<u8>>>,
-    /// When the tree stopped being served, nanoseconds since 1970, if that is known.
+    /// When service of the tree ended, in nanoseconds since 1970, if known.
     pub stopped_ns: Option<i64>,
-    /// The latest time that a checkpoint or the last records tell of: the daemon lived then.
+    /// The latest time in a checkpoint or in the last records, at which the daemon was alive.
     /// Nanoseconds since 1970.
     pub recorded_ns: Option<i64>,
-    /// The tree was being compared with what it was when it was last served.
+    /// The comparison with the baseline that was in progress.
     pub comparing: Option<Comparing>,
-    /// After a power cut: inodes that were moved into a layer not long before. btrfs may have
-    /// brought back the names that they had, too.
+    /// After a power cut: inodes moved into a layer shortly before. btrfs may have restored their
+    /// former names.
     pub moved_away: Vec<ObjectId>,
 }
 
-/// What is in memory of what the journal says.
+/// In-memory state replayed from the journal.
 pub(super) struct Memory {
     pub(super) tables: Tables,
     pub(super) checkpoints: Checkpoints,
@@ -90,33 +90,34 @@ pub(super) struct Memory {
 
 /// The history of one tree. See the module.
 pub struct Timeline {
-    /// Appends what has no other place.
+    /// Appends records that belong to no other part.
     pub journal: Arc<Appender>,
-    /// What was found to be lost.
+    /// Versions found to be lost.
     pub losses: Arc<Losses>,
-    /// What was dropped by a tier.
+    /// Versions dropped by a tier.
     pub dropped: Arc<DroppedVersions>,
-    /// What versions hold.
+    /// Hashes of versions.
     pub contents: Arc<Contents>,
     /// The checkpoints.
     pub catalogue: Arc<Catalogue>,
-    /// What was done to them.
+    /// Operations on the checkpoints.
     pub operations: Arc<Operations>,
-    /// What was changed behind our back.
+    /// Changes made without a record.
     pub absences: Arc<Absences>,
-    /// The open epoch, and closed ones.
+    /// Undo records of the open epoch and of closed ones.
     pub epochs: Arc<Epochs>,
-    /// Who changes what.
+    /// Attribution of changes to processes.
     pub processes: Processes,
-    /// What a key held at a checkpoint.
+    /// Look-ups of keys at checkpoints.
     pub lookup: Arc<Lookup>,
-    /// What changed since the tree was written down.
+    /// Changes since the baseline was written.
     pub baseline: Arc<Baseline>,
-    /// The tree as it was written down last.
+    /// The last baseline.
     pub(super) written: Written,
     /// Moves closed epochs into the index.
     pub indexer: Arc<Indexer>,
-    /// Versions that only the next checkpoint may need: see [`Timeline::unneeded_without`]. A leaf.
+    /// Versions that only the next checkpoint may need: see [`Timeline::unneeded_without`]. A leaf
+    /// lock.
     pub(super) spared: Mutex<Vec<Candidate>>,
 }
 
@@ -181,24 +182,24 @@ impl Timeline {
         }
     }
 
-    /// The store that it is kept in.
+    /// The store of this history.
     pub fn store(&self) -> &Arc<Store> {
         self.journal.store()
     }
 
-    /// The newest checkpoint that somebody asked for and that the tree comes from: after a restore
-    /// of the whole tree it is what was restored, or what that comes from. If there is none,
+    /// Returns the newest requested checkpoint that the tree descends from. After a restore of the
+    /// whole tree this is the restored checkpoint, or its nearest requested ancestor. Defaults to
     /// [`Catalogue::latest`].
     pub fn base(&self) -> Option<CheckpointId> {
         let tables = self.epochs.read();
         self.catalogue.read().base(tables.open().epoch.checkpoint())
     }
 
-    /// Notes that the whole tree is what a checkpoint holds though nothing had to be restored for
-    /// it: what comes after comes from that.
+    /// Records that the whole tree equals a checkpoint although no restore was necessary. Later
+    /// checkpoints descend from it.
     ///
     /// # Errors
-    /// As [`Appender::append`]; then nothing was noted.
+    /// As [`Appender::append`]; then nothing was recorded.
     pub fn comes_from(&self, by: &Actor, target: CheckpointId) -> SysResult<()> {
         self.operations.comes_from(
             by,
@@ -207,13 +208,13 @@ impl Timeline {
         )
     }
 
-    /// Notes that an inode was made.
+    /// Marks an inode as created in the open epoch.
     pub fn set_born(&self, author: &Author, slot: Slot) {
         self.epochs.add_born(author, slot);
         self.baseline.note_made(slot);
     }
 
-    /// Notes that an inode has lost its last name.
+    /// Notes that an inode lost its last name.
     pub fn set_gone(&self, slot: Slot) {
         if self.epochs.has_past(slot) {
             self.baseline.note_gone(slot);
@@ -221,10 +222,10 @@ impl Timeline {
         self.epochs.drop_born(slot);
     }
 
-    /// Opens an object for reading; `None` if it is not there.
+    /// Opens an object for reading; `None` if it does not exist.
     ///
     /// # Errors
-    /// EIO if it is there and cannot be opened.
+    /// EIO if it exists and cannot be opened.
     pub fn open_object(&self, object: ObjectId) -> SysResult<Option<File>> {
         if self.losses.distrusts(object) {
             tracing::error!(?object, "a version is damaged and not shown");
@@ -247,8 +248,8 @@ mod tests {
     use crate::store::ids::Name;
     use crate::store::record::Record;
 
-    /// On a filesystem that never gives a number twice, a program that makes, renames and removes
-    /// directories would fill the table.
+    /// On a filesystem that never reuses an inode number, a program that creates, renames and
+    /// removes directories would fill the table.
     #[test]
     fn a_directory_that_came_and_went_in_one_epoch_leaves_no_place() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Which keys were recorded between two states: the only places where they can differ.
+//! Keys recorded between two states: the only keys in which the states can differ.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -12,26 +12,25 @@ use crate::store::ids::{CheckpointId, Name, Slot};
 use crate::store::record::{Record, Undo};
 use crate::sys::{Errno, Kind, Stat, SysResult};
 
-/// The keys recorded in a stretch of the journal.
+/// The keys recorded in a range of the journal.
 ///
-/// Every directory above a change has a record of where it was, so a walk from the root that
-/// follows `names` alone meets every change.
+/// Every directory above a change has a record of its place, so a walk from the root along `names`
+/// reaches every change.
 #[derive(Debug, Default)]
 pub struct Touched {
-    /// Directory -> names whose entry was recorded, or below which something was.
+    /// By directory, the names with a recorded entry or with a record below them.
     pub names: HashMap<Slot, BTreeSet<Name>>,
-    /// Inodes whose attributes, extended attributes or content were recorded.
+    /// Inodes with a record of attributes, extended attributes or content.
     pub nodes: HashSet<Slot>,
-    /// Inodes whose content was recorded.
+    /// Inodes with a record of content.
     pub data: HashSet<Slot>,
-    /// Names whose entry was recorded, by directory.
+    /// Names with a recorded entry, by directory.
     entries: HashMap<Slot, BTreeSet<Name>>,
-    /// Inodes whose extended attributes were recorded.
+    /// Inodes with a record of extended attributes.
     pub xattrs: HashSet<Slot>,
-    /// Directories in which a name was recorded.
+    /// Directories with a recorded name.
     pub dirs: HashSet<Slot>,
-    /// Inode -> how many names it had before; 1 for a directory. Where its attributes were not
-    /// recorded it is not here.
+    /// Former number of links of each inode (1 for a directory) whose attributes were recorded.
     named: HashMap<Slot, u32>,
 }
 
@@ -88,13 +87,13 @@ impl Touched {
         births.is_none_or(|(old, new)| old == new)
     }
 
-    /// Nothing was recorded.
+    /// Whether nothing was recorded.
     pub fn is_empty(&self) -> bool {
         self.names.is_empty() && self.nodes.is_empty()
     }
 
-    /// Nothing of what one of two sides has recorded since both were one is the other's too: neither
-    /// has changed an inode that the other one has, or what leads to it.
+    /// Whether the changes of two sides are disjoint: neither side changed an inode that the other
+    /// one changed, or a name that leads to such an inode.
     pub fn is_apart_from(&self, other: &Touched) -> bool {
         let leads = |one: &Touched, other: &Touched| {
             one.entries.iter().any(|(dir, names)| {
@@ -134,11 +133,12 @@ impl Touched {
         }
         let (mut open, mut listed) = (vec![Trail::root()], HashSet::new());
         while let Some(dir) = open.pop() {
-            // Forged, a directory can be in many places, and the ways to it more than can be gone.
+            // A forged directory can have many places, and the number of paths to it can be
+            // unbounded.
             if !listed.insert(dir.slot) {
                 continue;
             }
-            // What cannot be told of a directory is told where it is compared.
+            // An unreadable directory is reported by the comparison.
             for (name, child) in before.told(before.list(&dir))?.unwrap_or_default() {
                 if child.kind == Kind::Dir {
                     open.push(dir.step(&name, child.slot));
@@ -178,7 +178,7 @@ impl Touched {
         }
     }
 
-    /// The names on the way to a directory.
+    /// Adds the names on the path to a directory.
     fn add_way(&mut self, dir: &Arc<Trail>) {
         let mut at = dir;
         while let Some(up) = &at.up {
@@ -192,8 +192,8 @@ impl Touched {
 }
 
 impl Timeline {
-    /// What was recorded after checkpoint `after`, up to checkpoint `upto` or until now. Reads that
-    /// part of the journal: O(changes).
+    /// Returns the keys recorded after checkpoint `after`, up to checkpoint `upto` or until now.
+    /// Reads that part of the journal: O(changes).
     ///
     /// # Errors
     /// ENOENT if a checkpoint does not exist; EIO if the journal cannot be read.

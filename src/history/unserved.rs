@@ -1,5 +1,5 @@
-//! Whether an inode is, or was, what a checkpoint shows: it is not if it was changed behind our
-//! back. See [`absence`](super::absence).
+//! Detection of inodes that were changed without a record, so that a checkpoint cannot show them.
+//! See [`absence`](super::absence).
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::timeline::Timeline;
 use crate::store::ids::{CheckpointId, Epoch, Slot};
 use crate::sys::{Errno, Kind, Stat, SysResult, Time};
 
-/// Looks at what history and the live tree say of an inode's times.
+/// Compares the times of an inode in the history and in the live tree.
 #[derive(Clone, Copy)]
 pub(super) struct Unserved<'a> {
     pub(super) timeline: &'a Timeline,
@@ -16,7 +16,7 @@ pub(super) struct Unserved<'a> {
 }
 
 impl Unserved<'_> {
-    /// Refuses what was changed behind our back.
+    /// Fails with EIO for an inode changed without a record.
     pub(super) fn check_served(
         &self,
         owner: &Arc<Trail>,
@@ -31,8 +31,8 @@ impl Unserved<'_> {
         Ok(())
     }
 
-    /// Whether an inode was changed behind our back, after checkpoint `id`: as it was when it was
-    /// recorded in `epoch`, or as it is.
+    /// Whether an inode was changed without a record after checkpoint `id`, until its record in
+    /// `epoch`, or until now.
     pub(super) fn changed_unserved(
         &self,
         owner: &Arc<Trail>,
@@ -43,7 +43,7 @@ impl Unserved<'_> {
         if epoch.is_none() && self.is_another(owner, id)? {
             return Ok(false);
         }
-        // With a record of an earlier change it may be ours.
+        // With a record of an earlier change, the ctime may be ours.
         let last = match (&first, epoch) {
             (None, None) => self.present.attr(owner).ok().map(|attr| attr.stat),
             (Some(attr), Some(epoch)) if attr.epoch == epoch => Some(attr.before.stat),
@@ -58,8 +58,7 @@ impl Unserved<'_> {
         if !self.timeline.absences.was_absent_after(id) {
             return Ok(false);
         }
-        // Between two changes of ours may lie one that nobody recorded, if there was a time in
-        // which it could.
+        // An unrecorded change may lie between two recorded ones if an absence does.
         let was = first.as_ref().map(|attr| attr.before.stat);
         let mut changed = first.filter(|_| self.timeline.absences.may_have_unseen(id));
         while let Some(attr) = changed.filter(|attr| epoch.is_none_or(|epoch| attr.epoch <= epoch))
@@ -92,14 +91,14 @@ impl Unserved<'_> {
             && !self.only_links_changed(owner, (was.as_ref(), &stat), id))
     }
 
-    /// Whether an inode with these attributes, whose time of change is later than checkpoint `id`,
-    /// is as the checkpoint has it but for its links: it got or lost a name outside of the tree, as
-    /// package managers do with files that projects share. `was`: its attributes at the checkpoint,
-    /// if they are on record; else the baseline may have them.
+    /// Whether an inode with these attributes and a ctime later than checkpoint `id` differs from
+    /// it only in its links: it gained or lost a name outside of the tree, as package managers do
+    /// with shared files. `was` has its attributes at the checkpoint if recorded; otherwise the
+    /// baseline may have them.
     ///
-    /// Where neither has them, an inode with several names counts as unchanged if it was not
-    /// modified since: to give content of then another time of modification, and the old one back,
-    /// takes two calls and is nothing that happens by itself. `verify` names what was accepted so.
+    /// Without either, an inode with several names counts as unchanged if its mtime is older than
+    /// the checkpoint. Writing to it and restoring its mtime takes two calls and does not happen by
+    /// accident. `verify` lists such files.
     pub(super) fn only_links_changed(
         &self,
         owner: &Arc<Trail>,
@@ -133,8 +132,9 @@ impl Unserved<'_> {
         written.map_or(now.nlink > 1, |was| differs_in_links_only(&was, now))
     }
 
-    /// The live inode with this number is another than it was at checkpoint `id`: what is removed
-    /// while nothing is mounted gives its number away, and what it held is on record.
+    /// Whether the live inode with this number is a different one than at checkpoint `id`. The
+    /// number of an inode removed during an absence can be reused, and its former state is
+    /// recorded.
     pub(super) fn is_another(&self, owner: &Arc<Trail>, id: CheckpointId) -> SysResult<bool> {
         if !self.timeline.absences.was_absent_after(id) {
             return Ok(false);
@@ -151,10 +151,10 @@ impl Unserved<'_> {
             .is_some_and(|(then, now)| then != now))
     }
 
-    /// The inode of which a name was recorded in this epoch is another than it was at checkpoint
-    /// `id`, as for [`Unserved::is_another`]: all names of the one that is gone were recorded when
-    /// that was found. In which epoch that was. An epoch that has a name of a directory has its
-    /// attributes.
+    /// Whether the inode with a name recorded in `epoch` is a different one than at checkpoint
+    /// `id`, as for [`Unserved::is_another`]. If so, returns the epoch in which that was found; all
+    /// names of the removed inode were recorded then. An epoch with a name of a directory also has
+    /// its attributes.
     pub(super) fn of_another(
         &self,
         dir: Slot,
@@ -180,8 +180,8 @@ impl Unserved<'_> {
         Ok(differ.then_some(first.epoch))
     }
 
-    /// Whether it was changed past the mount before it had this ctime, which is of its first record
-    /// after checkpoint `id`, or of the live tree.
+    /// Whether an inode was changed past the mount, judging by its ctime in the first record after
+    /// checkpoint `id`, or in the live tree.
     pub(super) fn changed_unseen(
         &self,
         slot: Slot,
@@ -189,14 +189,14 @@ impl Unserved<'_> {
         recorded: bool,
         id: CheckpointId,
     ) -> SysResult<bool> {
-        // A record that came meanwhile is of a change that the answer may show.
+        // A concurrent record belongs to a change that the live answer may include.
         Ok(self.timeline.absences.changed_unseen(ctime, id)
             && (recorded || self.timeline.lookup.attr_at(slot, id)?.is_none()))
     }
 }
 
-/// Whether an inode has the same content, as far as its attributes show: only other attributes and
-/// links have changed.
+/// Whether an inode has the same content, judging by its attributes: only other attributes and
+/// links changed.
 pub fn has_same_content(was: &Stat, now: &Stat) -> bool {
     let of = |stat: &Stat| (stat.kind, stat.btime, stat.mtime, stat.size);
     of(was) == of(now)

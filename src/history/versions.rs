@@ -1,10 +1,10 @@
-//! Every version of one path, by the records of what leads to it: O(versions), whatever the number
-//! of checkpoints.
+//! All versions of one path, from the records of the keys that resolve it: O(versions), independent
+//! of the number of checkpoints.
 //!
-//! From one kept checkpoint the next at which the path can differ is the first at or after the
-//! earliest later record of a key that the path was resolved by: the names on the way, and the
-//! inode's attributes and content, or that something below the directory changed. What lies between
-//! needs no look.
+//! After one checkpoint, the next at which the path can differ follows the earliest later record of
+//! a key used to resolve it. These keys are the names on the path, the attributes and content of
+//! the inode, and for a directory its place, which any change below records. Checkpoints in between
+//! are skipped.
 
 use std::sync::Arc;
 
@@ -18,58 +18,59 @@ use crate::store::ids::{CheckpointId, Epoch, Name};
 use crate::store::record::{AttrState, Child};
 use crate::sys::{Errno, Kind, SysResult};
 
-/// How a version differs from the one before.
+/// How a version differs from the previous one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Became {
-    /// The path came to be.
+    /// The path was created.
     Added,
-    /// Content, attributes or extended attributes changed, or another inode of the same kind came.
+    /// Content, attributes or extended attributes changed, or another inode of the same type
+    /// replaced it.
     Modified,
-    /// The path is gone.
+    /// The path was removed.
     Deleted,
-    /// It is of another kind.
+    /// The file type changed.
     TypeChanged,
-    /// It was changed while nobody served the tree, and nobody knows how.
+    /// The change is unknown: it was made without a record.
     Unknown,
 }
 
-/// One version of a path.
+/// A version of a path.
 #[derive(Clone, Debug)]
 pub struct Version {
-    /// The first state that has it: the checkpoint, or the live tree.
+    /// The first state with it: a checkpoint, or the live tree.
     pub state: State,
-    /// How it differs from the version before.
+    /// Its difference from the previous version.
     pub became: Became,
-    /// Its attributes; `None` where it is gone or not known.
+    /// Its attributes; `None` if removed or unknown.
     pub attr: Option<AttrState>,
 }
 
-/// What a path was in one state.
+/// A path in one state.
 struct Seen {
     state: State,
-    /// What it led to; an error: nobody knows.
+    /// Its target; an error if unknown.
     found: SysResult<Option<(Child, Arc<Trail>)>>,
     /// The first epoch after the state in which it may have changed.
     next: Option<Epoch>,
 }
 
-/// Whose versions are asked for, and how states are seen.
+/// Query for the versions of a path.
 pub struct Asked<'a, V, B> {
     /// The history.
     pub timeline: &'a Timeline,
-    /// Relative to the root, `/`-separated.
+    /// Path relative to the root, `/`-separated.
     pub path: &'a [u8],
-    /// Every checkpoint kept, oldest first.
+    /// All visible checkpoints, oldest first.
     pub kept: &'a [CheckpointId],
-    /// Gives the view of a state.
+    /// Returns the view of a state.
     pub view: V,
-    /// Whether anything at or below the path, which is a directory, differs between two states.
+    /// Whether anything at or below the path, a directory, differs between two states.
     pub below: B,
 }
 
 impl<'a, V: Fn(State) -> View<'a>, B: Fn(State, State) -> SysResult<bool>> Asked<'a, V, B> {
-    /// Every version in the kept checkpoints and the live tree, oldest first. A directory has
-    /// another one when anything below it changed.
+    /// Returns all versions in the checkpoints and in the live tree, oldest first. A change below a
+    /// directory is a new version of the directory.
     ///
     /// # Errors
     /// EIO if a record cannot be read.
@@ -110,7 +111,7 @@ impl<'a, V: Fn(State) -> View<'a>, B: Fn(State, State) -> SysResult<bool>> Asked
         }
     }
 
-    /// How a state differs from the version before; `None`: it does not.
+    /// Returns the difference between a state and the previous version; `None` if equal.
     fn differs(&self, before: Option<&Seen>, now: &Seen) -> SysResult<Option<Became>> {
         let there = |seen: &Seen| seen.found.as_ref().ok().cloned().flatten();
         let known = |seen: &Seen| seen.found.is_ok();
@@ -150,7 +151,7 @@ impl<'a, V: Fn(State) -> View<'a>, B: Fn(State, State) -> SysResult<bool>> Asked
     }
 }
 
-/// Resolves the path and notes by which keys.
+/// Resolves the path and notes the keys used.
 fn see(timeline: &Timeline, view: &View<'_>, names: &[Name]) -> SysResult<Seen> {
     let state = view.state();
     let mut next: Option<Epoch> = None;
@@ -219,8 +220,8 @@ fn changed(then: &View<'_>, old: &Arc<Trail>, now: &View<'_>, new: &Arc<Trail>) 
         return Ok(false);
     }
     match same_content((then, old), (now, new)) {
-        // Its content was recorded because it was to change; nobody can tell any more whether it
-        // did.
+        // Its content was recorded before a possible change. Whether it changed cannot be
+        // determined any more.
         Err(DROPPED) => Ok(then.source(old.slot)? != now.source(new.slot)?),
         same => Ok(!same?),
     }

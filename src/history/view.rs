@@ -1,9 +1,9 @@
-//! The tree as it was at a checkpoint, or as it is.
+//! A view: the tree at a checkpoint, or the current one.
 //!
-//! A view resolves each key by itself: the first undo record after the checkpoint, else the live
-//! tree. **A live answer counts only if no record came while it was read**: a record is always made
-//! before its change, so a second look that finds none proves that the answer is still of the past.
-//! Views take no lock of the live tree and never make a writer wait.
+//! A view resolves each key independently: the first undo record after the checkpoint, otherwise
+//! the live tree. **A live answer is valid only if no record was made while it was read.** A record
+//! always precedes its change, so a second look-up without a result proves that the answer is still
+//! the past state. Views take no lock of the live tree and never block a writer.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -22,32 +22,32 @@ use crate::store::layout::is_own_xattr;
 use crate::store::record::{AttrState, Child};
 use crate::sys::{Errno, Kind, Protection, SysResult, Xattrs};
 
-/// Changes of one name that are looked through.
+/// Maximum number of changes of one name examined.
 const FORMER_MAX: usize = 1000;
 
-/// What can be told of a directory.
+/// Known part of a directory.
 #[derive(Debug, Default)]
 pub struct Known {
-    /// Names that led to this, sorted.
+    /// Names with known targets, sorted.
     pub names: Vec<(Name, Child)>,
-    /// Names of which it is not known what they led to.
+    /// Names with unknown targets.
     pub unknown: Vec<Name>,
-    /// There may have been others.
+    /// Further names may be missing.
     pub partial: bool,
 }
 
-/// One state of the tree.
+/// A view of one state of the tree.
 pub struct View<'a> {
     timeline: &'a Timeline,
     present: &'a dyn Present,
     state: State,
 }
 
-/// The inode that a name led to, with its trail.
+/// The target of a name, with its trail.
 pub type Step = (Child, Arc<Trail>);
 
 impl<'a> View<'a> {
-    /// The view of a state.
+    /// Creates the view of a state.
     pub fn new(timeline: &'a Timeline, present: &'a dyn Present, state: State) -> View<'a> {
         View {
             timeline,
@@ -56,12 +56,12 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Which state it shows.
+    /// Returns the state.
     pub fn state(&self) -> State {
         self.state
     }
 
-    /// Both are of one history: what has one name in both is one thing.
+    /// Whether both views belong to the same history, so that equal ids denote equal objects.
     pub(super) fn is_beside(&self, other: &View<'_>) -> bool {
         std::ptr::eq(self.timeline, other.timeline)
     }
@@ -73,11 +73,11 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Asks history, then the live tree, then history again: unless nothing at all was recorded
-    /// meanwhile. Says in which epoch the answer was recorded; `None`: it is of the live tree.
+    /// Looks up the history, then the live tree, then the history again unless nothing was recorded
+    /// in between. Returns the epoch of the record; `None` for an answer from the live tree.
     ///
-    /// A rename of a directory above is recorded, then done, then told to the tables: in between
-    /// nobody finds what is below it.
+    /// A rename of a directory is recorded, then performed, then entered in the tables. In between,
+    /// nothing below it can be located.
     fn look<T>(
         &self,
         past: impl Fn() -> Answer<T>,
@@ -97,8 +97,8 @@ impl<'a> View<'a> {
         }
     }
 
-    /// An answer of EIO may mean that something was changed behind our back, or that the power was
-    /// cut before it was on the disk; if not, reading it failed.
+    /// Whether EIO may mean an unrecorded change or an incomplete checkpoint after a power cut.
+    /// Otherwise EIO means a read failure.
     pub fn may_be_unserved(&self) -> bool {
         match self.state {
             State::At(id) => {
@@ -110,7 +110,8 @@ impl<'a> View<'a> {
         }
     }
 
-    /// As [`Lookup::entry_at`](super::lookup::Lookup::entry_at), of the directory that it was.
+    /// As [`Lookup::entry_at`](super::lookup::Lookup::entry_at), for the directory inode of the
+    /// checkpoint.
     fn entry_at(&self, dir: Slot, name: &Name, id: CheckpointId) -> Answer<Option<Child>> {
         let Some(found) = self.timeline.lookup.entry_at(dir, name, id)? else {
             return Ok(None);
@@ -126,9 +127,8 @@ impl<'a> View<'a> {
         ))
     }
 
-    /// What cannot be read cannot be told: `None`. It was changed while nobody served the tree, did
-    /// not come to the disk before the power was cut, was dropped by a tier, or is damaged. The
-    /// rest can be told all the same.
+    /// Converts an unreadable result to `None`: changed without a record, not on disk before a
+    /// power cut, dropped by a tier, or damaged. The rest of the view stays readable.
     pub(super) fn told<T>(&self, result: SysResult<T>) -> SysResult<Option<T>> {
         match result {
             Err(Errno::ESTALE) if self.may_be_unserved() => Ok(None),
@@ -137,12 +137,12 @@ impl<'a> View<'a> {
         }
     }
 
-    /// What a name in a directory led to.
+    /// Returns the target of a name in a directory.
     ///
     /// # Errors
-    /// ESTALE if the directory cannot be found; EIO if the record is damaged, or if the directory
-    /// was changed while nobody served it and what the name led to cannot be told: it is gone, or
-    /// was itself changed then. (A rename changes the ctime of what it moves.)
+    /// ESTALE if the directory cannot be located. EIO if the record is damaged. EIO also if the
+    /// directory was changed without a record and the target is unknown: it is gone, or was itself
+    /// changed then. (A rename changes the ctime of the renamed inode.)
     pub fn child(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<Option<Child>> {
         let (epoch, child) = self.look_up(dir, name)?;
         let State::At(id) = self.state else {
@@ -166,8 +166,8 @@ impl<'a> View<'a> {
         Ok(child)
     }
 
-    /// As [`View::child`], if the directory was not changed behind our back, and in which epoch
-    /// that was recorded.
+    /// As [`View::child`], without a check for unrecorded changes of the directory; with the epoch
+    /// of the record.
     fn look_up(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<(Option<Epoch>, Option<Child>)> {
         let State::At(id) = self.state else {
             return Ok((
@@ -176,7 +176,7 @@ impl<'a> View<'a> {
             ));
         };
         let live = || match self.present.child(dir, name) {
-            // The directory is gone, and a name that it had was removed with a record before.
+            // The directory is gone. Its names were removed before, each with a record.
             Err(Errno::ESTALE | Errno::ENOTDIR)
                 if self.timeline.lookup.attr_at(dir.slot, id)?.is_some() =>
             {
@@ -188,9 +188,8 @@ impl<'a> View<'a> {
         self.look(|| self.entry_at(dir.slot, name, id), live)
     }
 
-    /// Refuses a directory of the past that leads to itself, for a walk would never end: there is
-    /// none unless somebody forged it. The live tree cannot have one, and may be asked by trails of
-    /// the past.
+    /// Rejects a past directory that contains itself, in which a walk would not end. Only a forged
+    /// one can exist. The live tree cannot have one, and may be queried with trails of the past.
     fn check_no_loop(&self, dir: &Arc<Trail>, child: Child) -> SysResult<()> {
         let State::At(id) = self.state else {
             return Ok(());
@@ -202,9 +201,9 @@ impl<'a> View<'a> {
         Err(Errno::EIO)
     }
 
-    /// What a name has led to since a checkpoint, before what it leads to in this state, the last
-    /// first; of what changed between two checkpoints the first is known. Where one of them is gone
-    /// it ends there.
+    /// Returns the former targets of a name since a checkpoint, newest first, without the target in
+    /// this state. Only the first change between two checkpoints is known. Stops at a deleted
+    /// checkpoint.
     ///
     /// # Errors
     /// EIO if a record is damaged.
@@ -226,7 +225,7 @@ impl<'a> View<'a> {
         Ok(found)
     }
 
-    /// The inode that a name led to, with its trail.
+    /// Returns the target of a name, with its trail.
     ///
     /// # Errors
     /// As [`View::child`].
@@ -236,8 +235,8 @@ impl<'a> View<'a> {
             .map(|child| (child, dir.step(name, child.slot))))
     }
 
-    /// As [`View::step`] for each of these names. That nobody changed the directory behind our back
-    /// is looked at once for all of them.
+    /// As [`View::step`] for several names, with a single check for unrecorded changes of the
+    /// directory.
     pub fn steps(&self, dir: &Arc<Trail>, names: &BTreeSet<Name>) -> Vec<SysResult<Option<Step>>> {
         self.steps_told(dir, names)
             .into_iter()
@@ -245,7 +244,8 @@ impl<'a> View<'a> {
             .collect()
     }
 
-    /// As [`View::steps`], and whether the live tree was asked: what is there now is the same then.
+    /// As [`View::steps`], with whether the answer came from the live tree, where the name is the
+    /// same.
     pub fn steps_told(
         &self,
         dir: &Arc<Trail>,
@@ -279,7 +279,7 @@ impl<'a> View<'a> {
         .collect()
     }
 
-    /// Every name of a directory, sorted.
+    /// Returns all names of a directory, sorted.
     ///
     /// # Errors
     /// As [`View::child`].
@@ -291,11 +291,10 @@ impl<'a> View<'a> {
         Ok(names)
     }
 
-    /// As [`View::list`], and as much as can be told where that cannot be told whole: a directory
-    /// in which names came or went behind our back.
+    /// As [`View::list`], or the known part of a directory with unrecorded changes of names.
     ///
     /// # Errors
-    /// As [`View::child`], but EIO.
+    /// As [`View::child`], except EIO.
     pub fn list_known(&self, dir: &Arc<Trail>) -> SysResult<Known> {
         let whole = self.list(dir);
         let (Err(Errno::EIO), State::At(id)) = (&whole, self.state) else {
@@ -336,7 +335,7 @@ impl<'a> View<'a> {
             names.sort_by(|a, b| a.0.cmp(&b.0));
             return Ok(names);
         };
-        // A directory that is gone from the live tree is listed from records alone: every name was
+        // A directory missing from the live tree is listed from records alone: every name was
         // removed, with a record, before the directory.
         let live = at_rest(self.present, || self.present.list(dir));
         let mut recorded = self.timeline.lookup.entries_at(dir.slot, id)?;
@@ -370,8 +369,8 @@ impl<'a> View<'a> {
         Ok(names.into_iter().collect())
     }
 
-    /// Attributes, without what chattr(1) sets. Those of a directory that was changed while nobody
-    /// served it are as they are now.
+    /// Returns the attributes, without the flags of chattr(1). For a directory with unrecorded
+    /// changes, returns its current attributes.
     ///
     /// # Errors
     /// As [`View::child`].
@@ -383,8 +382,7 @@ impl<'a> View<'a> {
             || Ok(self.timeline.lookup.attr_at(node.slot, id)?.map(owned)),
             || self.present.attr(node),
         )?;
-        // A directory can be passed through, so that what is below and was not changed can be
-        // reached.
+        // A directory stays traversable, so that unchanged inodes below it can be reached.
         let (kind, ctime) = (attr.stat.kind, attr.stat.ctime);
         if kind != Kind::Dir
             && (self
@@ -402,8 +400,8 @@ impl<'a> View<'a> {
         Ok(attr)
     }
 
-    /// Extended attributes, sorted by name, without those that are ckptfs's own: whatever somebody
-    /// set beside the mount is no part of the tree.
+    /// Returns the extended attributes, sorted by name, without those of ckptfs. Attributes set
+    /// past the mount with such a name do not belong to the tree.
     ///
     /// # Errors
     /// As [`View::child`].
@@ -423,7 +421,7 @@ impl<'a> View<'a> {
         Ok(xattrs)
     }
 
-    /// Walks a path; `None` if it does not exist in this state.
+    /// Resolves a path; `None` if it does not exist in this state.
     ///
     /// # Errors
     /// As [`View::child`].

@@ -1,8 +1,8 @@
-//! Waking a thread that works on closed epochs when the machine has nothing else to do, and ending
-//! it; and whether the index, which one of them fills, can be used.
+//! Start, wake-up and end of the idle threads that process closed epochs, and the health of the
+//! index, which one of them fills.
 //!
-//! There is a thread while there is something to do, and a moment longer: a daemon serves many trees,
-//! most of which nobody changes.
+//! A thread exists only while it has work, and a moment longer: a daemon serves many trees, most of
+//! which are idle.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -12,54 +12,53 @@ use crate::sys;
 use crate::sys::lock::{Condvar, Mutex};
 use crate::sys::tasks;
 
-/// How long the indexer leaves a fresh checkpoint alone: who makes one often makes another, or
-/// works on at once.
+/// Delay of the indexer after a checkpoint: often another checkpoint or more work follows at once.
 const SETTLE: Duration = Duration::from_millis(300);
 
-/// A thread that has nothing to do ends after so long.
+/// A thread without work ends after this time.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// A call of the index that has not returned after this long may be held up by others that want the
-/// processor: it is given its share.
+/// After this time a pending call of the index may be starved of processor time; its thread gets
+/// normal priority.
 const SLOW: Duration = Duration::from_secs(30);
-/// One that has not after this long counts as failed.
+/// After this time a pending call of the index counts as failed.
 const STUCK: Duration = Duration::from_secs(120);
-/// The end of a mount waits so long for a call of the index.
+/// Maximum time that an unmount waits for a call of the index.
 const STOP_MAX: Duration = Duration::from_secs(20);
-/// So many closed epochs in memory cost every look-up: they are taken over at once, with a share of
-/// the processor, and at the end of the mount too.
+/// Number of closed epochs in memory from which look-ups become slow. They are indexed at once,
+/// with normal priority, even during an unmount.
 pub(super) const HURRY_EPOCHS: usize = 64;
-/// How long the end of a mount waits for that; the next one goes on.
+/// Maximum time that an unmount waits for that; the next mount continues.
 const HURRY_STOP_MAX: Duration = Duration::from_secs(3);
 
 #[derive(Default)]
 struct Signals {
     epoch_closed: bool,
-    /// Too much waits.
+    /// The backlog is too long.
     hurry: bool,
-    /// When it was asked to end.
+    /// When the end was requested.
     stop: Option<Instant>,
-    /// Those for whom it waits.
+    /// Number of [`Hold`]s.
     held: u32,
-    /// The thread runs, or is being started.
+    /// The thread is running or being started.
     running: bool,
-    /// It has ended for good.
+    /// The thread has ended permanently.
     over: bool,
     thread: Option<i32>,
-    /// Since when a call of the index has not returned.
+    /// Start of the pending call of the index.
     calling: Option<Instant>,
-    /// Why the index cannot be used.
+    /// Why the index is unusable.
     trouble: Option<Trouble>,
 }
 
 impl Signals {
-    /// It shall end now.
+    /// Whether the thread must end now.
     fn ends(&self) -> bool {
         self.stop
             .is_some_and(|asked| !self.hurry || asked.elapsed() > HURRY_STOP_MAX)
     }
 
-    /// Whether a thread is to be started, which counts as running then.
+    /// Whether a thread must be started; it then counts as running.
     fn needs_thread(&mut self) -> bool {
         let needs = self.epoch_closed && !self.running && !self.over && self.stop.is_none();
         self.running |= needs;
@@ -67,15 +66,15 @@ impl Signals {
     }
 }
 
-/// Why the index cannot be used.
+/// Why the index is unusable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Trouble {
     pub(super) why: String,
-    /// There was no room; it may do once there is.
+    /// Only space was lacking; it may work again later.
     pub(super) full: bool,
 }
 
-/// Wakes a thread that works on closed epochs when the machine has nothing else to do, and ends it.
+/// Wakes and ends an idle thread that processes closed epochs.
 #[derive(Default)]
 pub struct Wake {
     signals: Mutex<Signals>,
@@ -85,7 +84,7 @@ pub struct Wake {
 }
 
 impl Wake {
-    /// An epoch was closed.
+    /// Notifies the thread of a closed epoch.
     pub fn epoch_closed(&self) {
         self.signals.lock().epoch_closed = true;
         if let Err(error) = self.go_on() {
@@ -93,8 +92,8 @@ impl Wake {
         }
     }
 
-    /// Wakes the thread, or has one started if that is needed, by another thread: to start one takes
-    /// longer than whoever closes an epoch should wait.
+    /// Wakes the thread, or has another thread start it, because starting one takes too long for
+    /// the caller.
     fn go_on(&self) -> std::io::Result<()> {
         let Some(starter) = self.starter.get() else {
             return Ok(());
@@ -108,15 +107,15 @@ impl Wake {
             .inspect_err(|_| self.signals.lock().running = false)
     }
 
-    /// Until this is dropped the thread begins nothing, unless too much waits: what it does takes
-    /// memory and a processor, and whoever asks for it needs both.
+    /// Prevents the thread from starting work until the guard is dropped, unless the backlog is too
+    /// long. The caller needs the memory and processor time.
     pub fn hold(&self) -> Hold<'_> {
         self.signals.lock().held += 1;
         Hold(self)
     }
 
-    /// Asks the thread to end and waits until it has. It is idle no longer then: on a busy machine
-    /// an idle thread may not run for half a minute, and an unmount would wait for it so long.
+    /// Requests the end of the thread and waits for it, with normal priority. On a busy machine an
+    /// idle thread may not run for half a minute, which would delay an unmount.
     pub fn stop(&self) {
         let mut signals = self.signals.lock();
         signals.stop.get_or_insert_with(Instant::now);
@@ -142,15 +141,15 @@ impl Wake {
         }
     }
 
-    /// The index failed, and what it says is not believed any more. `full`: for want of space. The
-    /// first reason stays until it works again.
+    /// Marks the index as failed; its answers are no longer used. `full`: for lack of space. The
+    /// first reason is kept until the index works again.
     pub(super) fn index_failed(&self, error: &StoreError, full: bool) {
         self.fail(describe(error), full);
-        // If there is only no room for it, its thread makes another.
+        // If only space was lacking, its thread rebuilds it.
         self.epoch_closed();
     }
 
-    /// It works again.
+    /// Marks the index as working.
     pub(super) fn index_works(&self) {
         self.signals.lock().trouble = None;
         self.epoch_closed();
@@ -164,7 +163,7 @@ impl Wake {
         }
     }
 
-    /// The index failed, and only for want of space.
+    /// Whether the index failed only for lack of space.
     pub(super) fn lacks_room(&self) -> bool {
         self.signals
             .lock()
@@ -173,12 +172,12 @@ impl Wake {
             .is_some_and(|trouble| trouble.full)
     }
 
-    /// A call of the index was begun, or has returned.
+    /// Notes the start (`Some`) or the return (`None`) of a call of the index.
     pub(super) fn calls(&self, since: Option<Instant>) {
         self.signals.lock().calling = since;
     }
 
-    /// Why the index cannot be used, if so, and whether only for want of space.
+    /// Returns why the index is unusable, if so, and whether only for lack of space.
     pub(super) fn trouble(&self, now: Instant) -> Option<Trouble> {
         let mut signals = self.signals.lock();
         if signals.trouble.is_some() {
@@ -196,7 +195,7 @@ impl Wake {
         })
     }
 
-    /// Waits; `false`: the thread shall end.
+    /// Waits; returns `false` if the thread must end.
     pub fn pause(&self, limit: Duration) -> bool {
         let mut signals = self.signals.lock();
         let until = Instant::now() + limit;
@@ -210,7 +209,7 @@ impl Wake {
         false
     }
 
-    /// Waits for so long; `false`: there is something to do, or the thread shall end.
+    /// Waits for `limit`; returns `false` if work is pending or the thread must end.
     pub fn rest(&self, limit: Duration) -> bool {
         let mut signals = self.signals.lock();
         let until = Instant::now() + limit;
@@ -224,7 +223,7 @@ impl Wake {
         false
     }
 
-    /// The thread begins: idle, unless somebody waits for its end already.
+    /// Starts with idle priority, unless its end was requested or the backlog is too long.
     fn begin(&self) {
         let mut signals = self.signals.lock();
         if signals.stop.is_none() && !signals.hurry && sys::set_thread_idle().is_ok() {
@@ -232,12 +231,12 @@ impl Wake {
         }
     }
 
-    /// It was asked to end.
+    /// Whether its end was requested and must not be delayed.
     pub fn stopping(&self) -> bool {
         self.signals.lock().ends()
     }
 
-    /// Too much waits: it is done at once, even if the thread is to end.
+    /// Processes the backlog at once, even if the thread is to end.
     pub(super) fn hurry(&self) {
         let mut signals = self.signals.lock();
         if std::mem::replace(&mut signals.hurry, true) {
@@ -254,7 +253,7 @@ impl Wake {
         self.epoch_closed();
     }
 
-    /// Nothing waits any more.
+    /// Notes that the backlog is empty.
     pub(super) fn caught_up(&self) {
         let mut signals = self.signals.lock();
         if std::mem::take(&mut signals.hurry)
@@ -265,7 +264,8 @@ impl Wake {
         }
     }
 
-    /// Waits for work; `false`: the thread shall end, for good or until there is some.
+    /// Waits for work; returns `false` if the thread must end, permanently or until work is
+    /// pending.
     pub fn wait(&self) -> bool {
         let mut signals = self.signals.lock();
         let until = Instant::now() + LINGER;
@@ -287,7 +287,7 @@ impl Wake {
     }
 }
 
-/// See [`Wake::hold`].
+/// Guard of [`Wake::hold`].
 pub struct Hold<'a>(&'a Wake);
 
 impl Drop for Hold<'_> {
@@ -297,7 +297,7 @@ impl Drop for Hold<'_> {
     }
 }
 
-/// The error with its causes, in one line.
+/// Formats an error with its causes in one line.
 fn describe(error: &StoreError) -> String {
     let mut text = error.to_string();
     let mut cause = std::error::Error::source(error);
@@ -308,10 +308,10 @@ fn describe(error: &StoreError) -> String {
     text
 }
 
-/// Tells whoever waits for it that the thread has ended, however it did.
+/// Notifies waiters of the end of the thread, including a panic.
 struct Ended<'a> {
     wake: &'a Wake,
-    /// Another may be started once there is something to do.
+    /// The thread may be started again when work is pending.
     again: bool,
 }
 
@@ -330,9 +330,8 @@ impl Drop for Ended<'_> {
 }
 
 impl Wake {
-    /// Starts the thread, which has something to do at once. `work` goes on for as long as
-    /// [`Wake::wait`] says so, and tells whether it may be begun again. `of` tells where in `holder`
-    /// this is.
+    /// Starts the thread, which has work at once. `work` runs while [`Wake::wait`] returns `true`,
+    /// and returns whether it may be started again. `of` returns the `Wake` in `holder`.
     ///
     /// # Errors
     /// Those of starting a thread.

@@ -1,4 +1,4 @@
-//! Who changed what between two states, as the journal tells it: see [`who`](super::attribution).
+//! Writers of each path between two states, from the [`attribution`](super::attribution) records.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -14,33 +14,33 @@ use crate::sys::{Errno, SysResult};
 /// A process among the [`Writers`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Writer {
-    /// By its place in [`Writers::processes`].
+    /// Index in [`Writers::processes`].
     One(usize),
-    /// Too many to be told apart.
+    /// Further processes, not recorded separately.
     Others,
 }
 
-/// A set of them.
+/// A set of writers.
 pub type Set = BTreeSet<Writer>;
 
-/// One process, under all the names that it had.
+/// A process, with all its names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Known {
-    /// As it was when it first changed something.
+    /// Its properties at its first change.
     pub process: Process,
-    /// Every name under which it changed something, the first first.
+    /// Its names at its changes, the first one first.
     pub names: Vec<String>,
-    /// Every control group that it was in.
+    /// Its control groups.
     pub cgroups: Vec<String>,
-    /// Every user for whom it changed something.
+    /// The users for whom it made changes.
     pub uids: Vec<u32>,
 }
 
 #[derive(Debug)]
 struct NameWho {
-    /// Everybody.
+    /// All writers.
     all: Set,
-    /// Everybody since it leads where it leads now.
+    /// The writers since it has its current target.
     fresh: Set,
     last: Writer,
     how: NameTouch,
@@ -57,21 +57,21 @@ struct NodeTouch {
 #[derive(Debug, Default)]
 struct NodeWho {
     touches: Vec<NodeTouch>,
-    /// How often its number was given to another.
+    /// How often its number was reused.
     generation: u32,
     made: Option<Writer>,
 }
 
-/// Paths that were open for writing with who had them so, and how many more there were.
+/// Paths open for writing with their processes, and the number of further ones.
 pub type OpenOnes = (Vec<(Vec<u8>, Process)>, u64);
 
-/// See the module.
+/// Writers in a range of the journal. See the module.
 #[derive(Debug, Default)]
 pub struct Writers {
     /// The processes.
     pub processes: Vec<Known>,
-    /// Where each is, and who it is until it changes something: one that is told of only as the
-    /// parent of another has no name here.
+    /// Index of each process, and its properties until its first change. A process recorded only as
+    /// a parent has no name in the list.
     numbers: HashMap<ProcessNumber, (usize, Option<Process>)>,
     people: HashMap<(u32, u64), usize>,
     names: HashMap<Slot, HashMap<Name, NameWho>>,
@@ -80,8 +80,8 @@ pub struct Writers {
 }
 
 impl Timeline {
-    /// Who changed what after checkpoint `after`, up to checkpoint `upto` or until now. Reads that
-    /// part of the journal: O(changes).
+    /// Returns the writers after checkpoint `after`, up to checkpoint `upto` or until now. Reads
+    /// that part of the journal: O(changes).
     ///
     /// # Errors
     /// ENOENT if a checkpoint does not exist; EIO if the journal cannot be read.
@@ -115,8 +115,8 @@ impl Timeline {
         Ok(writers)
     }
 
-    /// What was told to be open for writing when a checkpoint was made, and how many more there
-    /// were.
+    /// Returns the files recorded as open for writing at a checkpoint, and the number of further
+    /// ones.
     ///
     /// # Errors
     /// EIO if the journal cannot be read.
@@ -125,7 +125,7 @@ impl Timeline {
         for frame in self.store().journal.scan(from, None) {
             match frame.map_err(fault)?.1 {
                 Record::OpenAt { id: of, open, more } if of == id => return Ok(Some((open, more))),
-                // It is told before the next can be made.
+                // It is recorded before the next checkpoint can be made.
                 Record::Checkpoint(later) if later.id > id => break,
                 _ => {}
             }
@@ -151,7 +151,7 @@ impl Writers {
         self.numbers.insert(number, (at, Some(process)));
     }
 
-    /// Adds to some processes those that descend from them, as far as that was told.
+    /// Adds the descendants of processes, as far as recorded.
     pub fn add_children(&self, of: &mut HashSet<usize>) {
         let mut by_pid: HashMap<u32, Vec<usize>> = HashMap::new();
         for (at, known) in self.processes.iter().enumerate() {
@@ -266,8 +266,8 @@ impl Writers {
         }
     }
 
-    /// What a name led to before says whose that inode is: it may be found under another name
-    /// later.
+    /// The writers of a name are writers of its former target, which may be found under another
+    /// name later.
     fn undo(&mut self, undo: Undo, epoch: Epoch) {
         match undo {
             Undo::Home { slot, before } => {
@@ -303,7 +303,7 @@ impl Writers {
         }
     }
 
-    /// Who made a directory, if it was made in this stretch: by the places that were recorded.
+    /// Returns the creator of a directory created in this range, by the recorded places.
     fn maker_of(&self, dir: Slot) -> Option<Writer> {
         let mut at = dir;
         for _ in 0..self.homes.len() {
@@ -319,7 +319,7 @@ impl Writers {
         None
     }
 
-    /// Who made the directory that this trail leads to, if it was made in this stretch.
+    /// Returns the creator of the directory at a trail, if it was created in this range.
     fn maker(&self, dir: &Trail) -> Option<Writer> {
         let mut at = dir;
         while let Some(up) = &at.up {
@@ -338,7 +338,7 @@ impl Writers {
         self.names.get(&dir).and_then(|names| names.get(name))
     }
 
-    /// Who changed the inode in its first life in this stretch, or in its last.
+    /// Returns the writers of an inode number, for its first or its last generation in this range.
     fn node(&self, slot: Slot, last: bool) -> Set {
         let Some(node) = self.nodes.get(&slot) else {
             return Set::new();
@@ -352,8 +352,8 @@ impl Writers {
         touches.chain(node.made.filter(|_| last)).collect()
     }
 
-    /// Who changed a path, by the ways to it in the older and the newer state. Empty if nobody
-    /// knows.
+    /// Returns the writers of a path, by its trails in the older and the newer state. Empty if
+    /// unknown.
     pub fn of(&self, old: Option<&Arc<Trail>>, new: Option<&Arc<Trail>>) -> Set {
         let mut found = Set::new();
         if let Some(old) = old {
@@ -380,8 +380,8 @@ impl Writers {
         found
     }
 
-    /// Who ever changed what this name leads to in this stretch, also before it was put back: of the
-    /// name itself, or else of the nearest directory above it of which that is known.
+    /// Returns all processes that changed the target of a name in this range, including changes
+    /// reverted since. Without any, returns those of the nearest parent directory that has some.
     pub fn ever(&self, trail: &Arc<Trail>) -> Set {
         let above = std::iter::successors(Some(trail), |at| at.up.as_ref());
         above
@@ -398,7 +398,7 @@ impl Writers {
         named.map(|named| pick(named).clone()).unwrap_or_default()
     }
 
-    /// It only went where a directory above it went.
+    /// Returns the writers of a path that only moved with a parent directory.
     fn moved_along(&self, old: Option<&Arc<Trail>>, new: Option<&Arc<Trail>>) -> Set {
         let (trail, came) = match (old, new) {
             (Some(old), None) => (old, false),

@@ -1,4 +1,4 @@
-//! The baseline, to look up what an inode was when the tree was written down last.
+//! Look-ups in the last baseline.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,13 +8,13 @@ use crate::store::baseline::{Baseline, Node};
 use crate::store::ids::{Name, Slot};
 use crate::sys::lock::Mutex;
 
-/// How long one that was opened is used: it may have been replaced.
+/// How long an open baseline is used; it may have been replaced.
 const OPEN_TIME: Duration = Duration::from_secs(1);
 
-/// See the module.
+/// The last baseline. See the module.
 pub struct Written {
     store: Arc<Store>,
-    /// A leaf.
+    /// A leaf lock.
     open: Mutex<Option<(Instant, Option<Arc<Baseline>>)>>,
 }
 
@@ -26,7 +26,7 @@ impl Written {
         }
     }
 
-    /// What a name in a directory led to; `None`: that is not known.
+    /// Returns the target of a name in a directory; `None` if unknown.
     pub(super) fn at(&self, dir: Slot, name: &Name) -> Option<Node> {
         let open = self.open.lock().clone();
         let found = match open.filter(|(since, _)| since.elapsed() <= OPEN_TIME) {

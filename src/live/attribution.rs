@@ -1,13 +1,13 @@
-//! For whom a request is served, and who has what open for writing.
+//! Attribution of changes to processes, and the processes that have files open for writing.
 //!
-//! The kernel tells the number of the calling thread, which waits for our answer: so `/proc` can be
-//! asked who it is, and it cannot be gone. That is done once for each thread, and again when it was
-//! last done a moment ago: a number may have been given to another process since.
+//! The kernel reports the ID of the calling thread, which waits for the reply and so cannot exit.
+//! `/proc` identifies its process. The result is cached for each thread for a short time, because
+//! the ID may be reused later.
 //!
-//! With passthrough nobody tells of a write, so whoever has a file open for writing counts as
-//! writing to it, until the file turns out as it was when that one opened it. Where the daemon
-//! writes, it is told by whom; dirty pages of a mapping come from nobody, and count for all who may
-//! have it mapped.
+//! With passthrough no request announces a write. A process that has a file open for writing
+//! therefore counts as a writer of it, unless the file turns out to be unchanged since the process
+//! opened it. With daemon I/O each write names its process. Writeback of mapped pages does not, so
+//! it counts for all processes that may have the file mapped.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,13 +23,13 @@ use crate::store::record::Process;
 use crate::sys::lock::Mutex;
 use crate::sys::{self, ProcessFacts};
 
-/// So long a number stands for the same process: the kernel gives numbers out in turn, and hardly
-/// comes round sooner.
+/// How long a thread ID is assumed to belong to the same process. The kernel allocates IDs
+/// sequentially, and rarely wraps around sooner.
 const BELIEVED: Duration = Duration::from_secs(1);
-/// Threads that are remembered.
+/// Maximum number of cached threads.
 const THREADS_MAX: usize = 4096;
 
-/// Number and user of a thread.
+/// Thread ID and user.
 type Thread = (u32, u32);
 
 fn process(facts: ProcessFacts, uid: u32) -> Process {
@@ -52,10 +52,11 @@ fn process(facts: ProcessFacts, uid: u32) -> Process {
     }
 }
 
-/// Bits of a process's number in a word; Linux has at most 22.
+/// Bits of a process ID in a word; Linux uses up to 22.
 const PID_BITS: u32 = 24;
 
-/// Process and start in one word, for the worker that takes over.
+/// Packs process ID and start time into one word, for the worker that takes over. Returns 0 if they
+/// do not fit.
 pub fn opener_word(by: &Numbered) -> u64 {
     let Process { pid, start, .. } = by.process;
     if u64::from(pid) < 1 << PID_BITS {
@@ -65,13 +66,13 @@ pub fn opener_word(by: &Numbered) -> u64 {
     }
 }
 
-/// For whom requests are served, and who has what open for writing.
+/// Attributes requests to processes, and tracks the processes that have files open for writing.
 pub struct Writers {
     timeline: Arc<Timeline>,
     hot: Arc<HotFiles>,
-    /// Who the threads are that ask for something. A leaf.
+    /// Processes of recently seen threads. A leaf.
     threads: Mutex<HashMap<Thread, (Arc<Numbered>, Instant)>>,
-    /// Handles that are open for writing, by number. A leaf.
+    /// Handles open for writing, by number. A leaf.
     open: Mutex<HashMap<u64, (Slot, Arc<Numbered>)>>,
 }
 
@@ -85,8 +86,8 @@ impl Writers {
         })
     }
 
-    /// The process that an [`opener_word`] names: its name too, if it lives. `None`: it is not
-    /// known.
+    /// Returns the process that an [`opener_word`] identifies, with its name if it is running.
+    /// Returns `None` if the word contains no process ID.
     pub fn opener(&self, word: u64) -> Option<Arc<Numbered>> {
         let pid = u32::try_from(word & ((1 << PID_BITS) - 1))
             .ok()
@@ -107,12 +108,12 @@ impl Writers {
         Some(self.timeline.processes.number(process))
     }
 
-    /// A change that is asked for by the process that a thread of this number belongs to.
+    /// Creates a change on behalf of the process of this thread.
     pub fn change_by(&self, thread: u32, uid: u32) -> Change {
         Change::by(Some(self.caller(thread, uid)))
     }
 
-    /// The process of a thread that waits for an answer.
+    /// Returns the process of a thread that waits for a reply.
     pub fn caller(&self, thread: u32, uid: u32) -> Arc<Numbered> {
         let now = Instant::now();
         let mut threads = self.threads.lock();
@@ -122,8 +123,8 @@ impl Writers {
             return Arc::clone(known);
         }
         drop(threads);
-        // Nobody waits for what comes from the kernel itself, and in another namespace there is no
-        // such number.
+        // Requests of the kernel itself have no thread, and the thread ID is not valid in another
+        // PID namespace.
         let facts = if thread == 0 {
             None
         } else {
@@ -148,7 +149,7 @@ impl Writers {
         known
     }
 
-    /// A handle was opened.
+    /// Records a handle that was opened for writing.
     pub(super) fn note_writer(&self, id: u64, handle: &Handle) {
         if handle.flags.write
             && let Some(by) = &handle.by
@@ -157,13 +158,13 @@ impl Writers {
         }
     }
 
-    /// It is closed.
+    /// Removes a closed handle.
     pub(super) fn writer_left(&self, id: u64) {
         self.open.lock().remove(&id);
     }
 
-    /// At most `limit` files that are open for writing, or may be mapped so, with who has them so,
-    /// and how many more there are.
+    /// Returns up to `limit` pairs of a file open or mapped for writing and its process, and the
+    /// number of further ones.
     pub(super) fn open_for_writing(&self, limit: usize) -> (Vec<(Slot, Arc<Numbered>)>, u64) {
         let mut found: Vec<(Slot, Arc<Numbered>)> = Vec::new();
         let mut more = 0;
@@ -188,8 +189,8 @@ impl Writers {
         (found, more)
     }
 
-    /// Dirty pages of a mapping are written: by whom is not told, so everybody counts who has the
-    /// file open for writing.
+    /// Attributes the writeback of mapped pages. The process is unknown, so all that have the file
+    /// open for writing count.
     pub(super) fn touch_by_mappers(&self, slot: Slot) {
         let mut mappers: Vec<Arc<Numbered>> = Vec::new();
         for (of, by) in self.open.lock().values() {

@@ -1,4 +1,4 @@
-//! Attributes and extended attributes.
+//! Changes of attributes and extended attributes.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -18,7 +18,7 @@ use crate::store::layout::is_own_xattr;
 use crate::store::record::{AttrState, Key, Undo};
 use crate::sys::{self, Asker, Errno, Kind, Open, SetTime, Stat, SysResult, XattrMode, Xattrs};
 
-/// Attributes to be changed; `None` stays.
+/// Attributes to change; `None` leaves one unchanged.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NewAttrs {
     /// Permission bits.
@@ -33,15 +33,15 @@ pub struct NewAttrs {
     pub atime: Option<SetTime>,
     /// Modification time.
     pub mtime: Option<SetTime>,
-    /// Who asks for it; `None`: we do.
+    /// Credentials of the caller; `None` for the daemon itself.
     pub asker: Option<Asker>,
 }
 
 impl NewAttrs {
-    /// The kernel asks for nothing before somebody changes the content of a file with set-id bits
-    /// who may not keep them: to clear those is left to us (`__remove_privs` in fs/inode.c,
-    /// `fuse_setattr` in fs/fuse/dir.c). For chown(2) without an id it does too, with the same
-    /// outcome.
+    /// Returns whether the request changes no attribute. The kernel sends such a request before a
+    /// write to a file with set-id bits by a user who may not keep them. The daemon must then clear
+    /// them (`__remove_privs` in fs/inode.c, `fuse_setattr` in fs/fuse/dir.c). A chown(2) without
+    /// IDs also leads to it, with the same effect.
     fn is_of_nothing(&self) -> bool {
         matches!(
             self,
@@ -58,7 +58,8 @@ impl NewAttrs {
     }
 }
 
-/// Does something to an inode that clears set-id bits by the rights of `asker`, if it has any.
+/// Runs an operation. If the inode has set-id bits, the credentials of `asker` decide whether they
+/// are cleared.
 fn act_on_set_id<T>(
     fd: &OwnedFd,
     asker: Option<Asker>,
@@ -109,12 +110,12 @@ impl Attrs {
         })
     }
 
-    /// Changes attributes. `file`: a handle's file, open for writing, for a change of size. Returns
-    /// the new ones.
+    /// Changes attributes and returns the new ones. `file` is a handle's file, open for writing,
+    /// for a change of size.
     ///
     /// # Errors
-    /// Those of chmod(2), chown(2), truncate(2), utimensat(2); ENOSPC or EIO if the past could not
-    /// be kept: then nothing changed.
+    /// Those of chmod(2), chown(2), truncate(2), utimensat(2). ENOSPC or EIO if the capture failed;
+    /// nothing changed then.
     pub fn set_attr<'a>(
         &self,
         change: &Change,
@@ -187,10 +188,10 @@ impl Attrs {
         })
     }
 
-    /// Clears the set-id bits of a file that `asker` may not keep: see [`NewAttrs::is_of_nothing`].
+    /// Clears the set-id bits that `asker` may not keep: see [`NewAttrs::is_of_nothing`].
     ///
     /// # Errors
-    /// EPERM for who neither owns the file nor can be writing to it.
+    /// EPERM if `asker` is not root or the owner and the file is not open for writing.
     fn clear_set_id(
         &self,
         change: &Change,
@@ -218,7 +219,7 @@ impl Attrs {
         sys::act_for(Some(asker), || sys::chown_fd(fd, None, None))
     }
 
-    /// Notes for the record who changes what of it.
+    /// Records the author of a change of attributes or size.
     fn touch_by_change(&self, change: &Change, slot: Slot, new: &NewAttrs) {
         if self.nodes.is_dead(slot) {
             return;
@@ -230,8 +231,8 @@ impl Attrs {
         }
     }
 
-    /// Records attributes and place of an inode, and its extended attributes where the change can
-    /// touch them (a chmod changes the ACL, a chown or a write drops file capabilities).
+    /// Records attributes and place of an inode. Records its extended attributes if the change
+    /// may affect them: chmod changes the ACL, chown and write remove file capabilities.
     fn keep_inode(
         &self,
         change: &Change,
@@ -290,14 +291,13 @@ impl Attrs {
             }
         };
         if self.timeline.epochs.needs(&Key::Data(at.slot)) {
-            // A handle that is open for writing only cannot be read from.
+            // A write-only handle cannot be read.
             let source = sys::reopen(fd, Open::READ)?;
             self.captures.capture(change, at, &source, false)?;
         } else {
             self.timeline.epochs.confirm(at.slot);
         }
-        // The block that it ends in is shared with the capture, and cannot be written without a new
-        // one.
+        // The capture shares the last block, so truncation allocates a new one.
         act_on_set_id(fd, asker, || {
             self.captures.with_room(|| sys::truncate(file, size))
         })
@@ -306,8 +306,8 @@ impl Attrs {
     /// Sets an extended attribute.
     ///
     /// # Errors
-    /// Those of setxattr(2); ENOSPC if the inode would have more than can be recorded; ENOSPC or
-    /// EIO if the past could not be kept: then nothing changed.
+    /// Those of setxattr(2). ENOSPC if the inode would exceed the recordable size. ENOSPC or EIO if
+    /// the record failed; nothing changed then.
     pub fn set_xattr<'a>(
         &self,
         change: &Change,
@@ -320,7 +320,7 @@ impl Attrs {
         self.change_xattrs(change, at.into(), |fd| {
             check_room(fd, name, value)?;
             let set = || sys::setxattr(fd, name, value, mode);
-            // An owner who is not in the group gives up its bit with the access list
+            // An owner who is not in the group loses the set-group-ID bit with a change of the ACL
             // (`posix_acl_update_mode` in fs/posix_acl.c).
             if name == b"system.posix_acl_access" {
                 act_on_set_id(fd, asker, set)
@@ -333,7 +333,7 @@ impl Attrs {
     /// Removes an extended attribute.
     ///
     /// # Errors
-    /// Those of removexattr(2); ENOSPC or EIO if the past could not be kept: then nothing changed.
+    /// Those of removexattr(2). ENOSPC or EIO if the record failed; nothing changed then.
     pub fn remove_xattr<'a>(
         &self,
         change: &Change,
@@ -384,7 +384,7 @@ impl Attrs {
             .record(&change.author, undo, Vec::new())
     }
 
-    /// Value of an extended attribute.
+    /// Returns the value of an extended attribute.
     ///
     /// # Errors
     /// Those of getxattr(2).
@@ -400,7 +400,7 @@ impl Attrs {
         }
     }
 
-    /// Names of the extended attributes.
+    /// Returns the names of the extended attributes.
     ///
     /// # Errors
     /// Those of listxattr(2).
@@ -412,12 +412,12 @@ impl Attrs {
         }
     }
 
-    /// Makes the extended attributes of an inode exactly `wanted`; says whether they were not. The
+    /// Replaces the extended attributes of an inode by `wanted`. Returns whether they differed. The
     /// caller holds the locks.
     fn replace_xattrs_in(&self, change: &Change, at: At<'_>, wanted: &Xattrs) -> SysResult<bool> {
         let fd = self.inodes.fd(at)?;
         let mut now = sys::all_xattrs(&fd)?;
-        // What is hidden stays: it is no part of what was, or is wanted.
+        // Internal attributes are not part of either set and remain.
         now.retain(|(name, _)| !is_own_xattr(name));
         if now == *wanted {
             return Ok(false);
@@ -426,15 +426,15 @@ impl Attrs {
         self.dirs.set_plain(at.slot, false);
         self.keep_inode(change, at, &fd, false)?;
         self.record_xattrs(change, at.slot, &fd)?;
-        // An owner who is not root may set them only where it may write.
+        // An owner who is not root needs write permission to set them.
         let first = |_: &Stat| self.keep_inode(change, at, &fd, true);
         lent(&fd, CONTENT, first, || set_xattrs(&fd, &now, wanted))?;
         Ok(true)
     }
 
-    /// Gives an inode the attributes and extended attributes that it had; says whether anything but
-    /// times was different. A directory's entries must be in place: they change its times. `times`:
-    /// and the time that it had.
+    /// Restores attributes and extended attributes of an inode. Returns whether anything except
+    /// times differed. A directory's entries must be restored first, because they change its times.
+    /// `times` includes the modification time.
     ///
     /// # Errors
     /// Those of chown(2), chmod(2), utimensat(2), setxattr(2).
@@ -458,7 +458,7 @@ impl Attrs {
             self.timeline.processes.touch_attr(&change.author, at.slot);
             self.keep_inode(change, at, &fd, owner || mode)?;
         }
-        // The owner first: a change of it takes file capabilities away.
+        // The owner first: a change of owner removes file capabilities.
         if owner {
             match sys::chown_fd(&fd, Some(then.uid), Some(then.gid)) {
                 Ok(()) => self.passthrough.note_owner(at.slot, then.uid),
@@ -486,8 +486,8 @@ impl Attrs {
         Ok(different)
     }
 
-    /// Has the owner of an inode, who is not root, read and change it whatever its mode says; gives
-    /// the mode that is to be given back with [`Attrs::give_back_in`], and is recorded.
+    /// Grants the owner of an inode, who is not root, read and write permission. Records the old
+    /// mode, and returns it for [`Attrs::give_back_in`].
     ///
     /// # Errors
     /// Those of chmod(2).
@@ -507,13 +507,13 @@ impl Attrs {
         Ok(Some(stat.mode))
     }
 
-    /// Gives an inode the mode back that it had, if it is there.
+    /// Resets the mode of an inode, if it still exists.
     pub fn give_back_in(&self, at: At<'_>, mode: u32) {
         let given = self.inodes.fd(at).and_then(|fd| sys::chmod_fd(fd, mode));
         tracing::debug!(slot = at.slot.0, ?given, "an inode has its mode again");
     }
 
-    /// Gives a file with one name the time that it is now.
+    /// Sets the modification time of a file with one name to the current time.
     ///
     /// # Errors
     /// Those of utimensat(2).
@@ -529,8 +529,8 @@ impl Attrs {
         sys::utimens_fd(&fd, SetTime::Omit, SetTime::Now)
     }
 
-    /// Gives a file the content that it had, without changing its number: it has names that are not
-    /// all known.
+    /// Restores the content of a file in place, keeping its inode. Used for files with unknown
+    /// names.
     ///
     /// # Errors
     /// Those of open(2), write(2), ftruncate(2).

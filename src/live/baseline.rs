@@ -1,16 +1,16 @@
-//! What was changed while nothing was mounted, told by the baseline: the tree as it was when it was
-//! last served.
+//! Detection of changes made while nothing was mounted, by comparison with the baseline: the tree
+//! at the end of the last mount.
 //!
-//! When a daemon has ended in an orderly way it writes the baseline ([`crate::store::baseline`]).
-//! The next one compares, before it serves: from the root down by the directories of the baseline,
-//! with a stat of each inode. What differs gets the undo records of a change of ours, made in the
-//! open epoch: names, attributes, extended attributes and places are known. Of a file's content
-//! nothing is known but that it may be another, unless a copy was kept: then its record has a size
-//! and no object, and views give EIO for it. A directory whose names are accounted for gets a ctime
-//! of now, so that it is not taken for one that was changed unseen.
+//! A daemon that ends cleanly writes the baseline ([`crate::store::baseline`]). The next one
+//! compares before it serves: from the root down the directories of the baseline, with a stat of
+//! each inode. Each difference gets the undo records of a change made in the open epoch, with its
+//! old names, attributes, extended attributes and places. The old content of a file is unknown
+//! unless a copy was saved. Without a copy its record has a size and no object, and views return
+//! EIO for it. A directory whose names are accounted for gets a current ctime, which marks its
+//! changes as recorded.
 //!
-//! An inode is the one that it was if slot, kind and time of birth are. One that is at its name no
-//! more is looked for among the names that are new.
+//! An inode is identified by slot, type and birth time. One that is no longer at its name is
+//! searched for among the new names.
 
 mod advance;
 mod settle;
@@ -36,31 +36,31 @@ use crate::store::ids::{Name, Slot};
 use crate::store::record::{DataState, Key, Place, Record, Undo};
 use crate::sys::{self, Errno, Kind, SetTime, Stat, SysResult};
 
-/// A tree that takes longer to be looked at, but for what is kept, has no baseline. A mount waits a
-/// little longer for who is at it.
+/// Time limit of a walk, excluding saved content; a larger tree has no baseline. A mount waits
+/// slightly longer for a process that is writing one.
 const WRITE_MAX: Duration = Duration::from_secs(15);
 
-/// A directory that is to be listed.
+/// A directory to be listed.
 struct Open {
     number: u64,
     trail: Arc<Trail>,
     was: Stat,
 }
 
-/// What is in the way of a walk.
+/// Parameters of a walk.
 pub(super) struct Walk<'a> {
-    /// Where the journal ends; `None`: the tree is served, and what changes meanwhile is counted
-    /// for the next time.
+    /// End of the journal. `None` while the tree is served: concurrent changes are then left to the
+    /// next update of the baseline.
     pub(super) end: Option<Address>,
-    /// Keeps content beside it.
+    /// Saves content during the walk.
     pub(super) keeper: Option<&'a Keeper<'a>>,
-    /// Inodes that were changed while the clock was ahead get a time of change of now.
+    /// Updates ctimes that are in the future.
     pub(super) settles: bool,
-    /// Asked before each directory: `false` ends it.
+    /// Called before each directory; `false` ends the walk.
     pub(super) go_on: &'a mut dyn FnMut() -> bool,
 }
 
-/// Writes the baseline, and records what differs from it.
+/// Writes the baseline, and records differences from it.
 pub struct Baselines {
     timeline: Arc<Timeline>,
     nodes: Arc<NodeTable>,
@@ -85,15 +85,15 @@ impl Baselines {
         })
     }
 
-    /// Writes the baseline of the tree as it is, and keeps the content that a checkpoint shows and
-    /// no layer has, for as long as `keep` says. Nothing may be served any more. Says how many
-    /// files are not kept for want of time or space. `alone`: nobody could change the tree past the
-    /// mount, so what was recorded is all that changed. `all`: a checkpoint will show the tree as
-    /// it is now.
+    /// Writes the baseline of the current tree, and saves content that a checkpoint shows and no
+    /// layer has, for the time that `keep` permits. The tree is no longer served. Returns the
+    /// number of files not saved for lack of time or space. `alone`: no process could change the
+    /// backing directory directly, so all changes are recorded. `all`: a checkpoint will show the
+    /// current tree.
     ///
     /// # Errors
-    /// EBUSY: somebody changes the tree; ETIMEDOUT: it is very large; ENOSPC, EIO. Then there is
-    /// none.
+    /// EBUSY: the tree was changed concurrently; ETIMEDOUT: it is very large; ENOSPC, EIO. No
+    /// baseline exists after an error.
     pub fn write(&self, keep: Keep, alone: bool, all: bool) -> SysResult<u64> {
         let layout = &self.timeline.store().layout;
         if !alone {
@@ -108,15 +108,15 @@ impl Baselines {
         written
     }
 
-    /// The tree is a branch.
+    /// Returns whether the tree is a branch.
     pub(super) fn is_of_branch(&self) -> bool {
         self.inodes.base().through().is_some()
     }
 
     fn write_or_advance(&self, keep: Keep, all: bool) -> SysResult<u64> {
         let store = self.timeline.store();
-        // What no checkpoint shows needs no past; and what a branch has of its own is few, and by its
-        // times of change it is known whether it was changed.
+        // A tree without checkpoints needs no history. A branch has few own inodes, and their
+        // ctimes show whether they were changed.
         if self.timeline.catalogue.stored_ids().is_empty() || self.is_of_branch() {
             Baseline::remove(&store.layout)?;
             return self.kept.drop_all().map(|()| 0);
@@ -143,7 +143,7 @@ impl Baselines {
         keeper.map_or(Ok(0), Keeper::finish)
     }
 
-    /// Writes the tree down by looking at all of it.
+    /// Writes the baseline by a walk over the whole tree.
     ///
     /// # Errors
     /// As [`Baselines::write`].
@@ -169,7 +169,7 @@ impl Baselines {
             trail: Trail::root(),
             was: root.attr.stat,
         }]);
-        // If nobody changes it, what is not met is nowhere.
+        // In an unchanging tree, an inode that the walk does not find is gone.
         let mut unmet = if end.is_some() {
             self.timeline.epochs.recorded_now()
         } else {
@@ -187,7 +187,7 @@ impl Baselines {
             self.inodes.note_born(trail.slot);
             for name in names_of(trail.slot, &fd)? {
                 let mut node = match self.inodes.node_at(&fd, &name) {
-                    // Another filesystem is no part of the tree.
+                    // Another filesystem is not part of the tree.
                     Err(Errno::EXDEV) => continue,
                     Err(Errno::ENOENT) if end.is_none() => {
                         self.timeline.baseline.note_missed(trail.slot, &name);
@@ -221,20 +221,19 @@ impl Baselines {
             .into_iter()
             .for_each(|slot| self.timeline.baseline.note_gone(slot));
         self.kept.unsettle_kept()?;
-        // Half of it may have been put in place of what there was.
+        // One of its files may already have replaced the old one.
         writer
             .finish()
             .map_err(Errno::from)
             .inspect_err(|_| self.timeline.baseline.distrust_baseline())
     }
 
-    /// Records what differs from the baseline, and calls `begin` before the first of it. What is on
-    /// record already, from an attempt that was cut short, stays as it is. Nothing may be served
-    /// yet.
+    /// Records all differences from the baseline, and calls `begin` before the first record.
+    /// Records of an interrupted earlier attempt are kept. To be called before the tree is served.
     ///
     /// # Errors
-    /// ENOSPC or EIO of the journal, EIO of the baseline: what was not recorded gives EIO in views.
-    /// Those of `begin`.
+    /// ENOSPC or EIO of the journal, EIO of the baseline, those of `begin`. Views return EIO for
+    /// changes that were not recorded.
     pub fn record_absence(
         &self,
         baseline: &Baseline,
@@ -261,36 +260,36 @@ impl Baselines {
     }
 }
 
-/// A directory that is there still.
+/// A directory that still exists.
 struct Directory {
-    /// Where it is.
+    /// Its current path.
     now: Arc<Trail>,
-    /// Where it was.
+    /// Its path in the baseline.
     was: Arc<Trail>,
-    /// What it was.
+    /// Its state in the baseline.
     node: Node,
 }
 
 struct Compared<'a> {
     baselines: &'a Baselines,
     baseline: &'a Baseline,
-    /// To be called before something is recorded.
+    /// Called before each record.
     begin: &'a mut dyn FnMut() -> SysResult<()>,
-    /// Still to be compared.
+    /// Directories not yet compared.
     open: Vec<Directory>,
-    /// What is not where it was, and where that was.
+    /// Inodes no longer at their place, with their old state and path.
     away: HashMap<Slot, (Node, Arc<Trail>)>,
-    /// What is at a name that is new: the directory, the name, and what it is.
+    /// Inodes at new names: directory, name and attributes.
     new: HashMap<Slot, (Arc<Trail>, Name, Stat)>,
-    /// New directories whose names were not looked at.
+    /// New directories not yet listed.
     unlisted: Vec<Arc<Trail>>,
-    /// Directories that are nowhere, and whose names were looked for.
+    /// Removed directories whose old names have been added to the search.
     told: HashSet<Slot>,
-    /// Files that were found at one of their names with the content that they had.
+    /// Files found at one of their names with unchanged content.
     as_is: HashSet<Slot>,
 }
 
-/// It is the inode that it was.
+/// Returns whether this is the inode of the baseline.
 fn is_it(baselines: &Baselines, stat: &Stat, node: &Node) -> bool {
     let was = &node.attr.stat;
     baselines.inodes.slot_of(stat) == Ok(node.child.slot)
@@ -318,7 +317,7 @@ impl Compared<'_> {
         }
     }
 
-    /// Compares a directory, and what is at its names.
+    /// Compares a directory and the inodes at its names.
     fn compare(&mut self, directory: &Directory) -> SysResult<()> {
         let Directory { now, was, node } = directory;
         let fd = self.baselines.inodes.dir(now)?;
@@ -341,10 +340,10 @@ impl Compared<'_> {
                     self.away
                         .entry(child.child.slot)
                         .or_insert_with(|| (child.clone(), was.step(&name, child.child.slot)));
-                    // What is there instead is new.
+                    // The inode at this name is new.
                     continue;
                 }
-                // Something is mounted there.
+                // Another filesystem is mounted there.
                 Ok(_) => {}
                 Err(errno) => return Err(errno),
             }
@@ -402,8 +401,8 @@ impl Compared<'_> {
         }
     }
 
-    /// Notes what is at a name; `false`: nothing is, or another filesystem, which is no part of the
-    /// tree.
+    /// Records the inode at a new name. Returns `false` if none exists, or it is on another
+    /// filesystem.
     fn note_new(&mut self, fd: &OwnedFd, dir: &Arc<Trail>, name: &Name) -> SysResult<bool> {
         let stat = match sys::stat_at(fd, name.as_bytes()) {
             Err(Errno::ENOENT) => return Ok(false),
@@ -419,8 +418,7 @@ impl Compared<'_> {
         Ok(true)
     }
 
-    /// Looks at the names in new directories. One that was only moved is compared later; to have
-    /// looked at it changes nothing.
+    /// Lists new directories. One that was only moved is compared later; the listing does no harm.
     fn list_new(&mut self) -> SysResult<()> {
         while let Some(trail) = self.unlisted.pop() {
             let fd = self.baselines.inodes.dir(&trail)?;
@@ -431,7 +429,7 @@ impl Compared<'_> {
         Ok(())
     }
 
-    /// Records what is at another place; `false`: nothing is.
+    /// Records the inodes found at another place. Returns `false` if no inode was.
     fn find_moved(&mut self) -> SysResult<bool> {
         let is_there = |(slot, (node, _)): (&Slot, &(Node, Arc<Trail>))| {
             self.new
@@ -463,7 +461,7 @@ impl Compared<'_> {
         Ok(!moved.is_empty())
     }
 
-    /// Records what is nowhere any more. What was in a directory of these may be elsewhere.
+    /// Records the inodes that were not found. The contents of such a directory may be elsewhere.
     fn record_gone(&mut self) -> SysResult<()> {
         for (slot, (node, was)) in std::mem::take(&mut self.away) {
             if !self.new.contains_key(&slot)
@@ -474,7 +472,7 @@ impl Compared<'_> {
             let mut undo = Vec::new();
             if node.child.kind == Kind::Dir && self.told.insert(slot) {
                 let names = self.baseline.names(&node)?;
-                // Another directory may have its number.
+                // Another directory may have reused its number.
                 if let Some((
                     dir,
                     name,
@@ -511,15 +509,16 @@ impl Compared<'_> {
         Ok(())
     }
 
-    /// Notes a file that is there and has the content that it had.
+    /// Records that a file exists with unchanged content.
     fn note_content(&mut self, stat: &Stat, node: &Node) {
         if has_same_content(&node.attr.stat, stat) {
             self.as_is.insert(node.child.slot);
         }
     }
 
-    /// Records what an inode was; `now`: where it is. Of a file whose content was not kept nothing is
-    /// recorded if it still has that: only its attributes or links have changed.
+    /// Records the old state of an inode. `now` is its place if it was moved. The content record of
+    /// a file is omitted if the content was not saved but is unchanged: only attributes or links
+    /// differ.
     fn record(
         &mut self,
         node: &Node,

@@ -1,28 +1,27 @@
-//! Calls on files that may wait for somebody else's process, and how nobody else comes to wait with
-//! them.
+//! System calls that may wait for another user's process, and how they are kept from blocking
+//! others.
 //!
-//! The kernel locks a file while a process writes to it, and on XFS while one reads it; and a
-//! process that is copying from or to its memory meanwhile may wait for as long as another likes
-//! that serves the memory (a mapping of a file of a FUSE filesystem). What else wants that lock
-//! then waits too: FICLONE, truncate(2), chmod(2), setxattr(2), and whatever changes a name of the
-//! file. Where the kernel does the I/O (passthrough) an ordinary user can do that to us, through a
-//! file that is open ([`NodeTable::may_wait`]). So nothing of the kind is called under the freeze
-//! lock, the tree, or a stripe without a look:
+//! The kernel locks an inode during write(2), and on XFS also during read(2). The process doing I/O
+//! may fault on its buffer, and another process that serves this memory (a mapping of a file on a
+//! FUSE filesystem) can delay it without limit. All other calls that need the inode lock then wait:
+//! FICLONE, truncate(2), chmod(2), setxattr(2), and every change of a name of the file. With
+//! passthrough an ordinary user can delay the daemon in this way, through an open file
+//! ([`NodeTable::may_wait`]). No such call is made unchecked under the freeze lock, the tree lock,
+//! or a stripe:
 //!
-//! - **A capture** is made with no lock at all, under a **claim**: nobody changes the content of a
-//!   claimed file, because whoever would must capture it first. The file was open to nobody for
-//!   writing, so what was captured is what is recorded when the locks are taken again. The same
-//!   goes for any large file, which takes its time to copy or to write back.
-//! - **A change** first has the lock of the file taken and given back by a call that changes
-//!   nothing ([`Busy::probe`]), on another thread, at most [`WAIT_MAX`] long: then it fails with
-//!   EBUSY, and nothing was done.
-//! - **The cut**, in which all files must be of one instant, is made on another thread too, and
-//!   given up when it has waited for so long.
+//! - **A capture** is made without any lock, under a **claim**. The content of a claimed file does
+//!   not change, because a writer must capture it first. The file was not open for writing, so the
+//!   capture is still valid when the locks are acquired again. Large files are captured in the same
+//!   way, because copying or writeback takes long.
+//! - **A change** is preceded by a probe ([`Busy::probe`]): a call on another thread that acquires
+//!   the inode lock and changes nothing. After [`WAIT_MAX`] the change fails with EBUSY and has no
+//!   effect.
+//! - **The cut**, in which all files must represent one instant, also runs on another thread. It is
+//!   abandoned after it has waited for [`WAIT_MAX`].
 //!
-//! A call that is given up is still there, in the kernel, and ends some day. What it was to make is
-//! then removed by whoever made it; until that, its file stays claimed, so that there is one such
-//! call for each file. Who waits does so on a thread that others do not depend on
-//! ([`crate::sys::wait`]).
+//! An abandoned call remains in the kernel and ends eventually. Its thread then removes the result.
+//! Until then the file stays claimed, so that each file has at most one such call. Waiting happens
+//! on threads that serve no other requests ([`crate::sys::wait`]).
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -41,18 +40,17 @@ use crate::store::ids::{ObjectId, Slot};
 use crate::store::record::Key;
 use crate::sys::{self, Errno, Open, Stat, SysResult, wait};
 
-/// How long changes that come may wait for those under way, before a freeze lets them pass and
-/// tries again.
+/// How long new changes may be blocked by changes in progress, before a freeze admits them and
+/// retries.
 const FREEZE_LOCK_WAIT: Duration = Duration::from_millis(250);
-/// Between two tries.
+/// Pause between two attempts.
 const FREEZE_LOCK_PAUSE: Duration = Duration::from_millis(50);
-/// Tries of a freeze.
+/// Attempts of a freeze.
 const FREEZE_LOCK_TRIES: u32 = 12;
-/// A file of at most this many bytes is captured in less time than it takes to hand that to another
-/// thread and hear of it.
+/// The capture of a file up to this size takes less time than its handoff to another thread.
 const CAPTURED_AT_ONCE_MAX: u64 = 1024 * 1024;
 
-/// Has nobody wait, with a lock held, for somebody else's process. See the module.
+/// Ensures that no thread waits for another user's process while it holds a lock. See the module.
 pub struct Busy {
     timeline: Arc<Timeline>,
     locks: Arc<Locks>,
@@ -78,8 +76,8 @@ impl Busy {
         })
     }
 
-    /// Does `attempt`, again whenever something was to be waited for that must be waited for
-    /// without a lock. It must not have changed anything then.
+    /// Runs `attempt`. When it returns LATER, does the pending work of `change` without any lock,
+    /// and retries. A failed attempt must have no effect.
     pub(super) fn patiently<T>(
         &self,
         change: &Change,
@@ -104,8 +102,8 @@ impl Busy {
         }
     }
 
-    /// The content of this file is to be changed: LATER, if it must be captured before, and that is
-    /// done without any lock. The caller holds the freeze lock and the file's stripe.
+    /// Called before a change of a file's content. Returns LATER if the file must first be captured
+    /// without locks. The caller holds the freeze lock and the file's stripe.
     pub(super) fn capture_first(
         &self,
         change: &Change,
@@ -132,14 +130,14 @@ impl Busy {
         }
     }
 
-    /// Something is to be called that wants the lock of this file: LATER, if it is to be seen
-    /// before that the lock can be had. The caller holds what [`NodeTable::may_wait`] wants.
+    /// Called before a system call that needs the inode lock. Returns LATER if the lock must first
+    /// be probed. The caller holds the locks that [`NodeTable::may_wait`] requires.
     pub(super) fn probe_first(&self, change: &Change, slot: Slot) -> SysResult<()> {
         self.probed(change, slot, false)
     }
 
-    /// As [`Busy::probe_first`], for a change of names: whoever changes attributes has the file
-    /// open most of the time, whoever changes names has closed it.
+    /// As [`Busy::probe_first`], for a change of names, which usually follows the close of the
+    /// file. A change of attributes usually happens while the file is open.
     pub(super) fn probe_first_for_name(&self, change: &Change, slot: Slot) -> SysResult<()> {
         self.probed(change, slot, true)
     }
@@ -155,8 +153,8 @@ impl Busy {
         }
     }
 
-    /// Before a call outside of all locks that wants the lock of a file: waits until it can be had,
-    /// at most `WAIT_MAX`.
+    /// Waits until the inode lock of a file is free, up to `WAIT_MAX`. To be called without locks,
+    /// before a system call that needs the inode lock.
     ///
     /// # Errors
     /// EBUSY.
@@ -169,10 +167,10 @@ impl Busy {
         })
     }
 
-    /// Waits until the lock of a file can be had, at most `WAIT_MAX`.
+    /// Waits until the inode lock of a file is free, up to `WAIT_MAX`.
     fn probe(&self, slot: Slot) -> SysResult<()> {
         let claim = self.calls.await_claim(slot, Some(WAIT_MAX))?;
-        // Whoever cannot name it any more fails by itself.
+        // If the inode is gone, the change itself fails.
         let Ok(fd) = self.inodes.fd(At::from(slot)) else {
             return Ok(());
         };
@@ -180,7 +178,7 @@ impl Busy {
             .map_err(|_| self.calls.blame(slot))
     }
 
-    /// Removing an attribute that nobody has takes the lock of the file, and changes nothing.
+    /// Removing a nonexistent extended attribute acquires the inode lock and changes nothing.
     fn probe_fd(&self, claim: Claim, fd: &Arc<OwnedFd>) -> SysResult<()> {
         let (fd, began, call) = (Arc::clone(fd), Instant::now(), claim.call());
         let take_lock = move || {
@@ -192,8 +190,8 @@ impl Busy {
             .inspect_err(|_| call.give_up())
     }
 
-    /// Makes sure that the content of a file is kept, as [`Captures::capture`] does, but with no
-    /// lock held while that takes its time.
+    /// Captures the content of a file as [`Captures::capture`] does, but without a lock during the
+    /// copy.
     fn capture_apart(&self, change: &Change, slot: Slot, provisional: bool) -> SysResult<()> {
         loop {
             let claim = self.calls.await_claim(slot, None)?;
@@ -214,7 +212,7 @@ impl Busy {
             let _tree = self.locks.tree.read();
             let _stripe = self.locks.stripe(slot);
             let object = match kept {
-                // The layer of an epoch that was closed meanwhile may be gone.
+                // If the epoch was closed since, its layer may be gone.
                 Err(_) if self.timeline.epochs.epoch() != epoch => continue,
                 kept => kept?,
             };
@@ -237,8 +235,8 @@ impl Busy {
         }
     }
 
-    /// Records what was captured apart, in the epoch that is open now. The caller holds the locks
-    /// and the claim.
+    /// Records a capture made without locks, in the epoch that is open now. The caller holds the
+    /// locks and the claim.
     fn record_apart(
         &self,
         change: &Change,
@@ -266,7 +264,7 @@ impl Busy {
         recorded
     }
 
-    /// As [`Busy::await_free`], by who is alone in the tree.
+    /// As [`Busy::await_free`], for a caller that holds the freeze lock for writing.
     ///
     /// # Errors
     /// EBUSY.
@@ -278,11 +276,11 @@ impl Busy {
         }
     }
 
-    /// Takes the freeze lock for writing: every change waits. Changes that come wait a moment at
-    /// most for those under way that take long.
+    /// Acquires the freeze lock for writing, which blocks all changes. While long changes are still
+    /// in progress, new ones are blocked only briefly.
     ///
     /// # Errors
-    /// EBUSY: one did not end. Those of what comes before the first change.
+    /// EBUSY if a change did not end in time; those of the work that precedes the first change.
     pub fn freeze(&self) -> SysResult<Freeze<'_>> {
         self.locks.first_change.pass()?;
         self.calls.forget_way();

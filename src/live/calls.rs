@@ -1,4 +1,4 @@
-//! Calls that another thread makes, because they may wait for a process of somebody else: see
+//! System calls made on another thread because they may wait for another user's process: see
 //! `busy`.
 
 use std::collections::HashMap;
@@ -12,20 +12,20 @@ use crate::store::ids::Slot;
 use crate::sys::lock::{Condvar, Mutex};
 use crate::sys::{self, Errno, SysResult};
 
-/// How long something waits for a process of somebody else before it fails.
+/// Longest wait for another user's process.
 pub(super) const WAIT_MAX: Duration = Duration::from_millis(700);
-/// How often it is asked whether to go on waiting.
+/// Interval at which a waiting thread checks its limit.
 const LOOK: Duration = Duration::from_millis(10);
-/// Calls that may be under way at once on threads of ours.
+/// Maximum number of threads for such calls.
 const LENT_MAX: usize = 500;
-/// Threads that are kept for the next call.
+/// Idle threads kept for later calls.
 const IDLE_MAX: usize = 2;
-/// How long a checkpoint waits for a process that is in its way, with nothing frozen.
+/// How long a checkpoint waits, without the freeze, for a process that blocks it.
 const WAY_WAIT_MAX: Duration = Duration::from_secs(2);
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// What is under way. The mutexes are leaves.
+/// Claimed files and running calls. The mutexes are leaves.
 #[derive(Default)]
 pub struct Calls {
     calls: Mutex<HashMap<Slot, Arc<Call>>>,
@@ -33,20 +33,21 @@ pub struct Calls {
     count: AtomicUsize,
     idle: Mutex<Vec<Sender<Job>>>,
     lent: AtomicUsize,
-    /// What was last given up because of it.
+    /// The file that last caused EBUSY.
     in_the_way: Mutex<Option<Slot>>,
 }
 
 #[derive(Default)]
 pub(super) struct Call {
     given_up: AtomicBool,
-    /// Somebody gives it up when it waits ([`Pace`]): for as long as it works it is waited for.
+    /// A [`Pace`] decides when to abandon the call: while it makes progress, others wait for it.
     paced: AtomicBool,
-    /// The file was changed by who is alone in the tree.
+    /// A holder of the freeze lock changed the content of the file, so a concurrent capture is
+    /// invalid.
     void: AtomicBool,
 }
 
-/// A file is claimed until this is dropped.
+/// A claim on a file; dropping it releases the file.
 pub(super) struct Claim {
     calls: Weak<Calls>,
     slot: Slot,
@@ -54,24 +55,24 @@ pub(super) struct Claim {
 }
 
 impl Call {
-    /// Nobody waits for it any more.
+    /// Marks the call as abandoned.
     pub(super) fn give_up(&self) {
         self.given_up.store(true, Ordering::SeqCst);
     }
 }
 
 impl Claim {
-    /// The call that it is for.
+    /// Returns the call of this claim.
     pub(super) fn call(&self) -> Arc<Call> {
         Arc::clone(&self.call)
     }
 
-    /// The file was changed by who is alone in the tree.
+    /// Returns whether the content changed during the claim, under the freeze lock.
     pub(super) fn is_void(&self) -> bool {
         self.call.void.load(Ordering::SeqCst)
     }
 
-    /// What is done under it is a step of a [`Pace`].
+    /// Marks the claim as a step of a [`Pace`].
     pub(super) fn paced(self) -> Claim {
         self.call.paced.store(true, Ordering::SeqCst);
         self
@@ -89,14 +90,14 @@ impl Drop for Claim {
     }
 }
 
-/// What passes between a thread that waits and the one that works for it.
+/// State shared by a waiting thread and its worker thread.
 struct Shared<T> {
     value: Option<T>,
     given_up: bool,
 }
 
 impl Calls {
-    /// Claims a file; `None`: it is claimed.
+    /// Claims a file. Returns `None` if it is claimed already.
     pub(super) fn claim(self: &Arc<Calls>, slot: Slot) -> Option<Claim> {
         let mut calls = self.calls.lock();
         if calls.contains_key(&slot) {
@@ -112,16 +113,16 @@ impl Calls {
         })
     }
 
-    /// A call is under way on the file.
+    /// Returns whether the file is claimed.
     pub(super) fn is_claimed(&self, slot: Slot) -> bool {
         self.count.load(Ordering::SeqCst) > 0 && self.calls.lock().contains_key(&slot)
     }
 
-    /// Claims a file as soon as nobody else does.
+    /// Waits until the file is free, and claims it.
     ///
     /// # Errors
-    /// EBUSY: a call on it was given up and has not ended, or `limit` is over for one that nobody
-    /// gives up.
+    /// EBUSY: a call on the file was abandoned and has not ended, or `limit` has passed for a call
+    /// that has no [`Pace`].
     pub(super) fn await_claim(
         self: &Arc<Calls>,
         slot: Slot,
@@ -148,14 +149,14 @@ impl Calls {
         }
     }
 
-    /// The file is in the way.
+    /// Records the file as the cause of EBUSY, and returns EBUSY.
     pub(super) fn blame(&self, slot: Slot) -> Errno {
         *self.in_the_way.lock() = Some(slot);
         Errno::EBUSY
     }
 
-    /// Has another thread do `work`, for as long as `patient` says; then it is given up, and `late`
-    /// gets what comes of it.
+    /// Runs `work` on another thread and returns its result. When `patient` returns `false` the
+    /// call is abandoned with EBUSY, and `late` receives the result.
     pub(super) fn lend<T: Send + 'static>(
         self: &Arc<Calls>,
         mut patient: impl FnMut() -> bool,
@@ -241,21 +242,21 @@ impl Calls {
                 error.into()
             })
     }
-    /// The content of a file is changed by who is alone in the tree: a capture that is being made
-    /// beside is none.
+    /// Invalidates a concurrent capture of a file whose content is about to change under the freeze
+    /// lock.
     pub(super) fn void(&self, slot: Slot) {
         if let Some(call) = self.calls.lock().get(&slot) {
             call.void.store(true, Ordering::SeqCst);
         }
     }
 
-    /// The file for which something was given up with EBUSY.
+    /// Returns the file that last caused EBUSY.
     pub fn in_the_way(&self) -> Option<Slot> {
         *self.in_the_way.lock()
     }
 
-    /// Waits, with nothing held, until what was given up because of [`Calls::in_the_way`] has
-    /// ended, so that it can be tried again; `false`: it does not end.
+    /// Waits, without locks, for the end of the call on [`Calls::in_the_way`]. Returns whether a
+    /// retry can succeed.
     pub fn await_way(&self) -> bool {
         let (began, slot) = (Instant::now(), self.in_the_way());
         while slot.is_some_and(|slot| self.is_claimed(slot)) && began.elapsed() < WAY_WAIT_MAX {
@@ -264,12 +265,12 @@ impl Calls {
         slot.is_some_and(|slot| !self.is_claimed(slot))
     }
 
-    /// Something is tried anew.
+    /// Clears [`Calls::in_the_way`] before a new attempt.
     pub(super) fn forget_way(&self) {
         *self.in_the_way.lock() = None;
     }
 
-    /// A cut, on a thread of its own, was given up while it waited for this file.
+    /// Abandons a cut that runs on another thread, and records the file that it waits for.
     pub(super) fn give_up(&self, pace: &Pace) -> Errno {
         pace.given_up.store(true, Ordering::SeqCst);
         let Some(slot) = pace.now.lock().as_ref().map(|step| step.slot) else {
@@ -282,24 +283,24 @@ impl Calls {
     }
 }
 
-/// How far a `Cuts::cut` is, for who waits for it.
+/// Progress of a `Cuts::cut`, for the thread that waits for it.
 ///
-/// A call that works on, however long, is not taken for one that waits: the kernel runs its thread
-/// now and then, or wakes it when the disk has done something.
+/// A long call that makes progress does not count as waiting: its thread runs on a CPU now and
+/// then, also when it is woken after disk I/O.
 #[derive(Default)]
 pub(super) struct Pace {
     now: Mutex<Option<Step>>,
-    /// How long calls did nothing, together.
+    /// Total time without progress.
     waited: Mutex<Duration>,
-    /// Nobody waits any more.
+    /// The waiting thread has abandoned the cut.
     given_up: AtomicBool,
 }
 
 struct Step {
     slot: Slot,
     thread: i32,
-    /// How often the thread had been run when it was last looked at, and when it had last been run
-    /// since.
+    /// How often the thread had been scheduled at the last check, and the time of the last observed
+    /// progress.
     runs: Option<u64>,
     idle_since: Instant,
 }
@@ -310,11 +311,11 @@ impl Step {
     }
 }
 
-/// What a call takes by itself, in a cut.
+/// Time of a call that does not count as waiting.
 const OWN_TIME: Duration = Duration::from_millis(10);
 
 impl Pace {
-    /// Makes a call on a file, timed.
+    /// Runs a call on a file, and adds its waiting time to the total.
     pub(super) fn step<T>(&self, slot: Slot, call: impl FnOnce() -> SysResult<T>) -> SysResult<T> {
         *self.now.lock() = Some(Step {
             slot,
@@ -332,7 +333,7 @@ impl Pace {
         }
     }
 
-    /// It has not waited for too long.
+    /// Returns whether the total waiting time is below the limit.
     pub(super) fn is_patient(&self) -> bool {
         let waited = *self.waited.lock();
         let mut now = self.now.lock();

@@ -1,4 +1,4 @@
-//! Keeping the past: what must be recorded before an inode or a name changes.
+//! Undo records and captures that precede a change of an inode or a name.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -16,20 +16,20 @@ use crate::store::ids::{Name, ObjectId, ObjectOrigin, Slot};
 use crate::store::record::{AttrState, Child, DataState, Key, Place, Undo};
 use crate::sys::{self, Errno, Kind, Open, RenameMode, Stat, SysResult};
 
-/// A dirty file of at most this many bytes is copied and not cloned, and so are as many at the end
-/// of a larger one if only they are dirty (something was appended): a clone must write them back
-/// first, which costs more (FACTS: 110 us against 8).
+/// Dirty files up to this size are copied instead of cloned. Larger files have their last part
+/// copied if only that part is dirty (an append). A clone would first write the pages back, which
+/// costs more (FACTS: 110 us against 8).
 const COPY_DIRTY_MAX: u64 = 16 * 1024;
-/// Files of more bytes are cloned as a whole.
+/// Larger files are always cloned as a whole.
 pub(super) const PARTLY_COPIED_MAX: u64 = 1024 * 1024;
-/// What is cloned before them is a multiple of this, and so of the blocks of most filesystems.
+/// The cloned part is a multiple of this, and so of the block size of most filesystems.
 const CLONED_UNIT: u64 = 4096;
 
-/// Records what is about to change, and captures content.
+/// Makes undo records, and captures content.
 pub struct Captures {
     timeline: Arc<Timeline>,
     reflink: bool,
-    /// Files can be without copy on write (btrfs).
+    /// The filesystem supports files without copy-on-write (btrfs).
     has_nocow: bool,
     nodes: Arc<NodeTable>,
     hot: Arc<HotFiles>,
@@ -57,9 +57,8 @@ impl Captures {
         })
     }
 
-    /// Records where an inode and every directory above it are, as far as the open epoch does not
-    /// know. Of a file with several names all that are known are recorded: each is a path that
-    /// changes.
+    /// Records the place of an inode and of all directories above it, where the open epoch has
+    /// no record. All known names of a file are recorded, because the change affects each path.
     pub(super) fn keep_homes(&self, at: At<'_>, undo: &mut Vec<Undo>) {
         self.climb_homes(
             at,
@@ -69,8 +68,7 @@ impl Captures {
         );
     }
 
-    /// As [`Captures::keep_homes`], for the next epoch: what is recorded in the open one does not
-    /// count.
+    /// As [`Captures::keep_homes`], for the next epoch: records of the open epoch are ignored.
     pub(super) fn keep_homes_ahead(
         &self,
         slot: Slot,
@@ -80,8 +78,7 @@ impl Captures {
         self.climb_homes(slot.into(), known, |_| true, ahead);
     }
 
-    /// Places that are no longer true, or were forged, can lead in a circle: each inode is passed
-    /// once.
+    /// Visits each inode once: stale or forged places can form a cycle.
     fn climb_homes(
         &self,
         at: At<'_>,
@@ -111,12 +108,12 @@ impl Captures {
         }
     }
 
-    /// The attributes of an inode as they are told: see `Inheritance::shown`.
+    /// Returns the attributes of an inode as users see them: see `Inheritance::shown`.
     pub(super) fn shown(&self, slot: Slot, stat: Stat) -> Stat {
         self.inodes.base().shown(slot, stat)
     }
 
-    /// Records the attributes of an inode, as they are told (`Inheritance::shown`).
+    /// Records the attributes of an inode as users see them (`Inheritance::shown`).
     pub(super) fn keep_attr(
         &self,
         slot: Slot,
@@ -138,7 +135,7 @@ impl Captures {
         }
     }
 
-    /// Records attributes and place of a directory whose entries are to change.
+    /// Records attributes and place of a directory whose entries are about to change.
     pub(super) fn keep_dir(
         &self,
         dir: At<'_>,
@@ -149,12 +146,12 @@ impl Captures {
             let stat = self.inodes.base().shown(dir.slot, sys::stat_fd(fd)?);
             self.keep_attr(dir.slot, &stat, None, undo);
         }
-        // Where it is may not have been known when its attributes were recorded.
+        // The place may have been unknown when the attributes were recorded.
         self.keep_homes(dir, undo);
         Ok(())
     }
 
-    /// Records what a name leads to.
+    /// Records the target of a directory entry.
     pub(super) fn keep_entry(
         &self,
         dir: Slot,
@@ -187,17 +184,17 @@ impl Captures {
         Ok(())
     }
 
-    /// Whether no checkpoint shows a file whose content is about to change for the first time in
-    /// the open epoch, although this daemon does not know it as born: see [`Timeline::is_unseen`].
-    /// Its content is not kept then, but its records are made as for any file, because the baseline
-    /// and what is captured ahead rely on them. The caller holds the freeze lock.
+    /// Returns whether no checkpoint shows a file that is about to change for the first time in the
+    /// open epoch and is not known as born: see [`Timeline::is_unseen`]. The content of such a file
+    /// is not captured. Its records are made nevertheless, because baselines and captures ahead
+    /// rely on them. The caller holds the freeze lock.
     pub(super) fn is_unseen(
         &self,
         slot: Slot,
         stat: &Stat,
         place: impl Fn() -> Option<Place>,
     ) -> bool {
-        // An inode that a branch has from its base was there before.
+        // An inherited inode of a branch existed before the branch.
         let through = self.inodes.base().through();
         let is_own = |slot| through.is_none_or(|through| through.is_born(slot));
         let now = |at: Slot| {
@@ -214,13 +211,13 @@ impl Captures {
         born.is_some_and(|born| self.timeline.is_unseen(slot, born, &now).unwrap_or(false))
     }
 
-    /// Makes sure that the content of a file as it is now is kept, if a checkpoint can see it. The
-    /// caller holds the freeze lock, and the file's stripe.
+    /// Captures the current content of a file if a checkpoint can see it. The caller holds the
+    /// freeze lock and the file's stripe.
     ///
-    /// When it returns the content survives `kill -9` whatever is done to the file.
+    /// On return the content survives `kill -9`, and the file may be changed.
     ///
     /// # Errors
-    /// ENOSPC, EIO: nothing was kept and the file must not be changed.
+    /// ENOSPC, EIO: nothing was captured and the file must not be changed.
     pub(super) fn capture(
         &self,
         change: &Change,
@@ -250,7 +247,7 @@ impl Captures {
         recorded
     }
 
-    /// As [`Captures::capture`], of a file that is open; to be read or not.
+    /// As [`Captures::capture`], for an open descriptor that may be write-only.
     pub(super) fn capture_open(
         &self,
         change: &Change,
@@ -267,8 +264,8 @@ impl Captures {
         })
     }
 
-    /// Does something for which an inode must be readable by its owner. Where it is not, its mode is
-    /// recorded first: see `lent`. The caller holds the freeze lock.
+    /// Runs an operation that needs read permission for the owner. If that is missing, the mode is
+    /// recorded and changed temporarily: see `lent`. The caller holds the freeze lock.
     pub(super) fn with_read<T>(
         &self,
         author: &Author,
@@ -286,7 +283,7 @@ impl Captures {
         lent(fd, READ, keep, act)
     }
 
-    /// Records what was captured of a file.
+    /// Records the capture of a file.
     pub(super) fn record_capture(
         &self,
         change: &Change,
@@ -310,14 +307,15 @@ impl Captures {
             .epochs
             .record(&change.author, undo, Vec::new())?;
         if !self.reflink {
-            // The live file is overwritten in place, at a time that only the kernel knows.
+            // Without reflink the live file is overwritten in place, and the kernel decides when.
             self.timeline.store().journal.sync()?;
         }
         self.timeline.epochs.count(1);
         Ok(())
     }
 
-    /// Clones (or copies) a file into the layer of the open epoch; `None` if it is empty.
+    /// Clones or copies a file into the layer of the open epoch. Returns `None` if the file is
+    /// empty.
     pub(super) fn capture_object(
         &self,
         slot: Slot,
@@ -347,7 +345,7 @@ impl Captures {
         Ok(Some(object))
     }
 
-    /// Gives an object that nothing refers to a name in the layer of a later epoch.
+    /// Moves an unreferenced object into the layer of a later epoch.
     pub(super) fn move_object(
         &self,
         object: ObjectId,
@@ -376,7 +374,8 @@ impl Captures {
 
     fn fill_object(&self, object: ObjectId, file: &File, size: u64) -> SysResult<()> {
         let (dir, name) = self.timeline.store().layers.location(object)?;
-        // One that is captured apart is claimed: a sync of the whole tree would not wait for it.
+        // A file that is captured without locks is claimed: a sync of the whole tree would not wait
+        // for it.
         let still = !self.hot.has(object.slot)
             && self.durability.may_copy()
             && !self.calls.is_claimed(object.slot);
@@ -386,16 +385,15 @@ impl Captures {
         }?;
         if !self.reflink {
             let kept = sys::open_file_at(&*dir, name.as_bytes(), Open::READ)?;
-            // What a failed sync has lost is not told a second time: nothing more is kept that may
-            // be lost too.
+            // The kernel reports a failed writeback only once, so no further captures are allowed.
             sys::fsync(kept).inspect_err(|_| self.timeline.store().journal.latch())?;
         }
         self.durability.note_captured(object, copied);
         Ok(())
     }
 
-    /// As [`Captures::duplicate`], on a full filesystem: into an inode of the reserve, by a clone
-    /// also where a copy would be cheaper, with what ballast there is.
+    /// As [`Captures::duplicate`], on a full filesystem. Uses an inode and the ballast of the
+    /// reserve, and always clones where reflink is available.
     fn duplicate_in_need(
         &self,
         file: &File,
@@ -427,14 +425,14 @@ impl Captures {
         }
     }
 
-    /// Makes the new file `name` in `dir`, mode 0600, with the first `size` bytes of a file, by the
-    /// cheapest way that is right: a clone where there is reflink, but for small files that are
-    /// dirty. `still`: nobody can be writing to it; else only a clone is of one instant, and only a
-    /// clone makes the next store through a mapping show. Gives it, open for reading and writing,
-    /// and says whether it was copied.
+    /// Creates the file `name` in `dir`, mode 0600, with the first `size` bytes of a file, by the
+    /// cheapest correct method. With reflink that is a clone, except for small dirty files. `still`
+    /// states that no process can write to the file. Otherwise only a clone is a consistent image,
+    /// and only a clone makes the next store through a mapping detectable. Returns the new file,
+    /// open for reading and writing, and whether it was copied.
     ///
     /// # Errors
-    /// EIO if it has become shorter; ENOSPC and others. After a failure there may be a file.
+    /// EIO if the file became shorter; ENOSPC and others. A failure may leave the new file behind.
     pub fn duplicate(
         &self,
         file: &File,
@@ -458,7 +456,8 @@ impl Captures {
         if !self.reflink {
             sys::copy_data(file, &target, size)?;
         } else if cloned > 0 && sys::clone_head(file, &target, cloned).is_err() {
-            // Larger blocks, or no space: the latter is told again.
+            // The block size is larger, or space ran out: a clone of the whole file reports the
+            // latter.
             return sys::clone_file(file, &target).map(|()| (target, false));
         } else {
             sys::copy_apart(file, &target, cloned, size)?;
@@ -469,8 +468,9 @@ impl Captures {
         Ok((target, true))
     }
 
-    /// Does what takes space or an inode of the tree for a user: see [`sys::within_limits_of`]. XFS
-    /// and btrfs go by the owner alone, and keep nothing for root.
+    /// Runs a call that allocates blocks or an inode of the tree on behalf of a user: see
+    /// [`sys::within_limits_of`]. XFS and btrfs charge the owner alone, and reserve nothing for
+    /// root.
     pub(super) fn within_limits<T>(&self, uid: Option<u32>, act: impl FnOnce() -> T) -> T {
         match uid {
             Some(uid) if !self.reflink => sys::within_limits_of(uid, act),
@@ -485,7 +485,7 @@ impl Captures {
         }
     }
 
-    /// Does what must not fail for want of space as long as the store has any in reserve.
+    /// Runs a call that must not fail with ENOSPC while the store has space in reserve.
     pub(super) fn with_room<T>(&self, call: impl FnMut() -> SysResult<T>) -> SysResult<T> {
         self.timeline
             .store()
@@ -494,8 +494,9 @@ impl Captures {
     }
 }
 
-/// How much of the beginning of a file is best cloned where the rest is copied, because that is
-/// dirty; `None`: all of it is cloned. `still`: nobody can be writing to it.
+/// Returns the length of the clean head of a file that is best cloned while the dirty rest is
+/// copied. Returns `None` if the whole file is to be cloned. `still` states that no process can
+/// write to it.
 fn cloned_part(file: &File, size: u64, still: bool) -> Option<u64> {
     let is_dirty = |end| sys::dirty_pages_before(file, end).map(|dirty| dirty > 0);
     if !still || size > PARTLY_COPIED_MAX || is_dirty(0) != Ok(true) {
@@ -507,7 +508,8 @@ fn cloned_part(file: &File, size: u64, still: bool) -> Option<u64> {
     (before == 0 || is_dirty(before) == Ok(false)).then_some(before)
 }
 
-/// The record of a file's content: `object` has it; `None`: it is empty, or no checkpoint shows it.
+/// Returns the undo record of a file's content. `object` has the content; `None` if the file is
+/// empty or no checkpoint shows it.
 pub(super) fn data_undo(
     slot: Slot,
     object: Option<ObjectId>,

@@ -1,5 +1,4 @@
-//! What belongs to one change of the live tree, from the request or the verb that asks for it down
-//! to the journal.
+//! Context of one change of the live tree, passed from the request or verb down to the journal.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -8,27 +7,27 @@ use crate::history::attribution::{Author, Numbered};
 use crate::store::ids::Slot;
 use crate::sys::Errno;
 
-/// What must be done with no lock held before a change is tried again.
+/// Work to do without any lock before a change is retried.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Want {
-    /// And whether the content may yet stay as it is.
+    /// Capture the file; the flag marks the capture as provisional.
     Capture(Slot, bool),
-    /// And whether a close that is on its way is to be waited for.
+    /// Probe the lock of the file; the flag allows a short wait for its close.
     Probe(Slot, bool),
 }
 
-/// One change, or those of one verb: for whom it is made, and what it waits for. The default is a
-/// change by nobody.
+/// One change, or all changes of one verb: its author and its pending work. The default has no
+/// author.
 #[derive(Debug, Default)]
 pub struct Change {
     pub(super) author: Author,
     want: Cell<Option<Want>>,
-    /// Files whose lock was free since it was first tried.
+    /// Files whose lock was found free since the first attempt.
     probed: RefCell<Vec<Slot>>,
 }
 
 impl Change {
-    /// One that a process asks for, if it is known which.
+    /// Creates the context of a change made by `process`, if that is known.
     pub fn by(process: Option<Arc<Numbered>>) -> Change {
         Change {
             author: Author::new(process),
@@ -36,23 +35,23 @@ impl Change {
         }
     }
 
-    /// It is tried for the first time: nothing was probed for it.
+    /// Begins the first attempt: discards earlier probes.
     pub(super) fn begin(&self) {
         self.probed.borrow_mut().clear();
     }
 
-    /// It cannot be made before this is done: LATER, for whoever tries.
+    /// Records the work that must precede a retry, and returns LATER.
     pub(super) fn wants(&self, want: Want) -> Errno {
         self.want.set(Some(want));
         Errno::LATER
     }
 
-    /// What must be done before it is tried again.
+    /// Returns the work that must precede a retry, and clears it.
     pub(super) fn take_want(&self) -> Option<Want> {
         self.want.take()
     }
 
-    /// The lock of a file was free.
+    /// Records that the lock of a file was free.
     pub(super) fn note_probed(&self, slot: Slot) {
         self.probed.borrow_mut().push(slot);
     }

@@ -1,28 +1,28 @@
-//! Closes what inodes without a name were held by.
+//! Closes descriptors of unlinked inodes on a separate thread.
 //!
-//! The last close of such an inode frees its extents, and waits for those of its pages that are
-//! being written to the disk (`xfs_fs_evict_inode`, `btrfs_evict_inode`). Nobody should wait for
-//! that, least of all a thread that serves others, or one that holds a lock.
+//! The last close of such an inode frees its extents and waits for pages under writeback
+//! (`xfs_fs_evict_inode`, `btrfs_evict_inode`). No thread that serves requests or holds a lock
+//! should wait for that.
 
 use std::sync::OnceLock;
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::thread;
 
-/// What waits to be closed at most.
+/// Longest queue of pending closes.
 const WAITING_MAX: usize = 256;
 
-/// Owns the descriptors, in one way or another.
+/// Owns one or more descriptors, directly or indirectly.
 type Held = Box<dyn Send>;
 
-/// A thread that closes; it is started when there is something to be closed, and ends with this.
+/// The closing thread. It is started on first use and ends when this is dropped.
 #[derive(Debug, Default)]
 pub(super) struct Closer {
     sender: OnceLock<Option<SyncSender<Held>>>,
 }
 
 impl Closer {
-    /// Has it closed. Gives back what cannot be taken just now, to be closed by the caller when it
-    /// holds no lock.
+    /// Queues `held` for closing. If the queue is full or the thread is missing, returns it: the
+    /// caller drops it after releasing its locks.
     pub(super) fn take(&self, held: impl Send + 'static) -> Option<Held> {
         let held: Held = Box::new(held);
         match self.sender.get_or_init(start) {

@@ -1,16 +1,15 @@
-//! Making inherited inodes of a branch its own, before they are changed.
+//! Copy-up: creation of a branch's own inode from an inherited one, before it is changed.
 //!
-//! To copy one up changes nothing that anybody sees but its time of change, which is on record: the
-//! inode is made in the staging directory, a clone of what the base has, with its attributes and a
-//! mark, and renamed to where it is; every directory above it that is not own comes before it. A
-//! kill leaves a file in the staging directory, which the next mount removes, or an own inode that
-//! is as in the base.
+//! Copy-up changes nothing visible except ctime, which is recorded. The inode is created in the
+//! staging directory as a clone of the base's, with its attributes and a mark, and renamed into
+//! place. Inherited directories above it are copied up first. A kill leaves either a file in the
+//! staging directory, which the next mount removes, or an own inode equal to that of the base.
 //!
-//! A clone may wait for somebody else's process, which has the file of the parent open. So whatever
-//! a call would change is copied up before any lock of the call is taken
-//! ([ADR 21](../../docs/adr/0021-waiting-for-others.md)), but for a restore's, which has frozen the
-//! tree. Every change of a branch comes by here first, or freezes: so what is to be done before the
-//! first of them is done here (`first_change`).
+//! A clone may wait for another user's process that has the parent's file open. Operations
+//! therefore copy up before they acquire their locks ([ADR
+//! 21](../../docs/adr/0021-waiting-for-others.md)). The exception is a restore, which has frozen
+//! the tree. Every change of a branch passes through here or through a freeze, so this is where the
+//! work that precedes the first change is done (`first_change`).
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -30,34 +29,34 @@ use crate::store::ids::Name;
 use crate::store::record::{AttrState, Place};
 use crate::sys::{self, Errno, Kind, RenameMode, SetTime, SysResult, wait};
 
-/// How often content is cloned that is captured by the parent meanwhile.
+/// Number of attempts to clone content that the parent captures concurrently.
 const CLONES_MAX: u32 = 64;
 
-/// Who holds the locks of the tree.
+/// Locks of the tree that the caller holds.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Holds {
-    /// Nobody: they are taken once the copy is made.
+    /// None: they are acquired once the copy is made.
     Nothing,
-    /// The caller, the freeze lock and the tree for writing.
+    /// The freeze lock, and the tree for writing.
     All,
 }
 
-/// Does what changes the names of a directory that its owner, who is not root, may not write: nobody
-/// has asked for a change of names. A kill leaves it so.
+/// Changes names in a directory that its owner, who is not root, may not write. No user has
+/// requested this change. After a kill the mode stays changed.
 fn writable<T>(dir: &OwnedFd, act: impl Fn() -> SysResult<T>) -> SysResult<T> {
     lent(dir, NAMES, |_| Ok(()), act)
 }
 
-/// A copy that is about to be put in place.
+/// A copy that is ready to be moved into place.
 struct Copy<'a> {
     staged: &'a Staged,
     attr: &'a AttrState,
     mark: Mark,
-    /// How many names it has in the base, if these are several.
+    /// Number of names in the base, if the copy needs a link in the store.
     names: Option<u32>,
 }
 
-/// Copies up. See the module.
+/// Copies up inherited inodes. See the module.
 pub struct CopyUp {
     timeline: Arc<Timeline>,
     reflink: bool,
@@ -65,7 +64,7 @@ pub struct CopyUp {
     inodes: Arc<Inodes>,
     captures: Arc<Captures>,
     durability: Arc<Durability>,
-    /// Of a branch.
+    /// `None` if this is not a branch.
     staging: Option<Arc<Staging>>,
     copies: AtomicU64,
 }
@@ -85,31 +84,32 @@ impl CopyUp {
         })
     }
 
-    /// An inode is own when this returns, with every directory above it. The caller holds no lock.
+    /// Copies up an inode and all directories above it, where they are inherited. The caller holds
+    /// no lock.
     ///
     /// # Errors
-    /// ENOSPC and others of making it; ENAMETOOLONG: of a directory whose path is longer than a
-    /// mark has room for; EPERM: a daemon that is not root has no mark for what is neither a file
-    /// nor a directory; those of reading the base.
+    /// ENOSPC and other errors of its creation. ENAMETOOLONG: the path of a directory is too long
+    /// for a mark. EPERM: a daemon that is not root cannot mark inodes other than files and
+    /// directories. Those of reading the base.
     pub(super) fn own<'a>(&self, at: impl Into<At<'a>>) -> SysResult<()> {
         self.own_all(at.into(), Holds::Nothing)
     }
 
-    /// As [`CopyUp::own`]; the caller holds the freeze lock and the tree for writing.
+    /// As [`CopyUp::own`], for a caller that holds the freeze lock and the tree for writing.
     pub(super) fn own_in<'a>(&self, at: impl Into<At<'a>>) -> SysResult<()> {
         self.own_all(at.into(), Holds::All)
     }
 
-    /// A directory, and what is at a name of it, are own when this returns. The caller holds no
-    /// lock.
+    /// Copies up a directory and the inode at a name in it, where they are inherited. The caller
+    /// holds no lock.
     ///
     /// # Errors
-    /// As [`CopyUp::own`]; EPERM: the branch keeps such names to itself.
+    /// As [`CopyUp::own`]; EPERM: the branch reserves such names.
     pub(super) fn own_name(&self, dir: At<'_>, name: &Name) -> SysResult<()> {
         self.own_name_all(dir, name, Holds::Nothing)
     }
 
-    /// As [`CopyUp::own_name`]; the caller holds the freeze lock and the tree for writing.
+    /// As [`CopyUp::own_name`], for a caller that holds the freeze lock and the tree for writing.
     pub(super) fn own_name_in(&self, dir: At<'_>, name: &Name) -> SysResult<()> {
         self.own_name_all(dir, name, Holds::All)
     }
@@ -119,7 +119,7 @@ impl CopyUp {
             return Ok(());
         };
         if name.as_bytes().starts_with(HIDDEN_PREFIX) {
-            // Nobody would see it, and the next mount would remove it.
+            // The name would be invisible, and the next mount would remove it.
             return Err(Errno::EPERM);
         }
         self.own_all(dir, holds)?;
@@ -128,7 +128,7 @@ impl CopyUp {
         };
         let trail = at_place(dir.slot).step(name, child.slot);
         if through.is_inherited(child.slot) {
-            // It may come to another of its names, which the kernel knows too.
+            // The copy may be placed at another of its names, one that the kernel has cached.
             self.own_all(At::from(&trail), holds)?;
         }
         if !self.inodes.base().is_left(dir, name)? {
@@ -147,8 +147,8 @@ impl CopyUp {
         act()
     }
 
-    /// Makes a name own that only the base has, and that leads to an own inode. The caller holds the
-    /// locks.
+    /// Creates an own name for an own inode that has this name only in the base. The caller holds
+    /// the locks.
     fn link(&self, through: &Through, dir: At<'_>, trail: &Arc<Trail>) -> SysResult<()> {
         let (slot, name) = (trail.slot, &trail.name);
         if !self.inodes.base().is_left(dir, name)? {
@@ -182,7 +182,7 @@ impl CopyUp {
         if !through.is_inherited(at.slot) {
             return Ok(());
         }
-        // A rename of a directory above would have it nowhere for a moment.
+        // During a rename of a directory above, the inode is not at either path.
         let found = match holds {
             Holds::All => self.inodes.base().inherited(at)?,
             Holds::Nothing => {
@@ -212,13 +212,13 @@ impl CopyUp {
         let stage = || self.stage((through, staging), way, &attr, &mark);
         let staged = match holds {
             Holds::Nothing => stage()?,
-            // Content that must come from elsewhere was brought before, or is not to be had now.
+            // Remote content was fetched before, or is unavailable now.
             Holds::All => match wait::never(stage) {
                 Err(Errno::LATER) => return Err(Errno::EIO),
                 staged => staged?,
             },
         };
-        // What does not tell by itself what it is has a link in the store that does.
+        // An inode whose mark cannot be read has a link in the store that identifies it.
         let is_linked = attr.stat.nlink > 1 || !tells_mark(attr.stat.kind, attr.stat.mode);
         let copy = Copy {
             names: (!is_dir && is_linked).then_some(attr.stat.nlink),
@@ -233,7 +233,7 @@ impl CopyUp {
         placed.map(drop)
     }
 
-    /// Makes the copy aside.
+    /// Creates the copy in the staging directory.
     fn stage(
         &self,
         (through, staging): (&Through, &Staging),
@@ -263,7 +263,8 @@ impl CopyUp {
                     times: true,
                 },
             );
-            // What was captured meanwhile may have changed before it was cloned.
+            // If the parent captured the content concurrently, it may have changed before the
+            // clone.
             if source == Source::Live && !view.still_live(way, file.as_ref())? {
                 staged.iter().for_each(|staged| staging.unstage(staged));
                 continue;
@@ -277,8 +278,8 @@ impl CopyUp {
         Err(Errno::EBUSY)
     }
 
-    /// Puts a copy in place; `false`: somebody else has done so. The caller holds the freeze lock
-    /// and the tree for writing.
+    /// Moves a copy into place. Returns `false` if the inode is own already. The caller holds the
+    /// freeze lock and the tree for writing.
     fn place(
         &self,
         (through, staging): (&Through, &Staging),
@@ -308,7 +309,7 @@ impl CopyUp {
         }
         let copied = sys::open_path_at(&*through.aside, staged.place().name.as_bytes())?;
         let put = || staging.put(staged, &dir, &place.name, RenameMode::NoReplace);
-        // A directory must be writable to be moved, too: its `..` changes.
+        // A move of a directory requires write permission on it, because its `..` changes.
         writable(&copied, || writable(&dir, put)).inspect_err(|_| {
             copy.names
                 .into_iter()
@@ -316,7 +317,7 @@ impl CopyUp {
         })?;
         through.note_own(staged.ino(), attr.stat.kind, copy.mark, copy.names);
         through.made_own(slot)?;
-        // Nothing has changed in the directory.
+        // The visible content of the directory is unchanged.
         sys::utimens_fd(&dir, SetTime::Omit, SetTime::At(before.mtime))?;
         Ok(true)
     }

@@ -1,20 +1,21 @@
-//! The cut: what hot files hold at one instant, kept for the epoch that opens then.
+//! The cut: a consistent snapshot of all hot files, recorded for the epoch that opens at the
+//! checkpoint.
 //!
-//! **Before the freeze** ([`Cuts::prepare_cut`]) each hot file is captured for the next epoch: a
-//! clone takes time for each extent of its file, and writes back what is dirty. **In the freeze**
-//! ([`Cuts::cut`]) each is looked at with a stat, and captured again if it has changed, until a
-//! pass finds that nothing has. Then all captures are of the moment at which the last pass began:
-//! each was equal to its file from its own first stat to the last.
+//! **Before the freeze** ([`Cuts::prepare_cut`]) each hot file is captured for the next epoch. The
+//! cost of a clone depends on the number of extents, and it writes back dirty pages. **In the
+//! freeze** ([`Cuts::cut`]) each file is checked with a stat and captured again if it has changed,
+//! until a pass finds no change. All captures then represent the instant at which the last pass
+//! began: each was equal to its file from its own first stat to the last.
 //!
-//! A store through a mapping moves ctime when it makes a clean page dirty; a clone has cleaned and
-//! write-protected all pages; but XFS moves ctime *before* the store waits for a clone to end, so a
-//! page that is dirty after the clone counts as change too.
+//! A store through a mapping updates ctime when it dirties a clean page, and a clone cleans and
+//! write-protects all pages. But XFS updates ctime *before* the store waits for the end of a clone.
+//! A page that is dirty after the clone therefore counts as a change.
 //!
-//! **A file that is idle** is not captured again: what the open epoch has of it is carried into the
-//! next one, whose record leads to the same object. A stat proves that the file has not changed if
-//! its ctime was old when it was captured (`SETTLED`): a store that was under way then, with ctime
-//! already moved, is long over. So a file that is open and left alone costs a stat and a record for
-//! each checkpoint, whatever its size.
+//! **An idle file** is not captured again: its capture in the open epoch is carried into the next
+//! one, whose record refers to the same object. A stat proves that the file has not changed if its
+//! ctime was old when it was captured (`SETTLED`): a store in progress at that time, with ctime
+//! already updated, has completed. An open but idle file of any size costs one stat and one record
+//! per checkpoint.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -34,36 +35,37 @@ use crate::store::record::{AttrState, DataState, Undo};
 use crate::sys::lock::Mutex;
 use crate::sys::{self, Errno, Open, Stat, SysResult, Xattrs};
 
-/// Passes after which the cut gives up being of one instant.
+/// Number of passes after which the cut is no longer atomic.
 const PASSES_MAX: u32 = 64;
-/// Time after which it does.
+/// Time after which the cut is no longer atomic.
 const CUT_MAX: Duration = Duration::from_millis(50);
-/// What a write takes away.
+/// Extended attribute that a write removes.
 const CAPABILITY: &[u8] = b"security.capability";
 
-/// What the cut found.
+/// Result of a cut.
 #[derive(Debug)]
 pub struct Cut {
     /// The epoch that is about to open.
     epoch: Epoch,
-    /// Records for it.
+    /// Undo records for that epoch.
     pub ahead: Vec<Undo>,
-    /// All captures are of one instant.
+    /// All captures represent one instant.
     pub atomic: bool,
-    /// Number of files captured.
+    /// Number of hot files.
     pub files: u64,
-    /// Who had what open for writing, some of it.
+    /// Files open for writing and their processes, up to `OPEN_TOLD_MAX`.
     pub open: Vec<(Slot, Arc<Numbered>)>,
-    /// How many more there were.
+    /// Number of further entries.
     pub open_more: u64,
-    /// The file that took longest to capture, before the freeze or in it.
+    /// The file with the longest capture time, before the freeze or in it.
     pub slowest: Option<(Slot, Duration)>,
-    /// What was captured, as it was then, and whether a stat will prove that it has not changed.
+    /// Captured files: attributes at the capture, and whether a stat can later prove that the file
+    /// has not changed.
     pub stats: Vec<(Slot, Stat, bool)>,
 }
 
 impl Cut {
-    /// What was captured for this epoch alone.
+    /// Returns the objects that were captured for this epoch alone.
     pub fn objects(&self) -> Vec<ObjectId> {
         let object = |undo: &Undo| {
             if let Undo::Data { before, .. } = undo {
@@ -80,19 +82,19 @@ impl Cut {
     }
 }
 
-/// A hot file, and what is to be kept of it.
+/// A hot file and its capture.
 struct Taken {
     slot: Slot,
     hot: Hot,
-    /// As it was when that was captured; `None`: it is not yet.
+    /// Attributes at the capture; `None` if there is no valid capture yet.
     stat: Option<Stat>,
     object: Option<ObjectId>,
-    /// Its extended attributes, where the next write takes one of them away.
+    /// Extended attributes, if the next write would remove one of them.
     capable: Option<Arc<Xattrs>>,
-    /// The open epoch has it: see the module.
+    /// The object belongs to the open epoch: see the module.
     carried: bool,
     settled: bool,
-    /// How long it took to capture it, each time together.
+    /// Total time of its captures.
     took: Duration,
 }
 
@@ -110,22 +112,22 @@ impl Taken {
         }
     }
 
-    /// What nobody else refers to.
+    /// Returns the object, unless the open epoch refers to it.
     fn own_object(&self) -> Option<ObjectId> {
         self.object.filter(|_| !self.carried)
     }
 }
 
-/// What was captured before a freeze. A leaf.
+/// Captures made before a freeze. Behind a leaf mutex.
 #[derive(Default)]
 pub(super) struct Prepared {
     epoch: Option<Epoch>,
     files: HashMap<Slot, Taken>,
-    /// Objects that nothing refers to, to be removed when nobody waits.
+    /// Unreferenced objects, to be removed outside the freeze.
     unneeded: Vec<ObjectId>,
 }
 
-/// Makes the cut. See the module.
+/// Captures hot files for a checkpoint. See the module.
 pub struct Cuts {
     timeline: Arc<Timeline>,
     hot: Arc<HotFiles>,
@@ -149,8 +151,8 @@ impl Cuts {
         })
     }
 
-    /// Before the freeze: captures all hot files for `epoch`, the next one. What fails here is
-    /// tried again in the cut, and told there.
+    /// Before the freeze: captures all hot files for `epoch`, the next one. The cut retries
+    /// failures and reports them.
     pub fn prepare_cut(self: &Arc<Cuts>, epoch: Epoch) {
         self.drop_prepared();
         let files = self.hot_files(&mut HashMap::new());
@@ -175,7 +177,8 @@ impl Cuts {
             .collect();
     }
 
-    /// Removes what the last cut did not need. Nobody should wait for the caller.
+    /// Removes objects that the last cut did not use. To be called where no request waits for the
+    /// caller.
     pub fn drop_unneeded(&self) {
         let unneeded = std::mem::take(&mut self.prepared.lock().unneeded);
         unneeded
@@ -183,7 +186,8 @@ impl Cuts {
             .for_each(|object| self.captures.drop_object(object));
     }
 
-    /// Removes what was captured for a cut that did not come. Nobody should wait for the caller.
+    /// Removes the captures prepared for a cut that did not happen. To be called where no request
+    /// waits for the caller.
     pub fn drop_prepared(&self) {
         let files = std::mem::take(&mut self.prepared.lock().files);
         self.leave_unneeded(files.into_values());
@@ -197,7 +201,7 @@ impl Cuts {
             .extend(files.filter_map(|taken| taken.own_object()));
     }
 
-    /// All hot files, with what was prepared of them.
+    /// Returns all hot files, with the captures prepared for them.
     fn hot_files(&self, prepared: &mut HashMap<Slot, Taken>) -> Vec<Taken> {
         let hot = self.hot.lock();
         let file = |(slot, hot): (&Slot, &Hot)| match prepared.remove(slot) {
@@ -210,12 +214,12 @@ impl Cuts {
         hot.iter().map(file).collect()
     }
 
-    /// Captures all hot files for `epoch`, the one about to open. The caller holds the freeze lock
+    /// Captures all hot files for `epoch`, which is about to open. The caller holds the freeze lock
     /// for writing.
     ///
     /// # Errors
-    /// ENOSPC or EIO: nothing was kept, the epoch must not be closed. EBUSY: a process keeps one of
-    /// the files ([`Calls::in_the_way`]).
+    /// ENOSPC or EIO: nothing was captured, and the epoch must not be closed. EBUSY: a process
+    /// keeps one of the files locked ([`Calls::in_the_way`]).
     pub fn cut(self: &Arc<Cuts>, epoch: Epoch) -> SysResult<Cut> {
         let mut prepared = {
             let mut prepared = self.prepared.lock();
@@ -226,7 +230,7 @@ impl Cuts {
             }
         };
         let files = self.hot_files(&mut prepared);
-        // What is not hot any more.
+        // Captures of files that are no longer hot.
         self.leave_unneeded(prepared.into_values());
         let (open, open_more) = self.writers.open_for_writing(OPEN_TOLD_MAX);
         let mut cut = Cut {
@@ -271,7 +275,7 @@ impl Cuts {
         Ok(cut)
     }
 
-    /// Does `work` on a thread of its own, which is left alone when it waits for too long.
+    /// Runs `work` on another thread, and abandons that thread when it waits for too long.
     fn apart(
         self: &Arc<Cuts>,
         mut files: Vec<Taken>,
@@ -295,19 +299,19 @@ impl Cuts {
             .map_err(|_| self.calls.give_up(&pace))
     }
 
-    /// The epoch was not closed: what was captured for the next is needed by nobody.
+    /// Removes the objects of a cut whose epoch was not closed.
     pub fn drop_cut(&self, objects: &[ObjectId]) {
         objects
             .iter()
             .for_each(|object| self.captures.drop_object(*object));
     }
 
-    /// An epoch was closed by this cut.
+    /// Updates the hot files after an epoch was closed with this cut.
     pub fn epoch_closed(&self, stats: &[(Slot, Stat, bool)]) {
         let mut hot = self.hot.lock();
         for (slot, stat, settled) in stats {
             if let Some(hot) = hot.get_mut(slot) {
-                // The file has a past now, also if it was created in the epoch that closed.
+                // A checkpoint now shows the file, even if it was created in the closed epoch.
                 hot.syncs |= hot.mappable;
                 hot.settled = *settled;
                 hot.openers
@@ -319,9 +323,9 @@ impl Cuts {
         self.wake.epoch_closed();
     }
 
-    /// Captures until nothing has changed since it was captured. When the time is up it looks a
-    /// last time: on a machine that is slow the first clones may take all of it, and if nothing
-    /// changed they are of one instant all the same. `false`: they are not.
+    /// Captures until no file has changed since its capture, and returns whether the captures are
+    /// atomic. After the time limit one last check is made: on a slow machine the first clones may
+    /// take all of the time, but without changes they still represent one instant.
     fn converge(&self, epoch: Epoch, files: &mut [Taken], pace: &Pace) -> SysResult<bool> {
         let started = Instant::now();
         for pass in 0_u32.. {
@@ -341,7 +345,7 @@ impl Cuts {
                     .try_for_each(|taken| self.fit(taken))
                     .map(|()| false);
             }
-            // All at once, for each clone waits for the disk.
+            // All writebacks are started first, because each clone waits for the disk.
             for taken in &changed {
                 let _ = pace.step(taken.slot, || sys::start_writeback(&*taken.hot.file));
             }
@@ -352,8 +356,8 @@ impl Cuts {
         Ok(true)
     }
 
-    /// Carries the capture of the open epoch into the next one if the file still holds the same;
-    /// returns whether it did.
+    /// Carries the capture of the open epoch into the next one if the file has not changed since.
+    /// Returns whether it did.
     fn carry(&self, taken: &mut Taken) -> bool {
         let known = self.timeline.epochs.node_now(taken.slot);
         let Some((data, attr)) = known
@@ -369,7 +373,7 @@ impl Cuts {
         else {
             return false;
         };
-        // A store that an older program damaged may lack the object: then the file is cloned again.
+        // A store damaged by an older version may lack the object. The file is then cloned again.
         let layers = &self.timeline.store().layers;
         if !data
             .object
@@ -379,14 +383,15 @@ impl Cuts {
         }
         (taken.stat, taken.object, taken.carried, taken.settled) =
             (Some(now), data.object, true, taken.hot.settled);
-        // To change them moves ctime too.
+        // A change of extended attributes also updates ctime, so these are current.
         taken.capable = known
             .xattrs
             .filter(|xattrs| xattrs.iter().any(|(name, _)| name == CAPABILITY));
         true
     }
 
-    /// The file may differ from what was captured of it, or that is no more.
+    /// Returns whether the file may differ from its capture, or the carried capture is no longer
+    /// valid.
     fn has_changed(&self, taken: &Taken) -> SysResult<bool> {
         let Some(before) = taken.stat else {
             return Ok(true);
@@ -425,8 +430,8 @@ impl Cuts {
         (taken.stat, taken.object, taken.capable, taken.carried) = (None, None, None, false);
         let mut stat = sys::stat_fd(&*taken.hot.file)?;
         taken.settled = is_before(stat.ctime, sys::now(), SETTLED);
-        // One that is open for writing only cannot be read. It is opened for this moment: all at
-        // once would need twice the descriptors that were counted.
+        // A write-only descriptor cannot be read. The file is reopened only for this capture:
+        // reopening all files at once would need twice the descriptors that were counted.
         let reopened = if taken.hot.mappable {
             None
         } else {
@@ -439,11 +444,11 @@ impl Cuts {
             stat.size,
         )?;
         if stat.mode & SET_ID != 0 {
-            // What was written after the first look is in the clone, and has cleared the bits.
+            // A write after the first stat is in the clone, and has cleared the bits.
             stat.mode &= sys::stat_fd(&*taken.hot.file)?.mode | !SET_ID;
         }
-        // A write that makes no request takes the capabilities away, and no other attribute. All of
-        // them of all hot files may be more than one append.
+        // A passthrough write removes the capabilities and no other attribute. All attributes of
+        // all hot files may exceed one journal append.
         if sys::listxattr(&*taken.hot.file)
             .is_ok_and(|names| names.iter().any(|name| name == CAPABILITY))
         {
@@ -453,8 +458,8 @@ impl Cuts {
         Ok(())
     }
 
-    /// What was cloned while somebody wrote may be longer than the attributes say, which are of a
-    /// moment before, or shorter: what is kept of one file must agree.
+    /// Makes size and content agree. A file cloned during a write may be longer than its
+    /// attributes, which were read earlier, or shorter.
     fn fit(&self, taken: &mut Taken) -> SysResult<()> {
         let (Some(object), Some(stat)) = (taken.own_object(), &mut taken.stat) else {
             return Ok(());

@@ -1,9 +1,8 @@
-//! Open files: handles, and reads and writes that pass through the daemon.
+//! Open files: handles, and I/O through the daemon.
 //!
-//! In a passthrough mount the kernel writes to the backing file itself, so a file is captured when
-//! it is opened for writing, ahead of a write that may never come; when the last writer is gone the
-//! capture is taken back if nothing changed (`Settling::settle`). In a daemon mount the first write
-//! captures.
+//! With passthrough the kernel writes to the backing file itself. A file is therefore captured when
+//! it is opened for writing. The capture is voided after the last close if the file did not change
+//! (`Settling::settle`). With daemon I/O the first write captures.
 
 mod inherited;
 mod sync;
@@ -51,8 +50,8 @@ pub struct Files {
     copies: Arc<CopyUp>,
 }
 
-/// The parts that a change needs, those that look after what is open, and those that change what is
-/// no content.
+/// Dependencies of [`Files`]: the context of every change, the parts that track open files, and
+/// those that change names and attributes.
 pub(super) type Needs<'a> = (
     (&'a Tables, &'a Past, &'a Arc<CopyUp>),
     (&'a Arc<Settling>, &'a Arc<Mapped>),
@@ -84,19 +83,19 @@ impl Files {
         }
     }
 
-    /// Whether files that are open, or may be written to, hold fewer descriptors than so many: a
-    /// handle has one, a file that may be mapped one more.
+    /// Returns whether handles and hot files use fewer than this number of descriptors. A handle
+    /// uses one, a mappable file one more.
     pub fn holds_fewer_than(&self, descriptors: usize) -> bool {
         let handles = self.handles.count();
         let hot = self.hot.lock();
-        // Which files share the descriptor of a handle is looked at only where that decides.
+        // The exact count is computed only if the upper bound does not decide.
         handles + hot.len() < descriptors
             || handles + hot.values().filter(|hot| hot.has_descriptor()).count() < descriptors
     }
 
-    /// Who does the I/O of a file that is opened now: all its handles agree for as long as one is
-    /// open, but for those of users whose I/O the kernel may not do ([`Passthrough::is_for`]),
-    /// which pass the daemon all the same.
+    /// Returns the I/O mode of a file that is being opened. All handles of an open file share one
+    /// mode. Users who may not use passthrough ([`Passthrough::is_for`]) then still go through the
+    /// daemon.
     fn io_mode(&self, slot: Slot, flags: OpenFlags, stat: &Stat) -> IoMode {
         let open = {
             self.nodes
@@ -106,15 +105,15 @@ impl Files {
                 .and_then(|node| node.io())
         };
         open.unwrap_or_else(|| match stat.protection {
-            // The kernel would let whoever opened it to append store to it through a mapping, or
-            // take back that it appends.
+            // With passthrough, a process that opened the file for appending could store to it
+            // through a mapping, or clear `O_APPEND`.
             Protection::AppendOnly => IoMode::Daemon,
             _ => self.first_io_mode(flags, stat.mode),
         })
     }
 
-    /// Who does the I/O of a file with these bits that nobody has open. The kernel caches set-id
-    /// bits; where it writes by itself they would stay.
+    /// Returns the I/O mode of a file with this mode that has no open handle. The kernel caches
+    /// set-id bits, and a passthrough write would not invalidate them.
     fn first_io_mode(&self, flags: OpenFlags, mode: u32) -> IoMode {
         if mode & SET_ID == 0 && self.passthrough.is_for(flags.asker) {
             IoMode::Passthrough
@@ -126,8 +125,8 @@ impl Files {
     /// Opens a regular file.
     ///
     /// # Errors
-    /// Those of open(2); ENOSPC or EIO if the past could not be kept; ETXTBSY to empty a file that
-    /// can be executed through an open to read.
+    /// Those of open(2). ENOSPC or EIO if the capture failed. ETXTBSY for `O_TRUNC` on an
+    /// executable file that is opened for reading.
     pub fn open(
         &self,
         change: &Change,
@@ -142,7 +141,7 @@ impl Files {
         let (id, handle) = self
             .busy
             .patiently(change, || self.open_now(change, slot, flags))?;
-        // Nobody has the handle yet, and nobody waits while the disk takes its time.
+        // No process has the handle yet, and no lock is held during the sync.
         if flags.write && !flags.truncate && self.is_synced_unseen(flags, handle.io) {
             self.durability
                 .make_captures_durable(slot)
@@ -162,11 +161,10 @@ impl Files {
         }
         let _changing = self.locks.enter();
         let _tree = self.locks.tree.read();
-        // Before the open: while somebody settles the file it has a lease, and our open, which
-        // never waits, would be refused (EAGAIN).
+        // Before the open: a thread that settles the file holds a lease, and this open never blocks
+        // and would fail (EAGAIN).
         let _stripe = self.locks.stripe(slot);
-        // To open it changes nothing yet, even for writing; the content is dropped below, once it
-        // is kept.
+        // The open itself changes nothing; the content is truncated below, after its capture.
         let (file, stat, readable, flags) = self.open_backing(slot, flags)?;
         let io = self.io_mode(slot, flags, &stat);
         self.inodes.check_not_kept(slot, &file)?;
@@ -189,8 +187,8 @@ impl Files {
             self.hot.note_syncs(slot);
         }
         if flags.truncate {
-            // Of an empty file too: that sets its times, and `: > stamp` is how many a build says
-            // that it is done.
+            // Also an empty file: truncation sets its times, which build tools rely on (`: >
+            // stamp`).
             let empty = || self.captures.with_room(|| sys::truncate(&*handle.file, 0));
             let emptied = if handle.may_be_set_id() {
                 sys::act_for(flags.asker, empty)
@@ -210,9 +208,9 @@ impl Files {
     ) -> SysResult<(HandleId, Arc<Handle>)> {
         let mut mode = 0;
         if flags.truncate {
-            // O_RDONLY | O_TRUNC: Linux truncates, for whoever may write, but no program that runs.
-            // The kernel knows which do and tells nobody: it looks only after this request
-            // (handle_truncate in fs/namei.c), when the program would be empty already.
+            // `O_RDONLY | O_TRUNC`: Linux truncates the file if the caller may write it, except a
+            // running program. The kernel checks this only after this request (handle_truncate in
+            // fs/namei.c), when the program would already be empty.
             mode = self.inodes.stat(slot)?.mode;
             if mode & 0o111 != 0 {
                 return Err(Errno::ETXTBSY);
@@ -231,7 +229,7 @@ impl Files {
         self.opened(change, slot, file, flags, io, (stat.mode | mode, None))
     }
 
-    /// Takes back a handle that nobody was told of. The file is settled with the next one that is.
+    /// Reverts an open before its reply. The file is settled with the next close.
     fn not_opened(&self, id: HandleId) {
         let Some(handle) = self.handles.remove(id) else {
             return;
@@ -242,8 +240,8 @@ impl Files {
         self.writers.writer_left(id.0);
     }
 
-    /// Opens the backing file as asked for, and to be read too if it is to be captured: that saves
-    /// another open. Says whether it can be read, and how it is open.
+    /// Opens the backing file as requested, and also for reading if it must be captured, which
+    /// saves another open. Returns whether it can be read, and the effective flags.
     fn open_backing(
         &self,
         slot: Slot,
@@ -263,16 +261,16 @@ impl Files {
             opened.map(|(file, stat, flags)| (file, stat, read, flags))
         };
         match open(readable, how.noatime) {
-            // The kernel lets whoever owns a file leave its access time alone, or write what cannot
-            // be read; a daemon of another user may not.
+            // The kernel permits the owner of a file to use `O_NOATIME`, and a write-only open of
+            // an unreadable file. A daemon of another user may lack these permissions.
             Err(Errno::EPERM) if how.noatime => open(how.read, false),
             Err(Errno::EACCES) if readable && !how.read => open(false, how.noatime),
             result => result,
         }
     }
 
-    /// What is written through this handle can be synced without a request: by O_SYNC, or through a
-    /// mapping that the kernel serves by itself.
+    /// Returns whether data written through this handle can be synced without a request: with
+    /// O_SYNC, or through a mapping that the kernel serves itself.
     fn is_synced_unseen(&self, flags: OpenFlags, io: IoMode) -> bool {
         self.durability.syncs_overtake()
             && io == IoMode::Passthrough
@@ -301,7 +299,7 @@ impl Files {
             .capture_open(change, slot.into(), (file, readable), !flags.truncate)
     }
 
-    /// Makes and opens a regular file; the kernel's table learns of it with one look-up.
+    /// Creates and opens a regular file, and counts one lookup of it.
     ///
     /// # Errors
     /// As [`Names::make`].
@@ -314,8 +312,8 @@ impl Files {
         flags: OpenFlags,
     ) -> SysResult<(Made, HandleId, Arc<Handle>)> {
         let (made, id, handle) = self.create_now(change, parent, name, make, flags)?;
-        // As in `open`. A file that may be mapped is new to every checkpoint: nothing is waited for
-        // (see `durable`).
+        // As in `open`. No checkpoint shows a new file, so a mappable one requires no sync (see
+        // `durable`).
         if flags.is_synced() && self.is_synced_unseen(flags, handle.io) {
             self.durability
                 .make_captures_durable(made.slot)
@@ -367,8 +365,8 @@ impl Files {
         }
     }
 
-    /// Enters a new handle into the tables. The caller holds the freeze lock if it writes. `mode`:
-    /// the bits of the file; `found`: the file as it was, if it is news who may write to it.
+    /// Adds a new handle to the tables. The caller holds the freeze lock if the handle is writable.
+    /// `known` has the mode of the file, and its attributes if the process is a new writer.
     fn opened(
         &self,
         change: &Change,
@@ -381,7 +379,7 @@ impl Files {
         self.opened_as(change, slot, Arc::new(file), flags, io, known, None)
     }
 
-    /// As [`Files::opened`]; `inherited`: what it reads, of a file that the base of a branch has.
+    /// As [`Files::opened`]; `inherited` is the content to read if the base provides the file.
     #[allow(clippy::too_many_arguments)]
     fn opened_as(
         &self,
@@ -409,7 +407,7 @@ impl Files {
         Ok((id, handle))
     }
 
-    /// The kernel refused to do the I/O of a handle: the daemon will.
+    /// Switches a handle to daemon I/O after the kernel rejected passthrough.
     pub fn demote(&self, id: HandleId) {
         let Ok(handle) = self.handles.get(id) else {
             return;
@@ -429,7 +427,7 @@ impl Files {
         self.handles.replace(id, demoted);
     }
 
-    /// Closes a handle. A file whose last writer it was is settled.
+    /// Closes a handle. If it was the last writer, the file is settled.
     pub fn release(&self, id: HandleId) {
         let Some(handle) = self.handles.remove(id) else {
             return;
@@ -449,7 +447,7 @@ impl Files {
             .clone()
             .filter(|_| passthrough && handle.flags.write);
         self.writers.writer_left(id.0);
-        // The descriptor must be closed before the lease is asked for.
+        // The lease requires that the descriptor is closed.
         if dead {
             self.nodes.close_apart(handle)
         } else {
@@ -466,8 +464,8 @@ impl Files {
         }
     }
 
-    /// The kernel, or somebody else by way of us, may write to the file of this handle without a
-    /// word to the mount's cache.
+    /// Returns whether the file of this handle may change without an update of the mount's page
+    /// cache.
     pub fn changes_past_cache(&self, handle: &Handle) -> bool {
         handle.io == IoMode::Passthrough
             && self
@@ -498,9 +496,9 @@ impl Files {
         })
     }
 
-    /// Holds the freeze lock, captures, then changes the content of a file through one of its
-    /// handles, for `asker` where that clears set-id bits. `fd` of the handle itself cannot serve
-    /// as the source of a capture: it may be open for writing only.
+    /// Captures a file, then changes its content through one of its handles, under the freeze lock.
+    /// The change is made with the credentials of `asker` where these decide about set-id bits. The
+    /// handle's own descriptor cannot be the source of the capture, because it may be write-only.
     pub fn change_content<T>(
         &self,
         change: &Change,
@@ -528,7 +526,7 @@ impl Files {
         }
     }
 
-    /// Captures what is to be changed, and gives the freeze lock.
+    /// Captures the file that is about to change, and returns the freeze lock.
     fn keep_content_of(
         &self,
         change: &Change,
@@ -555,11 +553,12 @@ impl Files {
         Ok(changing)
     }
 
-    /// Writes through the daemon; without an `asker` these are dirty pages of a mapping, which
-    /// clear nothing. Returns the bytes written, and whether the file may have lost set-id bits.
+    /// Writes through the daemon. Without an `asker` the data is dirty pages of a mapping, which do
+    /// not clear set-id bits. Returns the bytes written, and whether the file may have lost set-id
+    /// bits.
     ///
     /// # Errors
-    /// Those of pwrite(2); ENOSPC or EIO if the past could not be kept: then nothing was written.
+    /// Those of pwrite(2). ENOSPC or EIO if the capture failed; nothing was written then.
     pub fn write(
         &self,
         change: &Change,

@@ -1,11 +1,11 @@
-//! The same content once, on the fly: an object that the sealer has hashed shares what an older one
-//! with the same content has.
+//! Online deduplication: an object hashed by the sealer shares the extents of an older object with
+//! the same content.
 //!
-//! Both are of closed epochs, and the bytes are compared: by the kernel where files share extents,
-//! and else before one becomes another name of the other. What is not shared here (the daemon was
-//! killed, the disk was full) is left to `dedup`.
+//! Both belong to closed epochs, and the bytes are compared. With reflink the kernel compares;
+//! otherwise the comparison precedes a hard link. Objects not shared here (the daemon was killed,
+//! or the disk was full) are left to `dedup`.
 //!
-//! Locking: none but the timeline's, for a moment.
+//! Locking: only the timeline's locks, briefly.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,10 +18,10 @@ use crate::store::ids::ObjectId;
 use crate::store::record::ObjectHash;
 use crate::sys::{self, Errno, SysResult};
 
-/// Objects with the same content that are tried at most.
+/// Maximum number of candidates tried for one object.
 const TRIES_MAX: usize = 3;
 
-/// Files that came to share what others with the same content have, since the mount.
+/// Number and size of files deduplicated since the mount.
 #[derive(Debug, Default)]
 pub struct SharedCounts {
     files: AtomicU64,
@@ -29,13 +29,13 @@ pub struct SharedCounts {
 }
 
 impl SharedCounts {
-    /// One more.
+    /// Counts one file.
     pub fn add(&self, bytes: u64) {
         self.files.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// How many, and their bytes.
+    /// Returns their number and total size in bytes.
     pub fn get(&self) -> (u64, u64) {
         (
             self.files.load(Ordering::Relaxed),
@@ -44,7 +44,7 @@ impl SharedCounts {
     }
 }
 
-/// The known object and the new one.
+/// The older object and the new one.
 struct Pair<'a> {
     sharing: &'a Sharing,
     objects: [ObjectId; 2],
@@ -78,13 +78,13 @@ impl Files for Pair<'_> {
         self.sharing.timeline.store().link_same(*source, *target)
     }
 
-    /// The known one.
+    /// Prefers the older object.
     fn rank(&self, number: usize) -> u8 {
         u8::from(number == 0)
     }
 }
 
-/// Has objects share what others with the same content have.
+/// Deduplicates objects.
 pub struct Sharing {
     timeline: Arc<Timeline>,
     reflink: bool,
@@ -100,13 +100,13 @@ impl Sharing {
         })
     }
 
-    /// Objects that share what others have, and their bytes, since the mount.
+    /// Returns the number and size of objects deduplicated since the mount.
     pub fn counts(&self) -> &SharedCounts {
         &self.shared
     }
 
-    /// What was just hashed and is on record shares what is known with the same content. `go_on` is
-    /// asked before so many bytes are read.
+    /// Deduplicates objects that were just hashed and recorded. `go_on` is called with a number of
+    /// bytes before they are read.
     pub(super) fn share_known(&self, hashed: &[ObjectHash], mut go_on: impl FnMut(u64) -> bool) {
         for sealed in hashed {
             let known = match self.timeline.contents.same_content(sealed) {
@@ -129,7 +129,7 @@ impl Sharing {
         }
     }
 
-    /// Whether they share all; `None`: the sealer shall end.
+    /// Returns whether the objects share all extents. `None` if the sealer is to end.
     fn share_pair(
         &self,
         known: ObjectId,
@@ -142,7 +142,8 @@ impl Sharing {
         };
         let mut same = Same::new(sealed.size, vec![1, 0], false);
         let mut shares = false;
-        // Both are read to be compared: a small object at once, a large one a call at a time.
+        // Both objects are read for the comparison: small ones at once, large ones in one chunk per
+        // step.
         let each = if sealed.size > CALL_BYTES {
             2 * CALL_BYTES
         } else {

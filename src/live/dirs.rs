@@ -1,5 +1,4 @@
-//! Descriptors of directories, kept for as long as there is room: every operation is relative to
-//! one.
+//! Cache of directory descriptors, which are the base of all `*at()` calls.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -8,19 +7,20 @@ use std::sync::Arc;
 use crate::store::ids::Slot;
 use crate::sys::lock::Mutex;
 
-/// Descriptors kept at most. The limit of a process is often 20,000, and open files need theirs.
+/// Maximum number of cached descriptors. The limit of a process is often 20,000, and open files
+/// also need descriptors.
 const DESCRIPTORS_MAX: usize = 4096;
-/// And no more than this part of what the process may have.
+/// Divisor of the process's descriptor limit for the size of the cache.
 const SHARE: u64 = 4;
-/// But so many: one path goes through as many directories.
+/// Minimum size of the cache: one path has about as many directories.
 const DESCRIPTORS_MIN: usize = 16;
 
 #[derive(Debug)]
 struct Kept {
     fd: Arc<OwnedFd>,
-    /// What the clock was when it was last used.
+    /// Value of the clock at the last use.
     used: u64,
-    /// It is known to have no default ACL.
+    /// The directory is known to have no default ACL.
     plain: bool,
 }
 
@@ -38,7 +38,7 @@ pub struct Dirs {
 }
 
 impl Dirs {
-    /// An empty cache in a process that may have `descriptors` of them.
+    /// Creates an empty cache for a process with this descriptor limit.
     pub fn new(descriptors: u64) -> Dirs {
         let share = usize::try_from(descriptors / SHARE).unwrap_or(usize::MAX);
         Dirs {
@@ -47,7 +47,7 @@ impl Dirs {
         }
     }
 
-    /// The descriptor of a directory, if it is kept.
+    /// Returns the cached descriptor of a directory.
     pub fn get(&self, slot: Slot) -> Option<Arc<OwnedFd>> {
         let mut inner = self.inner.lock();
         inner.clock += 1;
@@ -57,7 +57,7 @@ impl Dirs {
         Some(Arc::clone(&kept.fd))
     }
 
-    /// Keeps a descriptor; when there is no room, lets go of the half not used for longest.
+    /// Caches a descriptor. A full cache evicts its least recently used half.
     pub fn put(&self, slot: Slot, fd: Arc<OwnedFd>) {
         let mut inner = self.inner.lock();
         if inner.map.len() >= self.most {
@@ -78,7 +78,7 @@ impl Dirs {
         );
     }
 
-    /// The directory is known to have no default ACL.
+    /// Returns whether the directory is known to have no default ACL.
     pub fn is_plain(&self, slot: Slot) -> bool {
         self.inner
             .lock()
@@ -87,14 +87,14 @@ impl Dirs {
             .is_some_and(|kept| kept.plain)
     }
 
-    /// Notes whether a directory has no default ACL, as far as is known.
+    /// Records whether a directory is known to have no default ACL.
     pub fn set_plain(&self, slot: Slot, plain: bool) {
         if let Some(kept) = self.inner.lock().map.get_mut(&slot) {
             kept.plain = plain;
         }
     }
 
-    /// Lets go of a directory that is gone.
+    /// Removes a directory from the cache.
     pub fn remove(&self, slot: Slot) {
         self.inner.lock().map.remove(&slot);
     }

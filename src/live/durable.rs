@@ -1,41 +1,46 @@
-//! What must be on the disk before something else may be.
+//! Order of writes to the disk.
 //!
-//! XFS and btrfs bring metadata to the disk in the order in which it was made: a clone and the
-//! record of it (`store::journal`) come before the change that they were made for, without any
-//! sync. Three things are outside of that order, and are made durable first:
-//! - **btrfs** brings a file that an application syncs to the disk by itself, ahead of everything
-//!   that was done before (its tree log), and with it the changes of directories that the file had a
-//!   name in. So before an fsync of a live file all captures are synced, and the journal. A mapping
-//!   that the kernel serves by itself is synced without a request, and so is what is written to a
-//!   file opened with O_SYNC: there the capture is synced when the file is opened, the record of
-//!   each later change of its names and attributes before the change, and the file counts as synced
-//!   whenever its ctime is not the one of the last commit. A rename, a link or an unlink of an inode
-//!   that was synced since the last commit (or was logged with one that was) changes that log at once
-//!   (`btrfs_log_new_name`, `btrfs_del_inode_ref_in_log`, fs/btrfs/tree-log.c), and is on the disk
-//!   with the next fsync of any process. So while there may be such an inode, the record of a change of names is synced before
-//!   the change. A directory that is synced takes the names that were removed from it from the
-//!   disk, but does not bring names that the same inodes got elsewhere: one that was linked and
-//!   then unlinked, where nothing was committed in between, is lost. So before one of its names
-//!   goes, such an inode is synced. Nor does it bring a whiteout, which is another inode: the file
-//!   of a branch that was renamed was on the disk under its new name alone, and at the old one the
-//!   base was seen again. So a rename that leaves one, in a branch, finds nothing in the log of what
-//!   was synced before, and the next sync brings all that was done.
-//!   And after a merge the tree is synced before the journals are, for the next mount takes back
-//!   what the journal tells of and the tree has not.
-//!   A daemon that takes over, or mounts, has no list of the captures, links and whiteouts of the
-//!   daemon before it that are not on the disk. Until the first commit of the whole filesystem it
-//!   assumes the worst of each file: a sync commits the filesystem first. The syncer makes that
-//!   commit within a second, so that mounts and takeovers do not wait for it.
+//! XFS and btrfs write metadata in the order of its creation. A clone and its record
+//! (`store::journal`) thus reach the disk before the change that they precede, without a sync.
+//! Three cases are outside of this order and need explicit syncs.
 //!
-//!   Two cases are left, for which every open would have to wait for the disk: a file that was
-//!   created since the newest checkpoint, opened for reading and writing, and synced by msync(2); and
-//!   a single write with RWF_SYNC or RWF_DSYNC (pwritev2(2)). The disk may have the new name, or the
-//!   new content, up to a second before the record of it.
-//! - a **copied** capture (a small file with dirty pages) is data. It is synced before an fsync of
-//!   the live file; and while the whole tree is synced nothing is copied, for the sync promises
-//!   that checkpoints made before are on the disk, and may have passed by the copy.
-//! - **without reflink** every capture is a copy, and the live file is overwritten in place: the
-//!   copy is synced at once.
+//! **The tree log of btrfs.** An fsync writes the file ahead of all earlier changes, together with
+//! changes of directories that the file had a name in. Therefore:
+//!
+//! - An fsync of a live file is preceded by a sync of all captures and of the journal.
+//! - A passthrough mapping, or a file opened with O_SYNC, can be synced without a request. Its
+//!   capture is synced when the file is opened, and the record of each later change of its names
+//!   and attributes before the change. The file counts as synced whenever its ctime differs from
+//!   that at the last commit.
+//! - A rename, link or unlink of an inode that was synced since the last commit (or was logged with
+//!   one) updates the log at once (`btrfs_log_new_name`, `btrfs_del_inode_ref_in_log`,
+//!   fs/btrfs/tree-log.c). The next fsync of any process writes it. While such an inode may exist,
+//!   the record of a change of names is synced before the change.
+//! - A sync of a directory deletes removed names from the disk, but does not add the names that the
+//!   same inodes got elsewhere. An inode that was linked and then unlinked without a commit in
+//!   between would be lost. Such an inode is synced before one of its names is removed.
+//! - The log does not include a whiteout, which is another inode. After a rename in a branch the
+//!   disk would have the new name alone, and the entry of the base would reappear at the old one. A
+//!   rename that leaves a whiteout commits the filesystem first if the log may be in use, and so
+//!   does the next sync.
+//! - After a merge the tree is synced before the journals, because the next mount reverts recorded
+//!   changes that the tree does not have.
+//! - A daemon that mounts or takes over has no list of the unsynced captures, links and whiteouts
+//!   of its predecessor. Until the first commit of the whole filesystem a sync of any file commits
+//!   the filesystem first. The syncer makes that commit within a second; mounts and takeovers do
+//!   not wait for it.
+//!
+//! Two cases remain, because every open would have to wait for the disk. The first is a file that
+//! was created since the newest checkpoint, opened for reading and writing, and synced by msync(2).
+//! The second is a single write with RWF_SYNC or RWF_DSYNC (pwritev2(2)). The disk may have the new
+//! name or content up to a second before its record.
+//!
+//! **Copied captures** (small files with dirty pages) are data. They are synced before an fsync of
+//! the live file. During a sync of the whole tree nothing is copied: the sync guarantees that
+//! earlier checkpoints are on the disk, and could miss a concurrent copy.
+//!
+//! **Without reflink** every capture is a copy, and the live file is overwritten in place. The copy
+//! is synced at once.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -48,11 +53,11 @@ use crate::store::ids::{ObjectId, Slot};
 use crate::sys::lock::Mutex;
 use crate::sys::{self, Errno, Kind, Open, SysResult};
 
-/// Captures that are synced one by one before a directory is; of more the whole filesystem is
-/// synced.
+/// Number of captures that are synced individually before a directory; with more, the whole
+/// filesystem is synced.
 const SYNCED_ONE_BY_ONE_MAX: usize = 16;
 
-/// A sync of the whole tree is under way: nothing is copied. See the module.
+/// A sync of the whole tree in progress, during which nothing is copied. See the module.
 pub struct TreeSync<'a>(&'a Durability);
 
 impl Drop for TreeSync<'_> {
@@ -61,7 +66,7 @@ impl Drop for TreeSync<'_> {
     }
 }
 
-/// A file or a directory is being synced. See the module.
+/// A sync of a file or directory in progress. See the module.
 pub(super) struct FileSync<'a>(&'a Durability);
 
 impl Drop for FileSync<'_> {
@@ -71,35 +76,36 @@ impl Drop for FileSync<'_> {
     }
 }
 
-/// What was captured and may not be on the disk, and what is synced because of it. See the module.
+/// Captures that may not be on the disk, and events that determine what to sync. See the module.
 pub struct Durability {
     timeline: Arc<Timeline>,
     hot: Arc<HotFiles>,
     root: Arc<OwnedFd>,
     reflink: bool,
-    /// What somebody syncs reaches the disk ahead of what was done before (btrfs's tree log).
+    /// A sync of a file reaches the disk ahead of earlier changes (btrfs's tree log).
     syncs_overtake: bool,
     /// Captures whose data may not be on the disk. A leaf.
     objects: Mutex<HashMap<Slot, Vec<ObjectId>>>,
-    /// Syncs of the whole tree under way.
+    /// Syncs of the whole tree in progress.
     syncs: AtomicU32,
-    /// Counts the events below.
+    /// Logical clock of the events below.
     clock: AtomicU64,
-    /// The clock when the last successful commit of the whole filesystem began; 0 before the first.
+    /// Clock at the start of the last successful commit of the whole filesystem; 0 before the
+    /// first.
     committed: AtomicU64,
-    /// Syncs of files and directories under way.
+    /// Syncs of files and directories in progress.
     file_syncs: AtomicU32,
-    /// The clock when the last sync of a file or directory ended.
+    /// Clock at the end of the last sync of a file or directory.
     synced: AtomicU64,
-    /// The clock when the last whiteout was about to be made, or was made.
+    /// Clock at the last whiteout, before or after its creation.
     hidden: AtomicU64,
-    /// When an inode that a checkpoint can see last got another name. A leaf.
+    /// Clock at which an inode that a checkpoint can see last got another name. A leaf.
     linked: Mutex<HashMap<Slot, u64>>,
 }
 
 impl Durability {
     pub(super) fn new(tables: &Tables, syncs_overtake: bool) -> Arc<Durability> {
-        // A test that leaves this out assumes that the daemon before left nothing.
+        // A test that disables this assumes that the previous daemon left nothing unsynced.
         let committed = u64::from(sys::host::left_out("predecessor"));
         Arc::new(Durability {
             timeline: Arc::clone(&tables.timeline),
@@ -109,7 +115,7 @@ impl Durability {
             syncs_overtake,
             objects: Mutex::default(),
             syncs: AtomicU32::new(0),
-            // The daemon before may have synced and hidden anything.
+            // The previous daemon may have synced files and made whiteouts.
             clock: AtomicU64::new(1),
             committed: AtomicU64::new(committed),
             file_syncs: AtomicU32::new(0),
@@ -123,17 +129,18 @@ impl Durability {
         self.clock.fetch_add(1, Ordering::SeqCst) + 1
     }
 
-    /// Whether something that happened at this time is not in a commit of the filesystem yet.
+    /// Returns whether an event at this time is not in a commit of the filesystem yet.
     fn is_uncommitted(&self, event: u64) -> bool {
         self.syncs_overtake && event > self.committed.load(Ordering::SeqCst)
     }
 
-    /// Whether the whole filesystem was never committed since this daemon began, where that matters.
+    /// Returns whether the first commit of the whole filesystem since the start is needed and
+    /// pending.
     pub fn needs_first_commit(&self) -> bool {
         self.is_uncommitted(1)
     }
 
-    /// A version was captured. `copied`: by reading and writing.
+    /// Records a capture. `copied` means made by reading and writing.
     pub(super) fn note_captured(&self, object: ObjectId, copied: bool) {
         if self.reflink && (copied || self.syncs_overtake) {
             self.objects
@@ -144,21 +151,20 @@ impl Durability {
         }
     }
 
-    /// Small dirty files may be copied, which is quicker than to clone them.
+    /// Returns whether small dirty files may be copied, which is faster than a clone.
     pub(super) fn may_copy(&self) -> bool {
         self.syncs.load(Ordering::SeqCst) == 0
     }
 
-    /// Number of files with captures that may not be on the disk.
+    /// Returns the number of files with captures that may not be on the disk.
     pub fn count(&self) -> usize {
         self.objects.lock().len()
     }
 
-    /// Before the content of a live file may be on the disk because somebody syncs it: what was
-    /// captured of it is. Where a sync can overtake what was done before, everything that was
-    /// captured is: a sync of a file that got, changed or lost a name since the last commit also
-    /// brings names that were removed from the directories of these names (`btrfs_log_all_parents`,
-    /// fs/btrfs/tree-log.c). See the module.
+    /// Syncs the captures of a live file, before a sync of the file. On btrfs all captures are
+    /// synced. A sync of a file that got, changed or lost a name since the last commit also removes
+    /// names from the directories of these names (`btrfs_log_all_parents`, fs/btrfs/tree-log.c).
+    /// See the module.
     ///
     /// # Errors
     /// EIO, ENOSPC: the file must not be synced.
@@ -176,8 +182,7 @@ impl Durability {
         Ok(())
     }
 
-    /// Before names may be on the disk because somebody syncs a directory: everything that was
-    /// captured is, where a sync can overtake it.
+    /// Syncs all captures on btrfs, before a sync of a directory.
     ///
     /// # Errors
     /// As [`Durability::make_captures_durable`].
@@ -199,7 +204,7 @@ impl Durability {
         Ok(())
     }
 
-    /// What was captured in the open epoch is on the disk, and its records are.
+    /// Syncs the captures of the open epoch, and their records.
     ///
     /// # Errors
     /// EIO, ENOSPC.
@@ -207,7 +212,7 @@ impl Durability {
         if self.syncs_overtake {
             return self.make_past_durable();
         }
-        // With the last of them all are that came before.
+        // A sync of the last capture includes the earlier ones.
         let last = self
             .timeline
             .epochs
@@ -219,7 +224,7 @@ impl Durability {
         self.timeline.store().journal.sync().map_err(Errno::from)
     }
 
-    /// A file or a directory is about to be synced. It was, when the guard is dropped.
+    /// Marks a sync of a file or directory as in progress. Dropping the guard records its end.
     pub(super) fn begin_sync(&self) -> FileSync<'_> {
         self.file_syncs.fetch_add(1, Ordering::SeqCst);
         FileSync(self)
@@ -230,14 +235,14 @@ impl Durability {
         self.synced.fetch_max(now, Ordering::SeqCst);
     }
 
-    /// No process can sync a file without a request any more.
+    /// Records that a file can no longer be synced without a request.
     pub(super) fn note_cold(&self, slot: Slot) {
         if self.syncs_overtake && self.hot.may_this_be_synced_unseen(slot) {
             self.note_synced();
         }
     }
 
-    /// Whether an inode may have been synced since the last commit of the whole filesystem.
+    /// Returns whether an inode may have been synced since the last commit of the whole filesystem.
     fn may_be_logged(&self) -> bool {
         self.syncs_overtake
             && (self.file_syncs.load(Ordering::SeqCst) > 0
@@ -245,8 +250,8 @@ impl Durability {
                 || self.hot.may_be_synced_unseen())
     }
 
-    /// Before names of these inodes change, of which something was recorded: the record is on the
-    /// disk where the change could be without it. See the module.
+    /// Called before names of these inodes change, after the undo record: syncs the record if the
+    /// change could reach the disk before it. See the module.
     ///
     /// # Errors
     /// EIO, ENOSPC: the names must not be changed.
@@ -256,8 +261,8 @@ impl Durability {
         })
     }
 
-    /// The same of attributes. The disk gets those of an inode when it is synced, and those of a
-    /// directory also with a file that had a name in it.
+    /// As [`Durability::order_names`], for attributes. Those of an inode reach the disk with its
+    /// sync; those of a directory also with a file that had a name in it.
     ///
     /// # Errors
     /// EIO, ENOSPC: the attributes must not be changed.
@@ -276,8 +281,8 @@ impl Durability {
         self.timeline.store().journal.sync().map_err(Errno::from)
     }
 
-    /// Before a name of a branch goes where a whiteout comes: no sync brings the one to the disk
-    /// without the other. See the module.
+    /// Called before a whiteout replaces a name of a branch: ensures that no sync writes only one
+    /// of the two changes to the disk. See the module.
     ///
     /// # Errors
     /// EIO, ENOSPC: the name must not be changed.
@@ -292,8 +297,8 @@ impl Durability {
         Ok(())
     }
 
-    /// A whiteout was made in place of a name of an inode. Of one that can be synced without a
-    /// request, it is on the disk on return.
+    /// Called after a whiteout replaced a name of an inode. If the inode can be synced without a
+    /// request, the whiteout is on the disk on return.
     pub(super) fn whiteout_made(&self, slot: Slot) {
         self.note_whiteout();
         if self.syncs_overtake
@@ -316,8 +321,8 @@ impl Durability {
         Ok(())
     }
 
-    /// Before the journal is synced because of what it tells of all of the tree: that is on the
-    /// disk where the journal would be there without it, and the next mount would take it back.
+    /// Syncs the tree before the journal is synced with records about the whole tree. The next
+    /// mount would otherwise revert changes that only the journal has.
     ///
     /// # Errors
     /// EIO, ENOSPC.
@@ -328,7 +333,7 @@ impl Durability {
         self.sync_filesystem()
     }
 
-    /// An inode got another name.
+    /// Records that an inode got another name.
     pub(super) fn note_linked(&self, slot: Slot) {
         if self.syncs_overtake && !self.timeline.epochs.is_born(slot) {
             let now = self.tick();
@@ -336,9 +341,9 @@ impl Durability {
         }
     }
 
-    /// Before one of several names of an inode is removed: one that stays is on the disk where a
-    /// sync of the directory would take the removed one from the disk alone, and with it an inode
-    /// that a checkpoint needs. See the module.
+    /// Called before one of several names of an inode is removed. A sync of the directory would
+    /// delete that name from the disk without adding a recently created other one, and lose an
+    /// inode that a checkpoint needs. The inode is therefore synced first. See the module.
     ///
     /// # Errors
     /// EIO, ENOSPC: the name must not be removed.
@@ -348,7 +353,7 @@ impl Durability {
         kind: Kind,
         fd: impl FnOnce() -> SysResult<Arc<OwnedFd>>,
     ) -> SysResult<()> {
-        // Before the first commit any inode may have got a name.
+        // Before the first commit, any inode may have a new name.
         let linked = self.linked.lock().get(&slot).copied().unwrap_or(1);
         if !self.is_uncommitted(linked) || sys::host::left_out("links") {
             return Ok(());
@@ -370,10 +375,10 @@ impl Durability {
 
     fn sync_objects(&self, objects: &[ObjectId]) -> SysResult<()> {
         for object in objects {
-            // One that is gone was not needed.
+            // A removed object was not needed.
             if let Some(file) = self.timeline.open_object(*object)? {
-                // What a failed sync has lost is not told a second time: nothing more is kept that
-                // may be lost too.
+                // The kernel reports a failed writeback only once, so no further captures are
+                // allowed.
                 sys::fsync(file).inspect_err(|_| self.timeline.store().journal.latch())?;
             }
         }
@@ -406,15 +411,14 @@ impl Durability {
         }
     }
 
-    /// From now on nothing is copied. What is under way must have ended, by a freeze, before the
-    /// sync begins.
+    /// Disables copies. Copies in progress must be completed, by a freeze, before the sync begins.
     pub fn prepare_sync(&self) -> TreeSync<'_> {
         self.syncs.fetch_add(1, Ordering::SeqCst);
         TreeSync(self)
     }
 
-    /// Makes the tree, what was captured of it, and the journal durable, and notes that every
-    /// checkpoint made up to `at_ns` is. Nobody waits for it.
+    /// Syncs the tree, its captures and the journal, and records that all checkpoints made until
+    /// `at_ns` are durable. To be called where no request waits for the caller.
     ///
     /// # Errors
     /// EIO, ENOSPC of any file of the filesystem.
@@ -427,7 +431,7 @@ impl Durability {
         store.layout.note_synced(at_ns).map_err(Errno::from)
     }
 
-    /// What somebody syncs reaches the disk ahead of what was done before.
+    /// Returns whether a sync of a file reaches the disk ahead of earlier changes.
     pub(super) fn syncs_overtake(&self) -> bool {
         self.syncs_overtake
     }

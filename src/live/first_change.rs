@@ -1,19 +1,18 @@
-//! What is done before anything is changed in a tree for the first time: a branch that was made a
-//! moment ago is brought to the disk. A power cut finds it there, or with nothing in it that could
-//! be lost.
+//! Work that precedes the first change of a tree: a new branch is synced to the disk. After a power
+//! cut the branch is complete, or contains no changes that could be lost.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::sys::lock::{Mutex, Rank};
 use crate::sys::{SysResult, wait};
 
-/// Does it, and knows whether it was done.
+/// The work.
 type Work = Box<dyn Fn() -> SysResult<()> + Send + Sync>;
 
-/// Has whoever would change something wait until that is done, once.
+/// Blocks changes until the work has been done once.
 pub struct FirstChange {
     due: AtomicBool,
-    /// Held while it is done.
+    /// Held while the work runs.
     work: Mutex<Option<Work>>,
 }
 
@@ -27,17 +26,17 @@ impl Default for FirstChange {
 }
 
 impl FirstChange {
-    /// From now on nothing is changed before `work` was done. To be called before the tree is
-    /// served.
+    /// Requires `work` before the first change. To be called before the tree is served.
     pub fn comes_after(&self, work: impl Fn() -> SysResult<()> + Send + Sync + 'static) {
         *self.work.lock() = Some(Box::new(work));
         self.due.store(true, Ordering::SeqCst);
     }
 
-    /// It is done when this returns, by this call or another. The caller holds no lock of the tree.
+    /// Does the work unless it is already done; on return it is done. The caller holds no lock of
+    /// the tree.
     ///
     /// # Errors
-    /// Those of the work: nothing may be changed, and the next call tries again.
+    /// Those of the work: the tree must not be changed, and the next call retries.
     pub fn pass(&self) -> SysResult<()> {
         if !self.due.load(Ordering::SeqCst) {
             return Ok(());
@@ -51,7 +50,7 @@ impl FirstChange {
         })
     }
 
-    /// Nothing waits any more, whether it was done or not: nobody changes the tree any more.
+    /// Cancels the work, at a time when the tree is no longer changed.
     pub fn forget(&self) {
         *self.work.lock() = None;
         self.due.store(false, Ordering::SeqCst);

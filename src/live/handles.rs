@@ -13,42 +13,42 @@ use crate::store::ids::Slot;
 use crate::sys::lock::RwLock;
 use crate::sys::{self, Asker, Errno, Open, Stat, SysResult};
 
-/// Number of an open handle.
+/// File handle number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HandleId(pub u64);
 
-/// How a file is opened (open(2)).
+/// Open flags (open(2)).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OpenFlags {
-    /// For reading.
+    /// Open for reading.
     pub read: bool,
-    /// For writing.
+    /// Open for writing.
     pub write: bool,
-    /// The content is dropped.
+    /// `O_TRUNC`.
     pub truncate: bool,
-    /// Writes go to the end.
+    /// `O_APPEND`.
     pub append: bool,
-    /// Its file takes nothing else (chattr(1)), and the backing file is open with `O_APPEND`.
+    /// The file is append-only (chattr(1)), and the backing file is open with `O_APPEND`.
     pub append_only: bool,
-    /// Writes are on disk when they return.
+    /// `O_SYNC`: data and metadata are on disk when a write returns.
     pub sync: bool,
-    /// As `sync`, for the data alone.
+    /// `O_DSYNC`: as `sync`, for the data alone.
     pub dsync: bool,
-    /// Reads leave the access time alone.
+    /// `O_NOATIME`: reads do not update the access time.
     pub noatime: bool,
-    /// Who opens it; `None`: we do.
+    /// The process that opens the file; `None` for the daemon itself.
     pub asker: Option<Asker>,
 }
 
 impl OpenFlags {
-    /// A write is on the disk when it returns.
+    /// Returns whether data is on disk when a write returns.
     pub(super) fn is_synced(self) -> bool {
         self.sync || self.dsync
     }
 
-    /// How the backing file is opened. Writes that pass the daemon come with their offset, and an
-    /// append flag would send them elsewhere, except in an append-only file; for those that do not,
-    /// the kernel opens the backing file anew, as the caller asked.
+    /// Returns the flags for the backing file. Writes through the daemon have an explicit offset,
+    /// which `O_APPEND` would override; only an append-only file is opened with it. For passthrough
+    /// writes the kernel reopens the backing file with the caller's flags.
     pub(super) fn backing(self) -> Open {
         Open {
             read: self.read,
@@ -61,12 +61,12 @@ impl OpenFlags {
         }
     }
 
-    /// Opens a regular file for a handle, as these flags or as `how` says. Says how it is open: of an
-    /// append-only file whoever writes at the end has `O_APPEND`.
+    /// Opens a regular file for a handle, with `how`. Returns the effective flags: an append-only
+    /// file is opened with `O_APPEND` if the caller appends.
     ///
     /// # Errors
-    /// As [`Inodes::open_file`]; EPERM to write elsewhere in an append-only file, or to an immutable
-    /// one.
+    /// As [`Inodes::open_file`]; EPERM for a write to an immutable file, or to an append-only file
+    /// without `O_APPEND`.
     pub(super) fn open(
         self,
         inodes: &Inodes,
@@ -89,8 +89,9 @@ impl OpenFlags {
         }
     }
 
-    /// Refuses a write to an append-only file that is not at its end: a store through a mapping, or
-    /// of somebody who no longer appends (fcntl(2), `F_SETFL`). It would go to the end instead.
+    /// Rejects a write to an append-only file at an offset before its end. Such a write is a store
+    /// through a mapping, or from a process that has cleared `O_APPEND` (fcntl(2), `F_SETFL`). The
+    /// kernel would append it instead.
     ///
     /// # Errors
     /// EPERM; those of fstat(2).
@@ -105,25 +106,25 @@ impl OpenFlags {
 /// An open file.
 #[derive(Debug)]
 pub struct Handle {
-    /// Whose.
+    /// The inode.
     pub slot: Slot,
     /// The backing file.
     pub file: Arc<File>,
-    /// How it was opened.
+    /// Flags of the open.
     pub flags: OpenFlags,
-    /// Who does its I/O.
+    /// I/O mode.
     pub io: IoMode,
-    /// The process that opened it, if that is known.
+    /// The process that opened it, if known.
     pub by: Option<Arc<Numbered>>,
-    /// What it reads, if it was of the base of a branch when it was opened.
+    /// Content to read, if the file was inherited when it was opened.
     pub(super) inherited: Option<OpenContent>,
-    /// The file had set-id bits when it was opened, or got some since: what is done through this
-    /// handle may clear them.
+    /// The file had set-id bits at the open or received them later: I/O through this handle may
+    /// clear them.
     set_id: AtomicBool,
 }
 
 impl Handle {
-    /// One that is about to be entered.
+    /// Creates a handle that is not yet in the table.
     pub(super) fn new(
         slot: Slot,
         file: Arc<File>,
@@ -143,14 +144,14 @@ impl Handle {
         }
     }
 
-    /// The file may have set-id bits, which the kernel keeps in its cache until it is told: see
-    /// `Files::change_content`.
+    /// Returns whether the file may have set-id bits, which the kernel caches until they are
+    /// invalidated: see `Files::change_content`.
     pub fn may_be_set_id(&self) -> bool {
         self.set_id.load(Ordering::Relaxed)
     }
 }
 
-/// The set-user-id and the set-group-id bit.
+/// The set-user-ID and set-group-ID bits.
 pub(super) const SET_ID: u32 = 0o6000;
 
 /// All open handles.
@@ -161,8 +162,8 @@ pub struct Handles {
 }
 
 impl Handles {
-    /// From here on numbers are given: none that a worker before this one gave. The kernel may name
-    /// those still, as a close that was not answered is given out again.
+    /// Sets the first handle number. It exceeds all numbers of previous workers, because the kernel
+    /// may still use those: it sends an unanswered RELEASE again.
     pub fn number_from(&self, first: u64) {
         self.last.fetch_max(first, Ordering::Relaxed);
     }
@@ -174,8 +175,7 @@ impl Handles {
         (HandleId(id), handle)
     }
 
-    /// Enters a handle of the worker before, under the number that the kernel knows; new ones get
-    /// other numbers.
+    /// Adds a handle of the previous worker under its old number. New handles get other numbers.
     pub(super) fn adopt(&self, id: HandleId, handle: Handle) {
         self.last.fetch_max(id.0, Ordering::Relaxed);
         self.replace(id, handle);
@@ -183,35 +183,35 @@ impl Handles {
 }
 
 impl Handles {
-    /// Enters a handle in place of the one that has this number.
+    /// Replaces the handle with this number.
     pub(super) fn replace(&self, id: HandleId, handle: Handle) {
         self.map.write().insert(id.0, Arc::new(handle));
     }
 
-    /// Takes a handle out of the table.
+    /// Removes a handle from the table.
     pub(super) fn remove(&self, id: HandleId) -> Option<Arc<Handle>> {
         self.map.write().remove(&id.0)
     }
 
-    /// An open handle.
+    /// Returns an open handle.
     ///
     /// # Errors
-    /// EBADF if it is not open.
+    /// EBADF if the number is unknown.
     pub fn get(&self, id: HandleId) -> SysResult<Arc<Handle>> {
         self.map.read().get(&id.0).cloned().ok_or(Errno::EBADF)
     }
 
-    /// Closes all that is open: nothing is served any more.
+    /// Closes all handles, at the end of the mount.
     pub(super) fn clear(&self) {
         self.map.write().clear();
     }
 
-    /// Number of open handles.
+    /// Returns the number of open handles.
     pub fn count(&self) -> usize {
         self.map.read().len()
     }
 
-    /// The file has got this mode: set-id bits are news to whoever has it open.
+    /// Marks the open handles of a file whose new mode has set-id bits.
     pub(super) fn note_mode(&self, slot: Slot, mode: u32) {
         if mode & SET_ID != 0 {
             self.map
@@ -227,9 +227,9 @@ impl Handles {
 mod tests {
     use super::*;
 
-    /// The kernel may still close, on behalf of a worker that died, what had the number 7: if that
-    /// was given to another file meanwhile, it was closed instead, and could not be opened again
-    /// (EIO) for as long as a program had it open.
+    /// The kernel may still release the number 7 on behalf of a dead worker. If another file had
+    /// been given that number, its handle would be closed instead, and opens of it would fail with
+    /// EIO while a program has it open.
     #[test]
     fn numbers_of_a_worker_before_are_not_given_again() {
         let handles = Handles::default();

@@ -1,9 +1,9 @@
-//! Files that the kernel may be writing to at this moment, and the cut through all of them at one
-//! instant.
+//! Hot files: those that the kernel may write to without a request.
 //!
-//! With passthrough no request tells of a write. A file is **hot** from its open for writing until
-//! it is proven that nobody can write to it: no handle, and no mapping, which outlives its handle
-//! (a read lease on the backing file is refused while either lives).
+//! With passthrough no request announces a write. A file is **hot** from its open for writing until
+//! it is proven that no process can write to it: it has no writable handle and no writable mapping.
+//! A mapping outlives its handle. The kernel refuses a read lease on the backing file while either
+//! exists.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -19,39 +19,39 @@ use crate::store::ids::Slot;
 use crate::sys::lock::{Mutex, MutexGuard, Rank};
 use crate::sys::{self, Open, Stat, SysResult, Time};
 
-/// A file opened for writing less than this ago has probably been closed since: most are written in
-/// one go, and the kernel tells of a close later.
+/// A file opened for writing within this time has probably been closed: most files are written in
+/// one go, and the kernel sends the release later.
 const YOUNG: Duration = Duration::from_millis(2);
-/// How often, and how long each time, a checkpoint waits for such a close to be told: less than
-/// capturing the file would cost.
+/// How often, and how long each time, a checkpoint waits for such a release. The total is less than
+/// the cost of a capture.
 const CLOSE_WAITS_MAX: u32 = 8;
 const CLOSE_WAIT: Duration = Duration::from_micros(30);
-/// A store whose ctime moved this long ago has been made, too: it waits for a page and a lock at
-/// most.
+/// A store whose ctime update is this old has completed: it waits only for a page and a lock.
 pub(super) const SETTLED: Duration = Duration::from_secs(2);
-/// Files that are looked at to find that none was synced: more are taken for synced.
+/// Maximum number of files examined to prove that none was synced. With more files, one is assumed
+/// to have been synced.
 const LOOKED_AT_MAX: usize = 64;
-/// A checkpoint records who has files open for writing, of at most this many files.
+/// Maximum number of open files that a checkpoint lists with their writers.
 pub const OPEN_TOLD_MAX: usize = 64;
 
-/// Somebody who has a hot file open, or may have it mapped, for writing.
+/// A process that has a hot file open, or possibly mapped, for writing.
 #[derive(Clone, Debug)]
 pub(super) struct Opener {
     pub(super) by: Arc<Numbered>,
-    /// The file when that one opened it first, or at the newest checkpoint; `None`: that one has
-    /// written to it already, or made it.
+    /// Attributes of the file when this process first opened it, or at the newest checkpoint.
+    /// `None` if the process created the file or has written to it already.
     pub(super) found: Option<Stat>,
     pub(super) handles: u32,
 }
 
 impl Opener {
-    /// The file is what it was, so this one has not written to it.
+    /// Returns whether the file is unchanged, so that this process has not written to it.
     pub(super) fn left_alone(&self, now: &Stat) -> bool {
         self.found.is_some_and(|found| is_same(&found, now))
     }
 }
 
-/// Enters one more opening of a hot file.
+/// Counts one more open of a hot file.
 fn enter(openers: &mut Vec<Opener>, by: Option<(Arc<Numbered>, Option<Stat>)>) {
     let Some((by, found)) = by else { return };
     match openers
@@ -70,33 +70,34 @@ fn enter(openers: &mut Vec<Opener>, by: Option<(Arc<Numbered>, Option<Stat>)>) {
 /// A hot file.
 #[derive(Clone, Debug)]
 pub(super) struct Hot {
-    /// Where it may be mapped, open for reading only: a descriptor open for writing would itself
-    /// stand in the way of the lease. Else that of a handle, open for writing only.
+    /// For a mappable file a read-only descriptor, because a writable one would itself prevent the
+    /// lease. For other files the write-only descriptor of a handle.
     pub(super) file: Arc<File>,
-    /// It was open for reading and writing, so that it may be mapped to be written (mmap(2) wants
-    /// both).
+    /// The file was opened for reading and writing, which mmap(2) requires for a writable shared
+    /// mapping.
     pub(super) mappable: bool,
-    /// What is written to it can be synced without a request: by O_SYNC, or through a mapping that
-    /// the kernel serves by itself.
+    /// Data can be synced without a request: with O_SYNC, or through a mapping that the kernel
+    /// serves itself.
     pub(super) syncs: bool,
-    /// The ctime that the file had when the last commit of the whole filesystem began, if a later
-    /// change moves it: see [`HotFiles::before_commit`].
+    /// The ctime at the start of the last commit of the whole filesystem, if any later change
+    /// updates it: see [`HotFiles::before_commit`].
     committed: Option<Time>,
-    /// Somebody may have it open past the mount: the kernel knows of no write of theirs.
+    /// A process may have the file open through the backing directory. Its writes do not invalidate
+    /// the attributes that the kernel caches for the mount.
     past_mount: bool,
-    /// What the kernel was told of it, where it may be mapped.
+    /// Attribute timeout, for a mappable file.
     told: Told,
-    /// When it was last opened for writing.
+    /// Time of the last open for writing.
     opened: Instant,
-    /// A stat proves that it has not changed since what the open epoch has of it was captured: see
+    /// A stat can prove that the file has not changed since its capture in the open epoch: see
     /// `cut`.
     pub(super) settled: bool,
-    /// Who has opened it so.
+    /// Processes that have opened it for writing.
     pub(super) openers: Vec<Opener>,
 }
 
 impl Hot {
-    /// It holds a descriptor that no handle does.
+    /// Returns whether this entry owns a descriptor that no handle shares.
     pub(super) fn has_descriptor(&self) -> bool {
         self.mappable || Arc::strong_count(&self.file) == 1
     }
@@ -114,7 +115,7 @@ pub struct HotFiles {
 }
 
 impl HotFiles {
-    /// None.
+    /// Creates an empty table.
     pub(super) fn new(handover: Arc<Handover>) -> HotFiles {
         HotFiles {
             hot: Mutex::ranked(Rank::Hot, HashMap::new()),
@@ -122,17 +123,18 @@ impl HotFiles {
         }
     }
 
-    /// The files, for a moment.
+    /// Locks the table. Held only briefly.
     pub(super) fn lock(&self) -> MutexGuard<'_, HashMap<Slot, Hot>> {
         self.hot.lock()
     }
 
-    /// Nobody can write to a file without being seen.
+    /// Returns whether no file is hot: every write is then announced by a request.
     pub fn is_empty(&self) -> bool {
         self.hot.lock().is_empty()
     }
 
-    /// Before the freeze: writes hot files back, all at once, for a clone must do so first.
+    /// Before the freeze: writes back all hot files in parallel. A clone would have to do this
+    /// first.
     pub fn preflush(&self) {
         let files: Vec<Arc<File>> = self
             .hot
@@ -142,7 +144,7 @@ impl HotFiles {
             .collect();
         let is_dirty = |file: &Arc<File>| sys::dirty_pages(&**file).is_ok_and(|dirty| dirty > 0);
         let dirty: Vec<Arc<File>> = files.into_iter().filter(is_dirty).collect();
-        // What fails here fails again, and is told, when the file is cloned.
+        // A clone of the file meets and reports the same error.
         for file in &dirty {
             let _ = sys::start_writeback(&**file);
         }
@@ -151,11 +153,11 @@ impl HotFiles {
         }
     }
 
-    /// A file was opened for the kernel to write to. The caller holds the freeze lock, so that no
-    /// checkpoint misses it.
+    /// Adds a file opened for passthrough writing. The caller holds the freeze lock, so that no
+    /// checkpoint misses the file.
     ///
     /// # Errors
-    /// EMFILE: the file is not watched, and must not be written to.
+    /// EMFILE: the file is not tracked, and must not be written to.
     pub(super) fn note(
         &self,
         slot: Slot,
@@ -199,7 +201,7 @@ impl HotFiles {
         Ok(())
     }
 
-    /// Somebody may write to the file, which is hot, without the kernel's knowing.
+    /// Marks a hot file that a process may write to through the backing directory.
     pub(super) fn note_past_mount(&self, slot: Slot) {
         let known = self
             .hot
@@ -211,9 +213,10 @@ impl HotFiles {
         }
     }
 
-    /// The file to be given to the kernel as the backing of a handle: it is open for reading only.
-    /// The kernel opens it anew as the handle was opened, and holds what it was given until the
-    /// last handle of any kind is closed; one open for writing would be in the way of the lease.
+    /// Returns the descriptor to register with the kernel as the backing file of a handle. It is
+    /// read-only for a mappable hot file. The kernel reopens it with the flags of the handle, and
+    /// holds it until the last handle of any kind is closed; a writable one would prevent the
+    /// lease.
     pub fn backing_file(&self, handle: &Handle) -> Arc<File> {
         let hot = self.hot.lock();
         hot.get(&handle.slot)
@@ -221,28 +224,27 @@ impl HotFiles {
             .map_or_else(|| Arc::clone(&handle.file), |hot| Arc::clone(&hot.file))
     }
 
-    /// The file while it is hot: it need not be found.
+    /// Returns the descriptor of a hot file.
     pub(super) fn file(&self, slot: Slot) -> Option<Arc<File>> {
         self.hot.lock().get(&slot).map(|hot| Arc::clone(&hot.file))
     }
 
-    /// The file may be written to without a request.
+    /// Returns whether the file may be written to without a request.
     pub(super) fn has(&self, slot: Slot) -> bool {
         self.hot.lock().contains_key(&slot)
     }
 
-    /// The file may be mapped: stores change its times without a request, and without the kernel's
-    /// knowing.
+    /// Returns whether the file may be mapped for writing. Stores then change its times without a
+    /// request, and the kernel does not invalidate its cached attributes.
     pub fn changes_unseen(&self, slot: Slot) -> bool {
         self.hot.lock().get(&slot).is_some_and(|hot| hot.mappable)
     }
 
-    /// For how long the kernel, which is told these attributes of the file now, may believe them;
-    /// `None`: until it is told otherwise.
+    /// Returns how long the kernel may cache these attributes; `None` means without limit.
     ///
-    /// For times and size it asks anew by itself after each write that it passes on
-    /// (`fuse_write_update_attr` in fs/fuse/file.c), but not for set-id bits, which such writes
-    /// clear.
+    /// The kernel marks times and size stale after each write that it passes through
+    /// (`fuse_write_update_attr` in fs/fuse/file.c), but not the set-id bits that such a write
+    /// clears.
     pub fn lifetime(&self, slot: Slot, stat: &Stat) -> Option<Duration> {
         let mut hot = self.hot.lock();
         let hot = hot.get_mut(&slot)?;
@@ -253,43 +255,44 @@ impl HotFiles {
             .then(|| hot.told.tell(Instant::now(), (stat.mtime, stat.ctime)))
     }
 
-    /// From now on a process can sync the file, which is hot, without a request.
+    /// Records that a process can sync this hot file without a request.
     pub(super) fn note_syncs(&self, slot: Slot) {
         if let Some(hot) = self.hot.lock().get_mut(&slot) {
             hot.syncs = true;
         }
     }
 
-    /// A process can sync the file without a request.
+    /// Returns whether a process can sync the file without a request.
     pub(super) fn syncs_unseen(&self, slot: Slot) -> bool {
         self.hot.lock().get(&slot).is_some_and(|hot| hot.syncs)
     }
 
-    /// A process can sync one of the files without a request.
+    /// Returns whether a process can sync any hot file without a request.
     pub(super) fn any_syncs_unseen(&self) -> bool {
         self.hot.lock().values().any(|hot| hot.syncs)
     }
 
-    /// A process may have synced one of the files without a request since the last commit of the
-    /// whole filesystem. Of a file that has not changed since, a sync brings nothing to the disk.
+    /// Returns whether a process may have synced a hot file without a request since the last commit
+    /// of the whole filesystem. A sync of a file that has not changed since then writes nothing.
     pub(super) fn may_be_synced_unseen(&self) -> bool {
         let hot = self.hot.lock();
         let mut files = hot.values().filter(|hot| hot.syncs);
         (&mut files).take(LOOKED_AT_MAX).any(Hot::may_be_synced) || files.next().is_some()
     }
 
-    /// As [`HotFiles::may_be_synced_unseen`], of one file.
+    /// As [`HotFiles::may_be_synced_unseen`], for one file.
     pub(super) fn may_this_be_synced_unseen(&self, slot: Slot) -> bool {
         let hot = self.hot.lock();
         hot.get(&slot)
             .is_some_and(|hot| hot.syncs && hot.may_be_synced())
     }
 
-    /// Before a commit of the whole filesystem: the ctimes of files that can be synced without a
-    /// request. A ctime that was moved a moment ago proves nothing: the store that moved it may come
-    /// after the commit, and on kernels before 6.13 another one may leave it as it is.
+    /// Before a commit of the whole filesystem: returns the ctimes of files that can be synced
+    /// without a request. A recent ctime proves nothing and is `None`: the store that updated it
+    /// may complete after the commit. On kernels before 6.13 another store may leave ctime
+    /// unchanged.
     pub(super) fn before_commit(&self) -> Vec<(Slot, Option<Time>)> {
-        // Opens wait for the lock: the files are looked at without it.
+        // Opens wait for this lock, so the stats are made without it.
         let files: Vec<(Slot, Arc<File>)> = self
             .hot
             .lock()
@@ -308,7 +311,7 @@ impl HotFiles {
             .collect()
     }
 
-    /// That commit has succeeded.
+    /// Records the success of the commit for which `ctimes` were collected.
     pub(super) fn note_committed(&self, ctimes: &[(Slot, Option<Time>)]) {
         let mut hot = self.hot.lock();
         for (slot, ctime) in ctimes {
@@ -318,7 +321,7 @@ impl HotFiles {
         }
     }
 
-    /// Before the freeze: waits a moment for the kernel to tell that files just written are closed.
+    /// Before the freeze: waits briefly for the release of files that were just written.
     pub fn await_closes(&self) {
         for _ in 0..CLOSE_WAITS_MAX {
             if !self
@@ -333,7 +336,7 @@ impl HotFiles {
         }
     }
 
-    /// Hot files that may be mapped to be written.
+    /// Returns the hot files that may be mapped for writing.
     pub fn mapped(&self) -> Vec<Slot> {
         self.hot
             .lock()
@@ -343,8 +346,9 @@ impl HotFiles {
             .collect()
     }
 
-    /// What shows whether a hot file was written to since: with [`HotFiles::preflush`] before,
-    /// stores through mappings too, for they find clean pages.
+    /// Returns the state of all hot files, sorted by slot; two equal results mean that none was
+    /// written to. After [`HotFiles::preflush`] this includes stores through mappings, because they
+    /// hit clean pages and update the times.
     ///
     /// # Errors
     /// Those of fstat(2).
@@ -364,7 +368,7 @@ impl HotFiles {
     }
 }
 
-/// At least so long before.
+/// Returns whether `time` precedes `now` by at least `by`.
 pub(super) fn is_before(time: Time, now: Time, by: Duration) -> bool {
     let nanoseconds = |time: Time| i128::from(time.sec) * 1_000_000_000 + i128::from(time.nsec);
     nanoseconds(now) - nanoseconds(time) >= i128::try_from(by.as_nanos()).unwrap_or(i128::MAX)

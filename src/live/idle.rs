@@ -1,10 +1,10 @@
-//! What the sealer does about an absence to come, when it has nothing to hash and the tree is left
-//! alone: the tree is written down the first time, and again when so much has changed that an
-//! unmount would have much to do; from the first orderly end on, content is kept ahead.
+//! Idle-time preparation for an absence, done by the sealer when it has no objects to hash and the
+//! tree is quiet. It walks the tree to write a first baseline, and updates it when an unmount would
+//! otherwise have much to do. After the first clean end it also saves content ahead.
 //!
-//! It may take long, and is done while the tree is served: what changes meanwhile counts for the
-//! next time. What there is of it is no baseline until the daemon ends in an orderly way and has
-//! brought it up to date.
+//! The tree is served during this work, which may take long; concurrent changes are left to the
+//! next update. The result becomes a valid baseline only when the daemon ends cleanly and updates
+//! it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,19 +19,20 @@ use crate::store::baseline::Baseline;
 use crate::sys::lock::Mutex;
 use crate::sys::{self, SysResult};
 
-/// Without a change for so long the tree counts as left alone.
+/// The tree counts as quiet after this time without a change.
 const CALM: Duration = Duration::from_secs(10);
-/// After so long it is done although it is not.
+/// Time after which the work is done even if the tree is not quiet.
 const CALM_MAX: Duration = Duration::from_secs(60);
-/// Keys that have changed since, of which an unmount is spared the look.
+/// Number of changed keys above which the baseline is updated ahead of an unmount.
 const KEYS_MAX: usize = 20_000;
-/// Changes beside the baseline with which it is written anew.
+/// Number of changes stored with the baseline above which it is rewritten.
 const CHANGES_MAX: usize = 50_000;
-/// Between two times that all content is kept ahead because all of it went.
+/// Minimum interval between two complete passes that save content, after all saved content was
+/// discarded.
 const KEEP_EVERY: Duration = Duration::from_secs(3600);
-/// Clones that are removed between two pauses.
+/// Number of clones removed between two pauses.
 const DROP_MAX: usize = 1000;
-/// A pause is as long as the work before it, but not longer.
+/// Maximum length of a pause; otherwise it is as long as the work before it.
 const PAUSE_MAX: Duration = Duration::from_millis(50);
 
 enum Due {
@@ -39,17 +40,17 @@ enum Due {
     Advance,
 }
 
-/// What is done in idle time about an absence to come.
+/// Prepares for an absence in idle time.
 pub struct Idle {
     timeline: Arc<Timeline>,
     reflink: bool,
     baselines: Arc<Baselines>,
     kept: Arc<Kept>,
-    /// Content is kept ahead.
+    /// Content is saved ahead.
     keeps: AtomicBool,
-    /// Nobody can change the tree past the mount.
+    /// No process can change the backing directory directly.
     alone: AtomicBool,
-    /// Since when something is to be done, and when all content was kept ahead last.
+    /// Time since which work is due, and time of the last complete pass that saved content.
     times: Mutex<(Option<Instant>, Option<Instant>)>,
 }
 
@@ -66,12 +67,14 @@ impl Idle {
         })
     }
 
-    /// The last daemon has ended in an orderly way: this one may, too, and content is kept ahead.
+    /// Enables saving content ahead. Called if the last daemon ended cleanly, which makes a clean
+    /// end of this one likely.
     pub fn clone_ahead(&self) {
         self.keeps.store(true, Ordering::Relaxed);
     }
 
-    /// Nobody can change the tree past the mount: a record of attributes hides no such change.
+    /// States that no process can change the backing directory directly: a record of attributes
+    /// hides no such change.
     pub fn set_alone(&self) {
         self.alone.store(true, Ordering::Relaxed);
     }
@@ -93,7 +96,7 @@ impl Idle {
             .lock()
             .1
             .is_some_and(|last| last.elapsed() < KEEP_EVERY);
-        // After a kill clones tell of an orderly end before.
+        // After a kill, existing clones show that an earlier daemon ended cleanly.
         let keep = self.reflink && (self.keeps.load(Ordering::Relaxed) || self.kept.has_kept());
         match self.timeline.baseline.baseline_changes() {
             Some(changes)
@@ -105,8 +108,8 @@ impl Idle {
         }
     }
 
-    /// Does what is due, once the tree is left alone. Ends early if there is something to hash, or
-    /// the thread is to end.
+    /// Does the work that is due once the tree is quiet. Returns early if objects are to be hashed
+    /// or the thread is to end.
     pub(super) fn prepare_absence(&self, wake: &Wake) {
         while matches!(self.kept.drop_rest(DROP_MAX), Ok(true)) {
             if !wake.pause(PAUSE_MAX) {
@@ -150,7 +153,7 @@ impl Idle {
     }
 
     fn advance_ahead(&self) -> SysResult<()> {
-        // Where something is missing that is not looked for now, but at the next walk.
+        // If saved content is incomplete, the next walk completes it.
         let keeper = self
             .kept
             .is_kept_whole()

@@ -1,4 +1,4 @@
-//! Finding an inode by its slot, and verifying that it is the one.
+//! Lookup of inodes by slot, and verification of the result.
 
 mod foreign;
 mod inherited;
@@ -25,12 +25,12 @@ use foreign::Foreign;
 pub(super) use inherited::{Inheritance, Inherited};
 pub(super) use walk::names_of;
 
-/// An inode, and the way by which it was reached if that is known.
+/// An inode, with the path by which it was reached, if known.
 #[derive(Clone, Copy, Debug)]
 pub struct At<'a> {
     /// The inode.
     pub slot: Slot,
-    /// How it was reached.
+    /// The path by which it was reached.
     pub trail: Option<&'a Arc<Trail>>,
 }
 
@@ -50,7 +50,7 @@ impl<'a> From<&'a Arc<Trail>> for At<'a> {
 }
 
 impl<'a> At<'a> {
-    /// The directory of one of its places.
+    /// Returns the parent directory of one of its places.
     fn above(self, place: &Place) -> At<'a> {
         let up = self.trail.and_then(|trail| trail.up.as_ref());
         At {
@@ -60,14 +60,14 @@ impl<'a> At<'a> {
     }
 }
 
-/// A directory that is looked for.
+/// A directory on the way up, in a search.
 struct Level<'a> {
     at: At<'a>,
-    /// Its places that are still to be tried.
+    /// Places that remain to be tried.
     places: std::vec::IntoIter<Place>,
-    /// The name at the place that is being tried.
+    /// The name at the place being tried.
     name: Option<Name>,
-    /// Why it may be somewhere else too, or where it could not be looked for.
+    /// Error that makes the list of places, or the search in them, incomplete.
     unknown: Option<Errno>,
 }
 
@@ -83,7 +83,7 @@ impl<'a> Level<'a> {
     }
 }
 
-/// An inode where it was found.
+/// An inode and the directory entry at which it was found.
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) parent: Slot,
@@ -92,7 +92,7 @@ pub(super) struct Found {
     pub(super) stat: Stat,
 }
 
-/// What says that an inode is not at a place where it was looked for.
+/// Returns whether an error means that the inode is not at the place that was examined.
 pub(super) fn is_elsewhere(errno: Errno) -> bool {
     [
         Errno::ENOENT,
@@ -104,7 +104,7 @@ pub(super) fn is_elsewhere(errno: Errno) -> bool {
     .contains(&errno)
 }
 
-/// Finds inodes by their slots, and looks at them.
+/// Finds inodes by slot, and reads their attributes.
 pub struct Inodes {
     timeline: Arc<Timeline>,
     root: Arc<OwnedFd>,
@@ -116,18 +116,18 @@ pub struct Inodes {
     device: u64,
     root_ino: u64,
     reflink: bool,
-    /// What a branch looks through to.
+    /// The base of a branch.
     through: Option<Arc<Through>>,
-    /// Files that were made aside to be read.
+    /// Number of temporary files created so far.
     copies: AtomicU64,
-    /// Where inodes were found that the kernel may not know.
+    /// Places of inodes that the kernel may not reference.
     pub found: PlacesFound,
     foreign: Foreign,
-    /// What this process may not read.
+    /// Inodes that this process may not read.
     pub refused: Refused,
 }
 
-/// Notes what this process may not read.
+/// Records the last inode that this process may not read.
 #[derive(Default)]
 pub struct Refused(AtomicU64);
 
@@ -140,19 +140,19 @@ impl Refused {
         })
     }
 
-    /// What was last found so since this was last asked.
+    /// Returns the last inode refused since the previous call.
     pub fn take(&self) -> Option<Slot> {
         let slot = self.0.swap(0, Ordering::Relaxed);
         (slot != 0).then_some(Slot(slot))
     }
 }
 
-/// Where inodes were found that the kernel may not know. Its mutexes are leaves.
+/// Places of inodes that the kernel may not reference. The mutexes are leaves.
 #[derive(Default)]
 pub struct PlacesFound {
     /// Inodes that a recovery looks for.
     recovered: Mutex<HashMap<Slot, Place>>,
-    /// Directories that a plan goes through.
+    /// Directories on the paths of a plan.
     on_the_way: Mutex<HashMap<Slot, Place>>,
 }
 
@@ -162,8 +162,8 @@ impl PlacesFound {
         self.recovered.lock().insert(slot, place(dir, name));
     }
 
-    /// Notes where directories are whose entries are to be changed, in the place of those that were
-    /// noted before. The caller holds the freeze lock and the tree for writing as long as they are.
+    /// Replaces the recorded places of directories whose entries are about to change. The caller
+    /// holds the freeze lock and the tree for writing until those changes are made.
     pub fn remember_ways<'a>(&self, ways: impl Iterator<Item = &'a Arc<Trail>>) {
         let found = ways.filter_map(|way| {
             let up = way.up.as_ref()?;
@@ -201,11 +201,10 @@ impl Inodes {
         })
     }
 
-    /// The slot of an inode by what stat(2) said of it.
+    /// Returns the slot of an inode with these attributes.
     ///
     /// # Errors
-    /// EXDEV if it is on another filesystem: something is mounted there, or it is another
-    /// subvolume.
+    /// EXDEV if it is on another filesystem: a mount point or another subvolume.
     pub fn slot_of(&self, stat: &Stat) -> SysResult<Slot> {
         if stat.dev != self.device {
             return Err(Errno::EXDEV);
@@ -213,10 +212,10 @@ impl Inodes {
         self.slot_of_ino(stat.ino)
     }
 
-    /// The slot of an inode of this filesystem.
+    /// Returns the slot of an inode number of this filesystem.
     ///
     /// # Errors
-    /// EOVERFLOW: a branch has no room for such numbers.
+    /// EOVERFLOW: the number is too large for a branch.
     pub fn slot_of_ino(&self, ino: u64) -> SysResult<Slot> {
         match &self.through {
             _ if ino == self.root_ino => Ok(Slot::ROOT),
@@ -225,23 +224,23 @@ impl Inodes {
         }
     }
 
-    /// The names under which an inode may be found, the likeliest first.
+    /// Returns the names under which an inode may be found, the likeliest first.
     pub(super) fn places(&self, at: At<'_>) -> Vec<Place> {
         self.places_known(at).0
     }
 
-    /// The first of [`Inodes::places`], at the same cost however many there are.
+    /// Returns the first of [`Inodes::places`], at a cost that does not depend on their number.
     pub(super) fn likeliest_place(&self, slot: Slot) -> Option<Place> {
         let first = self.known_place(slot);
         first.or_else(|| self.places(slot.into()).into_iter().next())
     }
 
-    /// A name by which the kernel knows it.
+    /// Returns a name under which the kernel references the inode.
     fn known_place(&self, slot: Slot) -> Option<Place> {
         self.nodes.lock().get(slot)?.links().next().cloned()
     }
 
-    /// As [`Inodes::places`], and why there may be more, if history could not be asked.
+    /// As [`Inodes::places`], with the error of the history lookup if the list may be incomplete.
     fn places_known(&self, at: At<'_>) -> (Vec<Place>, Option<Errno>) {
         let mut places: Vec<Place> = self
             .nodes
@@ -276,10 +275,9 @@ impl Inodes {
     /// Finds an inode at one of its names.
     ///
     /// # Errors
-    /// ESTALE if it is at none of them; another if that cannot be told.
+    /// ESTALE if it is at none of them; another error if a place could not be examined.
     pub(super) fn find(&self, at: At<'_>) -> SysResult<Found> {
-        // That it is nowhere must be proven: a place that could not be looked at may be where it
-        // is.
+        // ESTALE requires proof: a place that could not be examined may be the right one.
         let look = |place: &Place| {
             let dir = self.dir(at.above(place))?;
             let stat = sys::stat_at(&dir, place.name.as_bytes())?;
@@ -290,7 +288,7 @@ impl Inodes {
                 stat,
             }))
         };
-        // It is nearly always at the first of them, and may have any number.
+        // The first name is nearly always right, and the number of names is not limited.
         let first = self.known_place(at.slot);
         if let Some(Ok(Some(found))) = first.as_ref().map(look) {
             return Ok(found);
@@ -315,10 +313,11 @@ impl Inodes {
         Err(unknown.unwrap_or(Errno::ESTALE))
     }
 
-    /// A descriptor of a directory, for use as the base of *at() calls.
+    /// Returns a descriptor of a directory, for use as the base of *at() calls.
     ///
     /// # Errors
-    /// ESTALE if it cannot be found, ENOTDIR if it is none; another if that cannot be told.
+    /// ESTALE if it is not found, ENOTDIR if it is not a directory; another error if a place could
+    /// not be examined.
     pub fn dir<'a>(&self, at: impl Into<At<'a>>) -> SysResult<Arc<OwnedFd>> {
         let at = at.into();
         match self.dir_at_hand(at.slot) {
@@ -327,7 +326,7 @@ impl Inodes {
         }
     }
 
-    /// A directory whose descriptor need not be looked for.
+    /// Returns a directory whose descriptor is already open.
     fn dir_at_hand(&self, slot: Slot) -> Option<Arc<OwnedFd>> {
         match slot {
             Slot::ROOT => Some(Arc::clone(&self.root)),
@@ -336,12 +335,12 @@ impl Inodes {
         }
     }
 
-    /// Goes up from a directory to one that is at hand, and down again by names. Without recursion:
+    /// Ascends from a directory to one that is open, and descends again by name. Iterative, because
     /// a tree can be deeper than the stack.
     fn climb(&self, at: At<'_>) -> SysResult<Arc<OwnedFd>> {
         let (mut levels, mut above) = (vec![Level::of(self, at)], HashSet::from([at.slot]));
-        // What became of the directory above the last level; `None`: the next place of that level
-        // is to be tried.
+        // Result for the directory above the last level. `None`: the next place of that level is to
+        // be tried.
         let mut found: Option<SysResult<Arc<OwnedFd>>> = None;
         while let Some(last) = levels.last_mut() {
             let stepped = match (found.take(), last.name.take()) {
@@ -374,14 +373,14 @@ impl Inodes {
             match self.dir_at_hand(up.slot) {
                 Some(fd) => found = Some(Ok(fd)),
                 None if above.insert(up.slot) => levels.push(Level::of(self, up)),
-                // Places that are no longer true can lead in a circle.
+                // Stale places can form a cycle.
                 None => found = Some(Err(Errno::ESTALE)),
             }
         }
         found.unwrap_or(Err(Errno::ESTALE))
     }
 
-    /// Opens a directory by name; `None` if it is not the one that is meant.
+    /// Opens a directory by name; returns `None` if it has another slot.
     fn step_down(&self, slot: Slot, dir: &OwnedFd, name: &Name) -> SysResult<Option<Arc<OwnedFd>>> {
         let stat = match sys::stat_at(dir, name.as_bytes()) {
             Err(errno) if is_elsewhere(errno) => return Ok(None),
@@ -401,10 +400,10 @@ impl Inodes {
         Ok(Some(fd))
     }
 
-    /// Attributes of an inode; `ino` is the backing filesystem's.
+    /// Returns the attributes of an inode; `ino` is that of the backing filesystem.
     ///
     /// # Errors
-    /// ESTALE if it cannot be found.
+    /// ESTALE if it is not found.
     pub fn stat<'a>(&self, at: impl Into<At<'a>>) -> SysResult<Stat> {
         let at = at.into();
         if let Some(attr) = self.base().attr_of_base(at)? {
@@ -429,10 +428,10 @@ impl Inodes {
         shown(self.find(at)?.stat)
     }
 
-    /// A descriptor that names an inode of any kind (`O_PATH`).
+    /// Returns an `O_PATH` descriptor of an inode of any type.
     ///
     /// # Errors
-    /// ESTALE if it cannot be found.
+    /// ESTALE if it is not found.
     pub fn fd<'a>(&self, at: impl Into<At<'a>>) -> SysResult<Arc<OwnedFd>> {
         let at = at.into();
         if at.slot == Slot::ROOT {
@@ -459,8 +458,8 @@ impl Inodes {
         Ok(fd)
     }
 
-    /// Refuses to change an inode that has lost its last name and was moved into a layer: it is a
-    /// version of the past now. ESTALE makes the kernel look the name up again.
+    /// Rejects a change of an inode that lost its last name and was moved into a layer, where it is
+    /// a stored version. ESTALE makes the kernel repeat the lookup.
     pub(super) fn check_not_kept(&self, slot: Slot, fd: impl AsFd) -> SysResult<()> {
         if self.nodes.is_dead(slot) && sys::stat_fd(fd)?.nlink > 0 {
             return Err(Errno::ESTALE);
@@ -468,8 +467,8 @@ impl Inodes {
         Ok(())
     }
 
-    /// What `open` opens at the name by which the kernel knows an inode, if it is the inode that is
-    /// meant: the quick way, which asks once and not before.
+    /// Fast path: calls `open` at the name under which the kernel references an inode, and returns
+    /// the result if it is the right inode.
     fn at_known_name<T: AsFd>(
         &self,
         at: At<'_>,
@@ -482,10 +481,10 @@ impl Inodes {
         (self.slot_of(&stat) == Ok(at.slot)).then_some((opened, stat))
     }
 
-    /// Opens a regular file, apart from every handle.
+    /// Opens a regular file independently of any handle.
     ///
     /// # Errors
-    /// ESTALE if it cannot be found, EINVAL if it is not a regular file; those of open(2).
+    /// ESTALE if it is not found, EINVAL if it is not a regular file; those of open(2).
     pub(super) fn open_file(&self, at: At<'_>, how: Open) -> SysResult<(File, Stat)> {
         let regular = |stat: &Stat| {
             if stat.kind == Kind::File {
@@ -525,10 +524,10 @@ impl Inodes {
         Ok((file, stat))
     }
 
-    /// Finds a name in a directory, tells the kernel's table of it, and counts one look-up.
+    /// Looks up a name in a directory, adds the result to the node table, and counts one lookup.
     ///
     /// # Errors
-    /// ENOENT; EXDEV if another filesystem is mounted there.
+    /// ENOENT; EXDEV for a mount point of another filesystem.
     pub fn lookup(&self, parent: Slot, name: &Name) -> SysResult<(Slot, u64, Stat)> {
         let _tree = self.locks.tree.read();
         self.lookup_in(parent, name, 1)
@@ -550,7 +549,7 @@ impl Inodes {
     }
 }
 
-/// The place of an inode as its parent and name.
+/// Returns the place with this parent and name.
 pub(super) fn place(parent: Slot, name: &Name) -> Place {
     Place {
         parent,
@@ -558,7 +557,7 @@ pub(super) fn place(parent: Slot, name: &Name) -> Place {
     }
 }
 
-/// An inode that is found by the place that history keeps of it.
+/// Returns a trail without a path, for an inode found by its place in the history.
 pub(super) fn at_place(slot: Slot) -> Arc<Trail> {
     Arc::new(Trail {
         slot,
@@ -567,13 +566,13 @@ pub(super) fn at_place(slot: Slot) -> Arc<Trail> {
     })
 }
 
-/// The target of a symbolic link that a descriptor names, for its attributes' record.
+/// Returns the target of a symbolic link by descriptor, for its attribute record.
 pub(super) fn target_of_fd(stat: &Stat, fd: impl AsFd) -> SysResult<Option<Vec<u8>>> {
     let is_link = stat.kind == Kind::Symlink;
     is_link.then(|| sys::readlink_fd(fd)).transpose()
 }
 
-/// The target of a symbolic link at a name.
+/// Returns the target of a symbolic link by name.
 pub(super) fn target_of(stat: &Stat, dir: impl AsFd, name: &Name) -> SysResult<Option<Vec<u8>>> {
     let is_link = stat.kind == Kind::Symlink;
     is_link

@@ -1,23 +1,21 @@
-//! Content that is kept over an absence: a clone of each file that a checkpoint shows and no layer
-//! has, in `.ckptfs/kept`. Where files cannot share extents it is a copy, and of small files only:
-//! all copies are on the disk before the first of them counts.
+//! Saved content for an absence: a clone in `.ckptfs/kept` of each file that a checkpoint shows and
+//! no layer has. Without reflink copies are made, by default of small files only; all are synced
+//! before the first of them becomes valid.
 //!
-//! It is made when a daemon ends in an orderly way, beside the baseline, for as long as it may
-//! take; what differs from the baseline at the next start has its clone cloned (a copy linked) into
-//! the layer, as if it had been captured before the change. (To move it would be enough, but for a
-//! daemon that is killed before the record of it.) All clones stay, and count at the next end for
-//! files that are still the same: a clone is named by slot and time of birth, has the size of its
-//! file, and as its time of modification the ctime that its file had. It is set last, so a clone
-//! that was cut short counts for nothing.
+//! Content is saved when a daemon ends cleanly, together with the baseline, within a time limit. If
+//! a file differs from the baseline at the next start, its clone is cloned (a copy is linked) into
+//! the layer, as if it had been captured before the change. A rename would be lost if the daemon
+//! were killed before the record. Clones are kept, and remain valid for files that have not changed
+//! at the next end. A clone is named by slot and birth time. It has the size of its file, and the
+//! file's ctime as its mtime. The mtime is set last, so an incomplete clone is never valid.
 //!
-//! When every file that needs one has a clone, a file named `whole` says so. From then on only what
-//! has changed is looked at, until the clones go; without it the tree is gone through at an
-//! unmount, as far as the time goes. From the first orderly end on clones are made ahead, in idle
-//! time.
+//! When every file that needs a clone has one, a file named `whole` is created. While it exists,
+//! only changed files are examined. Without it an unmount walks the tree within the time limit.
+//! After the first clean end, clones are also made ahead in idle time.
 //!
-//! A clone shares its extents with the file, or with the layer that has them once the file has
-//! changed. When a checkpoint was freed, or live files came to share those of others, it may be all
-//! that has them: then all clones go.
+//! A clone shares its extents with the file, or after a change of the file with the layer that has
+//! them. When a checkpoint is freed, or live files are deduplicated, a clone may become the only
+//! owner of its extents. All clones are then removed.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -38,36 +36,36 @@ use crate::store::record::Key;
 use crate::sys::{self, Errno, Gently, Kind, Open, RenameMode, SetTime, Stat, SysResult, Time};
 
 const NAME: &[u8] = b"kept";
-/// In it: nothing is missing.
+/// File in the directory; present if nothing is missing.
 const WHOLE: &[u8] = b"whole";
-/// What is to go, and did not at once.
+/// Name of the directory while its removal is in progress.
 const GONE: &[u8] = b"kept.gone";
-/// Clones that are removed at once.
+/// Number of clones removed without a pause.
 const DROP_MAX: usize = 10_000;
-/// Bytes of one copy, and of all copies, unless all is to be kept.
+/// Maximum size of one copy and of all copies, unless all content is to be saved.
 const COPY_MAX: u64 = 1 << 20;
 const COPIES_MAX: u64 = 64 << 20;
-/// Files between two looks at the free space.
+/// Number of files between two checks of the free space.
 const LOOK_EVERY: usize = 256;
 /// With less free space, nothing is kept for an absence.
 pub(super) const SPACE_KEPT_BYTES: u64 = 256 << 20;
 
-/// How much content an unmount keeps, for it may be changed while nothing is mounted.
+/// Amount of content that an unmount saves, in case it is changed while nothing is mounted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Keep {
-    /// What can be cloned in two seconds; where nothing can be cloned, copies of small files, 64
-    /// MiB in all.
+    /// Clones made within two seconds; without reflink, copies of small files up to 64 MiB in
+    /// total.
     #[default]
     Some,
     /// Nothing.
     None,
-    /// All that a checkpoint shows and only the tree has, as long as that takes.
+    /// All content that a checkpoint shows and only the tree has, within 24 hours.
     All,
 }
 
 impl Keep {
-    /// By the word that the setting `umount.keep` has.
+    /// Parses a value of the setting `umount.keep`.
     pub fn named(word: &str) -> Option<Keep> {
         match word {
             "some" => Some(Keep::Some),
@@ -77,7 +75,7 @@ impl Keep {
         }
     }
 
-    /// How long it may take.
+    /// Returns the time limit.
     pub(super) fn time(self) -> Duration {
         match self {
             Keep::Some => Duration::from_secs(2),
@@ -91,45 +89,45 @@ fn name_of(slot: Slot, stat: &Stat) -> String {
     format!("{:x}-{:x}", slot.0, generation_of(stat))
 }
 
-/// The clone is of the file as it was.
+/// Returns whether the clone is of this state of the file.
 fn is_of(clone: &Stat, file: &Stat) -> bool {
     clone.kind == Kind::File && clone.mtime == file.ctime && clone.size == file.size
 }
 
-/// Makes clones, until the time for it is over.
+/// Makes clones within a time limit.
 pub(super) struct Keeper<'a> {
     kept: &'a Kept,
     dir: OwnedFd,
     how: Keep,
-    /// `None`: there is all the time.
+    /// `None`: no time limit.
     until: Option<Instant>,
-    /// How often all clones went, by then.
+    /// Value of `Kept::drops` at the start.
     drops: u64,
-    /// Nothing was missing, but for what changed since the baseline that there was then.
+    /// Saved content was complete, except for changes since the last baseline.
     whole: bool,
-    /// A checkpoint will show the tree as it is now, if it is changed: what is new in the open
-    /// epoch, or changed in it, is kept too.
+    /// A checkpoint will show the current tree: files that were created or changed in the open
+    /// epoch are also saved.
     all: bool,
     done: RefCell<Done>,
 }
 
 #[derive(Default)]
 struct Done {
-    /// Clones that count.
+    /// Valid clones.
     used: HashSet<Vec<u8>>,
-    /// Clones that may count for nothing any more.
+    /// Clones that may be obsolete.
     doubtful: HashSet<Vec<u8>>,
     made: usize,
     left_out: u64,
-    /// Something is not kept because no checkpoint shows it yet.
+    /// A file was not saved because no checkpoint shows it yet.
     unseen: bool,
-    /// Bytes of the copies that count.
+    /// Total size of the valid copies.
     copied_bytes: u64,
-    /// New copies, and the time that each gets once it is on the disk.
+    /// New copies, and the mtime that makes each valid once it is synced.
     copies: Vec<(String, Time)>,
 }
 
-/// The content that is kept for an absence. See the module.
+/// Content saved for an absence. See the module.
 pub struct Kept {
     timeline: Arc<Timeline>,
     reflink: bool,
@@ -156,7 +154,7 @@ impl Kept {
         sys::open_dir_at(self.timeline.store().layout.dir(), NAME)
     }
 
-    /// What keeps so much content. `None`: nothing is to be kept.
+    /// Returns a keeper for this amount of content; `None` if nothing is to be saved.
     pub(super) fn keeper(&self, how: Keep, all: bool) -> SysResult<Option<Keeper<'_>>> {
         if how == Keep::None {
             return self.drop_all().map(|()| None);
@@ -165,7 +163,7 @@ impl Kept {
             .map(Some)
     }
 
-    /// What clones ahead, in idle time.
+    /// Returns a keeper that clones ahead, in idle time.
     pub(super) fn keeper_ahead(&self) -> SysResult<Keeper<'_>> {
         self.keeper_until(Keep::All, None, false)
     }
@@ -188,8 +186,8 @@ impl Kept {
         })
     }
 
-    /// Whether all is kept that is to be, but for what changed since the baseline. Of copies that
-    /// is not known: together they may be too many.
+    /// Returns whether the saved content is complete, except for changes since the baseline. Always
+    /// false without reflink, because the total size of copies is limited.
     pub(super) fn is_kept_whole(&self) -> bool {
         self.reflink
             && self
@@ -197,13 +195,14 @@ impl Kept {
                 .is_ok_and(|dir| sys::stat_at(dir, WHOLE).is_ok())
     }
 
-    /// There may be clones of an earlier daemon, or ours.
+    /// Returns whether clones may exist, of this daemon or an earlier one.
     pub(super) fn has_kept(&self) -> bool {
         self.kept_dir().is_ok()
     }
 
-    /// Another baseline is put in place of the one that there was: what changed before it is not to
-    /// be looked for any more, and only who has seen to all of that knows that nothing is missing.
+    /// Removes the completeness marker when the baseline is replaced: changes before the new
+    /// baseline will no longer be examined. Only a keeper that has processed all of them sets the
+    /// marker again.
     pub(super) fn unsettle_kept(&self) -> SysResult<()> {
         match self.kept_dir() {
             Err(Errno::ENOENT) => Ok(()),
@@ -211,8 +210,8 @@ impl Kept {
         }
     }
 
-    /// Brings what a file held when it was last served into the layer of the open epoch. `None`:
-    /// there is none, or it is not needed.
+    /// Adds the saved content of a file to the layer of the open epoch. Returns `None` if no
+    /// content was saved, or it is not needed.
     pub(super) fn take_kept(&self, node: &Node) -> SysResult<Option<ObjectId>> {
         let (slot, stat) = (node.child.slot, &node.attr.stat);
         if !self.timeline.epochs.needs(&Key::Data(slot)) || self.timeline.epochs.is_born(slot) {
@@ -238,8 +237,8 @@ impl Kept {
         Ok(Some(object))
     }
 
-    /// Removes all clones; of very many the rest goes in idle time. What was to be kept by them is
-    /// kept again when this daemon ends.
+    /// Removes all clones; beyond a limit the rest is removed in idle time. Content is saved again
+    /// when this daemon ends.
     ///
     /// # Errors
     /// Those of unlink(2).
@@ -248,7 +247,7 @@ impl Kept {
         let store = self.timeline.store().layout.dir();
         match sys::rename_at(store, NAME, store, GONE, RenameMode::NoReplace) {
             Err(Errno::ENOENT) => Ok(()),
-            // There is a rest of others.
+            // A previous removal is incomplete.
             Err(Errno::EEXIST) => drop_kept(store),
             Err(errno) => Err(errno),
             Ok(()) => {
@@ -260,7 +259,7 @@ impl Kept {
         }
     }
 
-    /// Removes so many clones of those that are to go; `true`: there are more.
+    /// Removes up to `most` clones whose removal is in progress. Returns whether more exist.
     pub(super) fn drop_rest(&self, most: usize) -> SysResult<bool> {
         drop_some(self.timeline.store().layout.dir(), GONE, most)
     }
@@ -277,7 +276,8 @@ pub fn drop_kept(store: impl AsFd) -> SysResult<()> {
     Ok(())
 }
 
-/// Removes so many files of a directory, and it, if nothing is left; `true`: there is more.
+/// Removes up to `most` files of a directory, and the directory once it is empty. Returns whether
+/// more files exist.
 fn drop_some(store: impl AsFd, name: &[u8], most: usize) -> SysResult<bool> {
     let dir = match sys::open_dir_at(&store, name) {
         Err(Errno::ENOENT) => return Ok(false),
@@ -296,19 +296,19 @@ fn drop_some(store: impl AsFd, name: &[u8], most: usize) -> SysResult<bool> {
         return Ok(true);
     }
     match sys::rmdir_at(&store, name) {
-        // Somebody else is at it.
+        // Another thread is adding or removing entries.
         Ok(()) | Err(Errno::ENOENT | Errno::ENOTEMPTY) => Ok(false),
         Err(errno) => Err(errno),
     }
 }
 
 impl Keeper<'_> {
-    /// Keeps the content of a file, if a checkpoint shows it and only the file has it.
+    /// Saves the content of a file, if a checkpoint shows it and only the file has it.
     pub(super) fn keep(&self, dir: impl AsFd, name: &Name, node: &Node) {
         self.keep_opened(node, |how| sys::open_file_at(&dir, name.as_bytes(), how));
     }
 
-    /// As [`Keeper::keep`], of a file that a descriptor names.
+    /// As [`Keeper::keep`], for a file given by descriptor.
     pub(super) fn keep_inode(&self, fd: impl AsFd, node: &Node) {
         self.keep_opened(node, |how| sys::reopen(&fd, how));
     }
@@ -322,7 +322,7 @@ impl Keeper<'_> {
         if !self.all && (timeline.epochs.is_born(slot) || !timeline.epochs.needs(&Key::Data(slot)))
         {
             self.doubt(node);
-            // What is born makes no record by which the next daemon would look at it again, and its
+            // A born file makes no record that would lead the next daemon to examine it, and its
             // first checkpoint shows it.
             self.done.borrow_mut().unseen |= self.until.is_some() && timeline.epochs.is_born(slot);
             return;
@@ -342,7 +342,7 @@ impl Keeper<'_> {
         }
     }
 
-    /// The clone of a file that was at a name may count for nothing any more.
+    /// Marks the clone of a file as possibly obsolete.
     pub(super) fn doubt(&self, node: &Node) {
         if node.child.kind == Kind::File && node.attr.stat.size > 0 {
             self.done
@@ -352,7 +352,7 @@ impl Keeper<'_> {
         }
     }
 
-    /// A clone always does. A copy takes time and space.
+    /// Returns whether the file may be saved: a clone always may, while copies are limited in size.
     fn fits(&self, stat: &Stat) -> bool {
         let all = self.kept.reflink || self.how == Keep::All;
         all || (stat.size <= COPY_MAX
@@ -413,14 +413,14 @@ impl Keeper<'_> {
         Ok(())
     }
 
-    /// From now on it counts.
+    /// Makes a clone valid.
     fn set_time(&self, clone: &str, time: Time) -> SysResult<()> {
         let made = sys::open_file_at(&self.dir, clone.as_bytes(), Open::READ)?;
         sys::utimens_fd(&made, SetTime::Omit, SetTime::At(time))
     }
 
-    /// All of the tree was gone through: removes clones that count for nothing any more. Says how
-    /// many files are not kept.
+    /// Completes a walk of the whole tree: removes all clones that are not valid. Returns the
+    /// number of files not saved.
     pub(super) fn finish(self) -> SysResult<u64> {
         let done = self.done.take();
         for entry in sys::list_dir(&self.dir)? {
@@ -431,9 +431,9 @@ impl Keeper<'_> {
         self.settle(&done, done.left_out)
     }
 
-    /// What changed was gone through: removes its clones that count for nothing any more, and keeps
-    /// what was not kept before. Says how many files are not kept, of so many as there are in the
-    /// tree.
+    /// Completes an incremental update: removes obsolete clones of changed files, and saves files
+    /// that were missed before. `files` is the number of files in the tree. Returns the number of
+    /// files not saved.
     pub(super) fn catch_up(self, files: u64) -> SysResult<u64> {
         let mut left_out = self.done.borrow().left_out;
         if !self.whole {
@@ -463,7 +463,7 @@ impl Keeper<'_> {
 
     fn settle(&self, done: &Done, left_out: u64) -> SysResult<u64> {
         if !done.copies.is_empty() {
-            // A power cut would leave zeros in what has its size already.
+            // After a power cut an unsynced copy would have its full size and contain zeros.
             sys::syncfs(&self.dir)?;
         }
         done.copies

@@ -1,4 +1,4 @@
-//! What a worker leaves to the one that takes over: see `takeover`.
+//! State that a worker leaves to the one that takes over: see `takeover`.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -8,47 +8,48 @@ use crate::store::ids::Slot;
 use crate::sys::lock::Mutex;
 use crate::sys::{Ledger, ROW_WORDS, RowId};
 
-/// Rows of files that may be written to without a request: slot, mappable.
+/// Ledger rows of hot files: slot, mappable, open through the backing directory.
 const HOT: u64 = 2;
-/// Rows of exchanges: request, inode at the first name, inode at the second.
+/// Ledger rows of exchanges: request, inode at the first name, inode at the second.
 const EXCHANGE: u64 = 4;
-/// Exchanges that are remembered: more than requests can be under way.
+/// Number of exchanges kept, above the number of concurrent requests.
 const EXCHANGES_MAX: usize = 256;
 
-/// Which request of the kernel an operation serves.
+/// Identity of the kernel request that an operation serves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Turn {
-    /// Its number; 0: none.
+    /// Request number; 0 if the operation serves no request.
     pub request: u64,
-    /// It was given to a worker that has died: it may have been done.
+    /// The request was sent to a worker that died before: it may have been carried out.
     pub again: bool,
-    /// User and group that ask: a whiteout is theirs.
+    /// User and group of the caller, which also own a whiteout.
     pub owner: (u32, u32),
 }
 
-/// Holds descriptors for as long as this process may die. It never waits, and does what it can.
+/// Process that keeps descriptors open in case this one dies. Its methods never block, and failures
+/// are ignored.
 pub trait Keeper: Send + Sync {
-    /// Holds `fd` under the number of its inode.
+    /// Keeps `fd` open under the number of its inode.
     fn keep(&self, number: u64, fd: BorrowedFd<'_>);
-    /// Lets go of it.
+    /// Closes that descriptor.
     fn let_go(&self, number: u64);
 }
 
-/// Descriptors that a keeper held: of inodes that had no name.
+/// Descriptors of unlinked inodes from a keeper, by inode number.
 pub type Orphans = HashMap<u64, OwnedFd>;
 
-/// What is left, in a ledger and with a keeper that outlive this worker.
+/// Handover state, in a ledger and in a keeper that outlive this worker.
 pub struct Legacy {
     ledger: Arc<Ledger>,
     keeper: Arc<dyn Keeper>,
-    /// What the keeper holds.
+    /// Inodes that the keeper has descriptors of.
     kept: Mutex<HashSet<Slot>>,
     hot: Mutex<HashMap<Slot, RowId>>,
     exchanges: Mutex<VecDeque<RowId>>,
 }
 
 impl Legacy {
-    /// That of a worker: empty, or what the one before left.
+    /// Creates the state of a worker; the ledger is empty, or has the rows of the previous worker.
     pub fn new(ledger: Arc<Ledger>, keeper: Arc<dyn Keeper>) -> Legacy {
         Legacy {
             ledger,
@@ -64,26 +65,27 @@ fn words<const N: usize>(some: [u64; N]) -> [u64; ROW_WORDS] {
     std::array::from_fn(|at| some.get(at).copied().unwrap_or(0))
 }
 
-/// A file that the worker before left as hot.
+/// A hot file of the previous worker.
 pub(super) struct LeftHot {
     pub(super) slot: Slot,
-    /// It is not known to be hot yet: whether it may be mapped.
+    /// Whether it may be mapped; `None` if it is already in the table of hot files or its inode is
+    /// unlinked.
     pub(super) mappable: Option<bool>,
-    /// Somebody may have it open past the mount.
+    /// A process may have it open through the backing directory.
     pub(super) past_mount: bool,
 }
 
-/// The legacy, once there is somebody to take over; until then nothing is left.
+/// The handover state. Without a holder it is empty and nothing is recorded.
 #[derive(Default)]
 pub struct Handover(OnceLock<Legacy>);
 
 impl Handover {
-    /// From now on there is somebody to take over.
+    /// Starts recording, once a holder exists.
     pub fn hand_over(&self, legacy: Legacy) {
         let _ = self.0.set(legacy);
     }
 
-    /// The file is hot, as the next worker shall know.
+    /// Records a hot file for the next worker.
     pub(super) fn leave_hot(&self, slot: Slot, mappable: bool, past_mount: bool) {
         let Some(legacy) = self.0.get() else { return };
         let mut rows = legacy.hot.lock();
@@ -96,7 +98,7 @@ impl Handover {
         }
     }
 
-    /// It is so no longer.
+    /// Removes a file that is no longer hot.
     pub(super) fn leave_cold(&self, slot: Slot) {
         let Some(legacy) = self.0.get() else { return };
         if let Some(row) = legacy.hot.lock().remove(&slot) {
@@ -104,35 +106,36 @@ impl Handover {
         }
     }
 
-    /// An inode without a name is held while this worker may die.
+    /// Passes the descriptor of an unlinked inode to the keeper.
     pub(super) fn keep(&self, slot: Slot, held: &OwnedFd) {
         let Some(legacy) = self.0.get() else { return };
         legacy.kept.lock().insert(slot);
         legacy.keeper.keep(slot.0, held.as_fd());
     }
 
-    /// The keeper holds it already.
+    /// Records that the keeper already has a descriptor of the inode.
     pub(super) fn note_kept(&self, slot: Slot) {
         if let Some(legacy) = self.0.get() {
             legacy.kept.lock().insert(slot);
         }
     }
 
-    /// The keeper holds this inode.
+    /// Returns whether the keeper has a descriptor of the inode.
     pub(super) fn keeps(&self, slot: Slot) -> bool {
         self.0
             .get()
             .is_some_and(|legacy| legacy.kept.lock().contains(&slot))
     }
 
-    /// Nobody needs to hold the inode any more.
+    /// The keeper closes its descriptor of the inode.
     pub(super) fn let_go(&self, slot: Slot) {
         let Some(legacy) = self.0.get() else { return };
         legacy.kept.lock().remove(&slot);
         legacy.keeper.let_go(slot.0);
     }
 
-    /// Two inodes are about to change places: whether they have cannot be told from the names.
+    /// Records two inodes that are about to be exchanged. Their names do not show whether the
+    /// exchange was carried out.
     pub(super) fn leave_exchange(&self, turn: Turn, source: Slot, target: Slot) {
         let Some(legacy) = self.0.get() else { return };
         let mut rows = legacy.exchanges.lock();
@@ -148,7 +151,8 @@ impl Handover {
         }
     }
 
-    /// The inode that an exchange of this turn, if it was begun, was to bring to the first name.
+    /// Returns the inode that the exchange of this request was to move to the first name, if the
+    /// exchange was begun.
     pub(super) fn exchange_begun(&self, turn: Turn) -> Option<Slot> {
         let rows = self.0.get()?.ledger.rows();
         let begun = rows
@@ -157,7 +161,7 @@ impl Handover {
         begun.words.get(2).copied().map(Slot)
     }
 
-    /// Takes over what the worker before left in the ledger, with `hot` for each of its hot files.
+    /// Adopts the ledger of the previous worker, and calls `hot` for each of its hot files.
     pub(super) fn adopt(&self, orphans: &Orphans, hot: impl Fn(LeftHot)) {
         let Some(legacy) = self.0.get() else { return };
         for row in legacy.ledger.rows() {
@@ -181,7 +185,7 @@ impl Handover {
                 _ => {}
             }
         }
-        // What no handle is open of any more was closed while nobody could tell the keeper.
+        // Handles closed while no worker could notify the keeper: their inodes need no descriptor.
         let kept = legacy.kept.lock().clone();
         orphans
             .keys()

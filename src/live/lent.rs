@@ -1,34 +1,35 @@
-//! Rights that the daemon of an ordinary user lends itself: root's reads and changes whatever there
-//! is, the owner's only what the mode allows, and the owner may change the mode.
+//! Temporary permissions for a daemon that runs as an ordinary user. Root can read and change any
+//! inode. An ordinary owner is limited by the mode, but can change the mode.
 //!
-//! Only the owner's own bits are set, for as long as something takes. A kill in between leaves them
-//! set; where the mode was recorded before, `status` names that and a restore takes it back.
+//! Only the owner's permission bits are set, for the duration of one operation. If the daemon is
+//! killed in between, they remain set. If the mode was recorded before, `status` reports the change
+//! and a restore reverts it.
 
 use std::os::fd::AsFd;
 
 use crate::sys::{self, Errno, Stat, SysResult};
 
-/// The owner may read.
+/// Owner read.
 pub(super) const READ: u32 = 0o400;
-/// The owner may read and write.
+/// Owner read and write.
 pub(super) const CONTENT: u32 = 0o600;
-/// The owner may find names in a directory, and change them.
+/// Owner write and search: look up and change names in a directory.
 pub(super) const NAMES: u32 = 0o300;
-/// The owner may do everything.
+/// All owner permissions.
 pub(super) const ALL: u32 = 0o700;
 
-/// The mode with which the owner of an inode, who is this process and not root, has these rights;
-/// `None`: it has them, or cannot have them.
+/// Returns the mode that grants the owner these permissions. Returns `None` if the owner has them
+/// already, or if this process is root or not the owner.
 pub(super) fn lending(stat: &Stat, bits: u32) -> Option<u32> {
     let uid = sys::own_user();
     (uid != 0 && stat.uid == uid && stat.mode & bits != bits).then_some(stat.mode | bits)
 }
 
-/// Does something to an inode, and where the mode forbids it to its owner, once more with these
-/// rights; `first` is called before they are lent.
+/// Runs an operation on an inode. On EACCES, adds the missing owner permissions, retries, and
+/// resets the mode. `first` is called before the mode changes.
 ///
 /// # Errors
-/// Those of what is done, and of `first`.
+/// Those of the operation and of `first`.
 pub(super) fn lent<T>(
     fd: impl AsFd,
     bits: u32,

@@ -1,5 +1,4 @@
-//! The locks of the live tree. The order in which they are taken is told at the top of
-//! [`crate::live`].
+//! The locks of the live tree. [`crate::live`] documents their order.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,26 +9,27 @@ use super::stale_names::StaleNames;
 use crate::store::ids::Slot;
 use crate::sys::lock::{Mutex, MutexGuard, Rank, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// Number of locks that captures are spread over.
+/// Number of stripes.
 const STRIPES: usize = 64;
 
-/// The locks, and the counts that go with them.
+/// The locks, and the counters of changes.
 pub struct Locks {
-    /// Before lock 1.
+    /// Precedes lock 1.
     pub first_change: FirstChange,
     /// Lock 1.
     freeze: RwLock<()>,
-    /// It is held for writing.
+    /// Lock 1 is held for writing.
     frozen: AtomicBool,
-    /// Number of changes that have begun, ever.
+    /// Number of changes begun since the start.
     changes: AtomicU64,
-    /// Number of those, and of records, that came of copying up: they change nothing in the tree.
+    /// Numbers of those changes, and of records, that resulted from copy-up and do not change the
+    /// visible tree.
     copies: [AtomicU64; 2],
-    /// Lock 2: held for writing by whatever changes names, for reading by whatever relies on them.
+    /// Lock 2: held for writing by changes of names, for reading by operations that rely on names.
     pub tree: RwLock<()>,
     /// Below lock 2, a leaf.
     pub stale_names: Arc<StaleNames>,
-    /// How many renames have begun and how many have ended, together: odd while one is under way.
+    /// Number of renames begun plus renames ended: odd while a rename is in progress.
     rename_steps: AtomicU64,
     /// Lock 3.
     stripes: Vec<Mutex<()>>,
@@ -54,37 +54,39 @@ impl Default for Locks {
 }
 
 impl Locks {
-    /// Takes the freeze lock for a change, which is counted.
+    /// Acquires the freeze lock for a change, and counts the change.
     pub(super) fn enter(&self) -> RwLockReadGuard<'_, ()> {
         let changing = self.changing();
         self.count_change();
         changing
     }
 
-    /// Takes the freeze lock for what a checkpoint must not come between, and that is no change.
+    /// Acquires the freeze lock for an operation that changes nothing but must not span a
+    /// checkpoint.
     pub(super) fn changing(&self) -> RwLockReadGuard<'_, ()> {
         self.freeze.read()
     }
 
-    /// Counts a change that is made with the freeze lock held for writing.
+    /// Counts a change made with the freeze lock held for writing.
     pub fn count_change(&self) {
         self.changes.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// How many changes have begun. While the freeze lock is held for writing none is under way.
+    /// Returns the number of changes begun. While the freeze lock is held for writing, none is in
+    /// progress.
     pub fn changes(&self) -> u64 {
         self.changes.load(Ordering::SeqCst)
     }
 
-    /// Counts a change, or a record, that copying up has made. The caller holds the freeze lock.
+    /// Counts a change, or a record, made by copy-up. The caller holds the freeze lock.
     pub(super) fn count_copy(&self, record: bool) {
         let [changes, records] = &self.copies;
         let counter = if record { records } else { changes };
         counter.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// How many of [`Locks::changes`], and of the records, have changed nothing in the tree. While
-    /// the freeze lock is held for writing this is exact.
+    /// Returns how many of [`Locks::changes`], and of the records, resulted from copy-up. Exact
+    /// while the freeze lock is held for writing.
     pub fn copies(&self) -> (u64, u64) {
         let [changes, records] = &self.copies;
         (
@@ -93,7 +95,7 @@ impl Locks {
         )
     }
 
-    /// Takes the freeze lock for writing; `None`: it could not be had within `limit`.
+    /// Acquires the freeze lock for writing. Returns `None` after `limit`.
     pub(super) fn freeze_within(&self, limit: Duration) -> Option<Freeze<'_>> {
         let asked = Instant::now();
         let guard = self.freeze.try_write_for(limit)?;
@@ -105,32 +107,32 @@ impl Locks {
         })
     }
 
-    /// This thread, which holds the freeze lock, is alone in the tree, and whoever wants to change
-    /// something waits for it.
+    /// Returns whether the freeze lock is held for writing. A caller that holds the freeze lock,
+    /// for reading or writing, learns whether it has exclusive access to the tree.
     pub(super) fn is_frozen(&self) -> bool {
         self.frozen.load(Ordering::SeqCst)
     }
 
-    /// Takes the lock under which this inode is captured and changed.
+    /// Acquires the lock under which this inode is captured and changed.
     pub(super) fn stripe(&self, slot: Slot) -> MutexGuard<'_, ()> {
         let index = (slot.0 as usize) % self.stripes.len();
         self.stripes[index].lock()
     }
 
-    /// The caller holds the tree for writing: there is one at a time.
+    /// Marks a rename as in progress. The caller holds the tree for writing, so only one exists.
     pub(super) fn begin_rename(&self) -> Renaming<'_> {
         self.rename_steps.fetch_add(1, Ordering::SeqCst);
         Renaming(&self.rename_steps)
     }
 
-    /// A number that grows with each rename; `None`: one is under way.
+    /// Returns a number that grows with each rename. Returns `None` while one is in progress.
     pub(super) fn renames(&self) -> Option<u64> {
         let steps = self.rename_steps.load(Ordering::SeqCst);
         steps.is_multiple_of(2).then_some(steps)
     }
 }
 
-/// A rename is under way, from its record until all tables know of it.
+/// A rename in progress, from its record until all tables are updated.
 pub(super) struct Renaming<'a>(&'a AtomicU64);
 
 impl Drop for Renaming<'_> {
@@ -142,13 +144,13 @@ impl Drop for Renaming<'_> {
 /// The freeze lock, held for writing.
 pub struct Freeze<'a> {
     locks: &'a Locks,
-    /// When it was asked for: whoever came since waits.
+    /// Time of the request for the lock: later changes wait since then.
     asked: Instant,
     _guard: RwLockWriteGuard<'a, ()>,
 }
 
 impl Freeze<'_> {
-    /// How long changes have waited by now.
+    /// Returns how long changes have been blocked.
     pub fn lasted(&self) -> Duration {
         self.asked.elapsed()
     }

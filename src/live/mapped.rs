@@ -1,16 +1,15 @@
-//! Files that the daemon serves and that may be mapped to be written: proof that the tree holds
-//! every store made through a mapping.
+//! Mapped files with daemon I/O: proof that the tree contains every store made through a mapping.
 //!
-//! Dirty pages of such mappings are in the kernel's cache. Before a freeze the kernel is told to
-//! forget the data of these files, which brings the dirty pages in as writes and leaves no page: a
-//! store after that must first ask for its page, and the daemon sees it (a **touch**). So, once all
-//! is flushed and the freeze lock is held, the tree is of one instant if no change was made after
-//! the first touch since the **watch** began, and that instant is the first touch, or the freeze. A
-//! pwrite into such a file is a touch as well, for it may leave a page; so is an open that makes
-//! one more file mappable.
+//! Dirty pages of such mappings are in the kernel's cache. Before a freeze the kernel invalidates
+//! the data of these files. It sends the dirty pages as writes and drops all pages. A later store
+//! must first fault in its page, and the daemon receives a read (a **touch**). A **watch** starts
+//! before the invalidation. With everything flushed and the freeze lock held, the tree is a
+//! consistent image if no change followed the first touch since the start of the watch. Its instant
+//! is the first touch, or else the freeze. A pwrite to such a file is also a touch, because it may
+//! leave a page in the cache; so is an open that makes another file mappable.
 //!
-//! What the kernel itself does to a file (passthrough) is no change that is counted: with files of
-//! both kinds only a freeze without any touch counts.
+//! Passthrough writes are not counted as changes. If files of both kinds are open, only a freeze
+//! without any touch is consistent.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,14 +20,14 @@ use crate::store::ids::Slot;
 /// No touch yet.
 const NONE: u64 = u64::MAX;
 
-/// Tells whether a store through a mapping may be missing from the tree. See the module.
+/// Detects whether a store through a mapping may be missing from the tree. See the module.
 pub struct Mapped {
     locks: Arc<Locks>,
     nodes: Arc<NodeTable>,
     hot: Arc<HotFiles>,
-    /// A watch is under way.
+    /// A watch is active.
     on: AtomicBool,
-    /// How many changes had begun at the first touch.
+    /// Number of changes begun before the first touch.
     first_touch: AtomicU64,
 }
 
@@ -43,8 +42,8 @@ impl Mapped {
         })
     }
 
-    /// Begins a watch. The kernel must then be told to forget the data of all files that the daemon
-    /// serves and that may be mapped.
+    /// Starts a watch. The caller must then invalidate the kernel's cached data of all files with
+    /// daemon I/O that may be mapped.
     pub fn watch_stores(&self) {
         self.first_touch.store(NONE, Ordering::SeqCst);
         self.on.store(true, Ordering::SeqCst);
@@ -55,15 +54,15 @@ impl Mapped {
         self.on.store(false, Ordering::SeqCst);
     }
 
-    /// Since the watch began nothing happened that could make the tree hold a later change and lack
-    /// an earlier store. It stays so for as long as the freeze lock is held for writing; asked
-    /// without it this is a guess.
+    /// Returns whether the tree cannot contain a change that is later than a missing store since
+    /// the start of the watch. The result stays valid while the freeze lock is held for writing;
+    /// without the lock it is a hint.
     pub fn stores_are_flushed(&self) -> bool {
         let touch = self.first_touch.load(Ordering::SeqCst);
         touch == NONE || (touch == self.locks.changes() && self.hot.lock().is_empty())
     }
 
-    /// The kernel asked for, or was left with, a page of a file that may be mapped.
+    /// Records that the kernel read, or may have cached, a page of a mappable file.
     pub(super) fn touch(&self, slot: Slot) {
         if !self.on.load(Ordering::SeqCst) {
             return;

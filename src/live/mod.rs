@@ -120,78 +120,78 @@ use crate::history::base::Base;
 use crate::history::timeline::Timeline;
 use crate::sys::{self, Errno, SysResult};
 
-/// The live tree, in its parts. See the module.
+/// The live tree, as its parts. See the module.
 pub struct Live {
     timeline: Arc<Timeline>,
     root: Arc<OwnedFd>,
     staging: Arc<OwnedFd>,
     reflink: bool,
-    /// The locks, and the counts that go with them.
+    /// The locks, and the counters of changes.
     pub locks: Arc<Locks>,
-    /// What is left to the worker that takes over.
+    /// State for the worker that takes over.
     pub handover: Arc<Handover>,
-    /// The nodes that the kernel knows.
+    /// Nodes known to the kernel.
     pub nodes: Arc<NodeTable>,
-    /// Inodes that lost one of several names a moment ago: what is said of them unasked may
-    /// overtake the answer that told the kernel.
+    /// Inodes that recently lost one of several names. Attributes sent with a directory listing may
+    /// overtake the reply that reported the removal.
     pub recent_unlinks: Arc<RecentUnlinks>,
-    /// For whom the kernel does the I/O.
+    /// Decides which files use passthrough I/O.
     pub passthrough: Arc<Passthrough>,
     /// Open handles.
     pub handles: Arc<Handles>,
-    /// Files that the kernel may be writing to.
+    /// Files that the kernel may write to without a request.
     pub hot: Arc<HotFiles>,
-    /// Calls under way that may wait for somebody else's process.
+    /// Calls in flight that may wait for another user's process.
     pub calls: Arc<Calls>,
-    /// Finds inodes by their slots, and looks at them.
+    /// Finds inodes by slot, and reads their attributes.
     pub inodes: Arc<Inodes>,
-    /// What must be on the disk before something else may be.
+    /// Order of writes to the disk.
     pub durability: Arc<Durability>,
-    /// For whom requests are served, and who has what open for writing.
+    /// Authors of requests, and the processes that have files open for writing.
     pub writers: Arc<Writers>,
-    /// Freezes, and waits for somebody else's process without a lock.
+    /// Freezes the tree, and waits for other processes without a lock.
     pub busy: Arc<Busy>,
-    /// Files that the daemon serves and that may be mapped to be written.
+    /// Files with daemon I/O that may be mapped for writing.
     pub mapped: Arc<Mapped>,
-    /// Makes the cut.
+    /// Captures hot files at one instant for a checkpoint.
     pub cuts: Arc<Cuts>,
-    /// Finds out which hot files nobody can write to any more.
+    /// Detects hot files that no process can write to any more.
     pub settling: Arc<Settling>,
     /// Changes attributes.
     pub attrs: Arc<Attrs>,
-    /// Removes names.
+    /// Unlinks names.
     pub removal: Arc<Removal>,
-    /// Makes, links and renames.
+    /// Creates, links and renames.
     pub names: Arc<Names>,
-    /// Makes inodes aside, in the staging directory.
+    /// Creates inodes in the staging directory.
     pub staged: Arc<Staging>,
-    /// Puts them in place.
+    /// Moves staged inodes into place.
     pub swaps: Swaps,
     /// Opens, reads, writes and closes files.
     pub files: Files,
-    /// Content that is kept over an absence.
+    /// Content saved for an absence.
     pub kept: Arc<Kept>,
-    /// The tree as it was when it was last served.
+    /// The baseline: the tree at the end of the last mount.
     pub baselines: Arc<Baselines>,
-    /// What is done in idle time about an absence to come.
+    /// Idle-time preparation for an absence.
     pub idle: Arc<Idle>,
-    /// The same content once.
+    /// Shares the extents of identical content.
     pub sharing: Arc<Sharing>,
-    /// Hashes what was captured.
+    /// Hashes captured objects.
     pub sealer: Arc<Sealer>,
-    /// After a daemon that did not end in an orderly way.
+    /// Recovery after an unclean end of a daemon.
     pub recovery: Recovery,
-    /// After a worker that died.
+    /// Takeover from a worker that died.
     pub adoption: Adoption,
 }
 
 impl Live {
-    /// The tree below `root`, with its history in `timeline`. `staging` is a directory on the same
-    /// filesystem, outside the tree. `base`: what it looks through to where it has nothing of its
-    /// own.
+    /// Creates the live tree below `root`, with its history in `timeline`. `staging` is a directory
+    /// on the same filesystem, outside the tree. `base` is the lower tree of a branch: it provides
+    /// all inodes that the branch has not changed.
     ///
     /// # Errors
-    /// Those of fstat(2) on the two; EXDEV if they are on different filesystems.
+    /// Those of fstat(2) on the two directories; EXDEV if they are on different filesystems.
     pub fn new(
         root: Arc<OwnedFd>,
         staging: OwnedFd,
@@ -260,22 +260,22 @@ impl Live {
         })
     }
 
-    /// Captures share extents with the live file.
+    /// Returns whether captures share extents with the live file.
     pub fn reflink(&self) -> bool {
         self.reflink
     }
 
-    /// The history of this tree.
+    /// Returns the history of this tree.
     pub fn timeline(&self) -> &Arc<Timeline> {
         &self.timeline
     }
 
-    /// Descriptor of the root directory.
+    /// Returns the descriptor of the root directory.
     pub fn root(&self) -> &Arc<OwnedFd> {
         &self.root
     }
 
-    /// Descriptor of the staging directory.
+    /// Returns the descriptor of the staging directory.
     pub fn staging(&self) -> &Arc<OwnedFd> {
         &self.staging
     }

@@ -1,4 +1,4 @@
-//! Making, linking and renaming (`rename`).
+//! Creation, links and renames (`rename`).
 
 mod rename;
 
@@ -20,12 +20,12 @@ use crate::store::ids::{Name, Slot};
 use crate::store::record::{NameTouch, Place, Undo};
 use crate::sys::{self, Errno, Kind, Open, Stat, SysResult};
 
-/// An inode to be made.
+/// Description of an inode to create.
 #[derive(Clone, Debug)]
 pub struct Make<'a> {
-    /// What.
+    /// File type.
     pub kind: Kind,
-    /// Permission bits asked for.
+    /// Requested permission bits.
     pub mode: u32,
     /// The caller's umask; applied unless the directory has a default ACL.
     pub umask: u32,
@@ -35,16 +35,15 @@ pub struct Make<'a> {
     pub target: &'a [u8],
     /// Owner.
     pub uid: u32,
-    /// Group, unless the directory gives its own.
+    /// Group, unless it is inherited from the directory.
     pub gid: u32,
-    /// How to open a regular file; `None`: it is not opened.
+    /// Flags to open a regular file; `None` if it is not opened.
     pub open: Option<Open>,
-    /// A worker that died may have made it already: then what is there is taken, if it is of that
-    /// kind.
+    /// A previous worker may have created it: an existing inode of this type is then used.
     pub again: bool,
 }
 
-/// An inode that was made, or found again.
+/// An inode that was created, or found in a retry.
 #[derive(Debug)]
 pub struct Made {
     /// Its slot.
@@ -53,11 +52,11 @@ pub struct Made {
     pub generation: u64,
     /// Its attributes.
     pub stat: Stat,
-    /// The file, if it was to be opened.
+    /// The file, if it was opened.
     pub file: Option<File>,
 }
 
-/// Makes, links and renames.
+/// Creates, links and renames.
 pub struct Names {
     timeline: Arc<Timeline>,
     staging: Arc<OwnedFd>,
@@ -71,23 +70,22 @@ pub struct Names {
     busy: Arc<Busy>,
     copies: Arc<CopyUp>,
     removal: Arc<Removal>,
-    /// The error of a rename over a directory in which something is.
+    /// Cached error of a rename over a directory that is not empty.
     not_empty: OnceLock<Errno>,
 }
 
 impl Names {
-    /// A directory of a branch that something is to be changed in is its own when this returns: then
-    /// it is found wherever it is renamed to. The caller holds the freeze lock and the tree for
-    /// writing.
+    /// Copies up a directory of a branch in which something is about to change, so that it can be
+    /// found after renames. The caller holds the freeze lock and the tree for writing.
     ///
     /// # Errors
-    /// Those of making it, and of reading what the branch looks through to.
+    /// Those of its creation, and of reading the base.
     pub fn own_in(&self, dir: &Arc<Trail>) -> SysResult<()> {
         self.copies.own_in(dir)
     }
 
-    /// A directory, and what is at a name of it, are own when this returns: nothing is copied up for
-    /// that in a freeze. The caller holds no lock.
+    /// Copies up a directory and the inode at a name in it, before a freeze. The caller holds no
+    /// lock.
     ///
     /// # Errors
     /// As [`Names::own_in`].
@@ -118,11 +116,11 @@ impl Names {
         })
     }
 
-    /// Makes an inode; the kernel's table learns of it with one look-up.
+    /// Creates an inode, and counts one lookup of it.
     ///
     /// # Errors
-    /// EEXIST and those of open(2), mkdir(2), mknod(2), symlink(2); ENOSPC or EIO if the past could
-    /// not be kept: then nothing changed.
+    /// EEXIST and those of open(2), mkdir(2), mknod(2), symlink(2). ENOSPC or EIO if the record
+    /// failed; nothing changed then.
     pub fn make(
         &self,
         change: &Change,
@@ -156,7 +154,7 @@ impl Names {
                 .map(|open| sys::open_file_at(&dir, name.as_bytes(), open))
                 .transpose()?;
             let made = self.own(change, parent, &dir, name, make, make.mode, file, lookups)?;
-            // A checkpoint may have been made since, which sees it.
+            // A checkpoint made since may see it.
             self.timeline.epochs.drop_born(made.slot);
             return Ok(made);
         }
@@ -168,7 +166,7 @@ impl Names {
         };
         let create = |name: &Name| {
             let create = || self.create(&dir, name, make, mode);
-            // A restore makes what the kernel does not know.
+            // Without a lookup the inode is created by a restore.
             let asker = (lookups > 0).then_some(make.uid);
             self.captures.within_limits(asker, create)
         };
@@ -185,7 +183,7 @@ impl Names {
         made
     }
 
-    /// What is to be made is there.
+    /// Returns whether a matching inode exists.
     fn is_made(&self, dir: &OwnedFd, name: &Name, make: &Make<'_>) -> SysResult<bool> {
         match sys::stat_at(dir, name.as_bytes()) {
             Ok(stat) if stat.kind == Kind::Symlink && make.kind == Kind::Symlink => {
@@ -220,7 +218,8 @@ impl Names {
         }
     }
 
-    /// New inodes in the directory get its default ACL, and the umask does not count.
+    /// Returns whether the directory has a default ACL, which new inodes inherit instead of
+    /// applying the umask.
     fn has_default_acl(&self, slot: Slot, dir: &OwnedFd) -> SysResult<bool> {
         if self.dirs.is_plain(slot) {
             return Ok(false);
@@ -228,14 +227,14 @@ impl Names {
         let has = match sys::getxattr(dir, b"system.posix_acl_default") {
             Ok(_) => true,
             Err(Errno::NO_XATTR | Errno::EOPNOTSUPP | Errno::EACCES | Errno::EPERM) => false,
-            // What it gives to those below is not known, and a wrong mode may let in others.
+            // The ACL is unknown, and a wrong mode could grant access to others.
             Err(errno) => return Err(errno),
         };
         self.dirs.set_plain(slot, !has);
         Ok(has)
     }
 
-    /// A name is to appear: it must not be there, and that it is not is recorded.
+    /// Checks that a name is unused, and records its absence.
     fn record_new_name(
         &self,
         change: &Change,
@@ -256,7 +255,7 @@ impl Names {
             .record(&change.author, undo, Vec::new())
     }
 
-    /// Gives a new inode to the caller and tells the tables of it.
+    /// Sets the owner of a new inode, and adds it to the tables.
     #[allow(clippy::too_many_arguments)]
     fn own(
         &self,
@@ -274,14 +273,14 @@ impl Names {
         if stat.uid != make.uid || (stat.gid != make.gid && !group_given) {
             let fd = sys::open_path_at(dir, name.as_bytes())?;
             let give = || sys::chown_fd(&fd, Some(make.uid), (!group_given).then_some(make.gid));
-            // A directory has the group's bit from the one that it is in, and XFS takes it from
-            // whoever may not keep such bits.
+            // A directory inherits the set-group-ID bit from its parent, and XFS clears it for
+            // users who may not keep it.
             match if stat.mode & SET_ID != 0 {
                 sys::act_for(None, give)
             } else {
                 give()
             } {
-                // Only root can give files away; an ordinary user's daemon serves nobody else.
+                // Only root can change owners; an ordinary user's daemon serves no other users.
                 Ok(()) | Err(Errno::EPERM) => {}
                 Err(errno) => return Err(errno),
             }
@@ -308,12 +307,10 @@ impl Names {
         })
     }
 
-    /// link(2): one more name for an inode.
+    /// Creates a hard link, as link(2). `again`: a previous worker may have created it.
     ///
     /// # Errors
-    /// Those of link(2); ENOSPC or EIO if the past could not be kept: then nothing changed.
-    ///
-    /// `again`: a worker that died may have done it.
+    /// Those of link(2). ENOSPC or EIO if the record failed; nothing changed then.
     pub fn link(
         &self,
         change: &Change,
@@ -364,7 +361,7 @@ impl Names {
         )
     }
 
-    /// Links an inode that was found at `from_name`. The caller holds the freeze lock and the tree.
+    /// Links an inode found at `from_name`. The caller holds the freeze lock and the tree.
     fn link_found(
         &self,
         change: &Change,
@@ -420,7 +417,8 @@ impl Names {
         })
     }
 
-    /// Gives an inode one more name.
+    /// Creates a hard link, without counting a lookup. The caller holds the freeze lock and the
+    /// tree.
     ///
     /// # Errors
     /// Those of link(2).

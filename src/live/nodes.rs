@@ -1,4 +1,4 @@
-//! What the kernel knows of the live tree: nodes, their names, and how often each was looked up.
+//! Nodes of the live tree that the kernel references: names, lookup counts and open handles.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::os::fd::OwnedFd;
@@ -9,43 +9,43 @@ use crate::store::ids::Slot;
 use crate::store::record::Place;
 use crate::sys::{Kind, Stat};
 
-/// A table with room for fewer nodes is not worth being made smaller.
+/// A table with less capacity is not shrunk.
 const SHRINK_ABOVE: usize = 8192;
 
-/// Who does the I/O of a node, for as long as it is open.
+/// I/O mode of a node while it is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IoMode {
-    /// The kernel, on the backing file.
+    /// The kernel accesses the backing file directly.
     Passthrough,
-    /// The daemon.
+    /// The daemon serves each read and write.
     Daemon,
 }
 
-/// One node. There is one for each inode that the kernel knows, so what few of them have is kept
-/// apart.
+/// One node. One exists for each inode that the kernel references, so rarely used fields are stored
+/// separately.
 #[derive(Debug)]
 pub struct Node {
-    /// The name by which it was seen first, of those that it still has; `None` only if it has none,
-    /// or is the root.
+    /// The first known name among those that still exist. `None` only if no name exists, or for the
+    /// root.
     first: Option<Place>,
-    /// Tells apart inodes that had one number in turn.
+    /// Distinguishes successive inodes with the same number.
     pub generation: u64,
-    /// How often the kernel was told of it and has not yet forgotten.
+    /// Lookups that the kernel has not forgotten yet.
     pub lookups: u64,
-    /// What few nodes have; `None`: nothing of it.
+    /// Rarely used fields; `None` if all have their defaults.
     rare: Option<Box<Rare>>,
-    /// Nodes that have a name in it.
+    /// Number of nodes that have a name in this directory.
     children: u32,
-    /// What it is.
+    /// File type.
     pub kind: Kind,
-    /// It has lost its last name.
+    /// The last name is removed.
     pub dead: bool,
-    /// A worker before us may have told the kernel of it, nobody knows how often.
+    /// A previous worker may have counted an unknown number of lookups.
     pub adopted: bool,
 }
 
-/// The generation of an inode: what tells it from another that has its number later, to every
-/// worker alike. The kernel compares 32 bits; 0: unknown.
+/// Returns the generation of an inode. It distinguishes the inode from later ones with the same
+/// number, and is the same in every worker. The kernel compares 32 bits; 0 means unknown.
 pub fn generation_of(stat: &Stat) -> u64 {
     let Some(birth) = stat.btime else { return 0 };
     let nanoseconds = (birth.sec as u64)
@@ -54,26 +54,26 @@ pub fn generation_of(stat: &Stat) -> u64 {
     (nanoseconds ^ nanoseconds >> 32) & 0xffff_ffff | 1 << 31
 }
 
-/// Nothing was changed between the two.
+/// Returns whether the two results of stat(2) show no change between them.
 pub fn is_same(a: &Stat, b: &Stat) -> bool {
     a.ctime == b.ctime && a.mtime == b.mtime && a.size == b.size && a.kind == b.kind
 }
 
-/// What a node has that is open, has several names, or has lost its last one.
+/// Fields of a node that is open, has several names, or has no name.
 #[derive(Debug, Default)]
 struct Rare {
     /// Further names.
     links: BTreeSet<Place>,
     /// Open handles.
     handles: u32,
-    /// Handles open for writing among them.
+    /// Open handles that permit writing.
     writers: u32,
-    /// Handles open for reading and writing, which can be mapped to be written.
+    /// Handles open for reading and writing, which permit writable mappings.
     mappable: u32,
-    /// Who does the I/O, while it is open.
+    /// I/O mode while the node is open.
     io: Option<IoMode>,
-    /// It has lost its last name. The descriptor keeps its number from being given away while the
-    /// kernel knows it.
+    /// Descriptor of an inode without names. It prevents reuse of the inode number while the kernel
+    /// references the node.
     orphan: Option<Arc<OwnedFd>>,
 }
 
@@ -91,50 +91,50 @@ impl Node {
         }
     }
 
-    /// The kernel may know it.
+    /// Returns whether the kernel may reference the node.
     pub fn is_known(&self) -> bool {
         self.lookups > 0 || self.adopted
     }
 
-    /// The names by which it was seen.
+    /// Returns the known names.
     pub fn links(&self) -> impl Iterator<Item = &Place> {
         self.first
             .iter()
             .chain(self.rare.iter().flat_map(|rare| &rare.links))
     }
 
-    /// Open handles.
+    /// Returns the number of open handles.
     pub fn handles(&self) -> u32 {
         self.rare.as_ref().map_or(0, |rare| rare.handles)
     }
 
-    /// Open handles for writing.
+    /// Returns the number of handles open for writing.
     pub fn writers(&self) -> u32 {
         self.rare.as_ref().map_or(0, |rare| rare.writers)
     }
 
-    /// Open handles for reading and writing, which can be mapped to be written.
+    /// Returns the number of handles open for reading and writing, which permit writable mappings.
     pub fn mappable(&self) -> u32 {
         self.rare.as_ref().map_or(0, |rare| rare.mappable)
     }
 
-    /// Who does the I/O, while it is open.
+    /// Returns the I/O mode while the node is open.
     pub fn io(&self) -> Option<IoMode> {
         self.rare.as_ref().and_then(|rare| rare.io)
     }
 
-    /// The descriptor of an inode that has lost its last name.
+    /// Returns the descriptor of an inode without names.
     pub fn orphan(&self) -> Option<&Arc<OwnedFd>> {
         self.rare.as_ref().and_then(|rare| rare.orphan.as_ref())
     }
 
-    /// From now on this does the I/O, while it is open.
+    /// Sets the I/O mode while the node is open.
     pub fn set_io(&mut self, io: IoMode) {
         self.rare().io = Some(io);
     }
 
-    /// It has lost its last name; `orphan` keeps its number from being given away while the kernel
-    /// knows it.
+    /// Marks the node as having no name. `orphan` prevents reuse of the inode number while the
+    /// kernel references the node.
     pub fn die(&mut self, orphan: Option<Arc<OwnedFd>>) {
         self.dead = true;
         if orphan.is_some() || self.rare.is_some() {
@@ -150,7 +150,7 @@ impl Node {
         self.rare.get_or_insert_default()
     }
 
-    /// Gives back what is kept apart, if nothing is in it.
+    /// Frees the separate fields if all have their defaults.
     fn tidy(&mut self) {
         if self.rare.as_ref().is_some_and(|rare| {
             rare.links.is_empty() && rare.handles == 0 && rare.io.is_none() && rare.orphan.is_none()
@@ -175,7 +175,7 @@ impl Node {
                 .is_some_and(|rare| rare.links.contains(place))
     }
 
-    /// Whether it had that name.
+    /// Returns whether the node had that name.
     fn remove_link(&mut self, place: &Place) -> bool {
         let mut had = false;
         if let Some(rare) = &mut self.rare {
@@ -189,7 +189,7 @@ impl Node {
         had
     }
 
-    /// Takes all names away.
+    /// Removes and returns all names.
     fn take_links(&mut self) -> Vec<Place> {
         let mut links: Vec<Place> = self.first.take().into_iter().collect();
         if let Some(rare) = &mut self.rare {
@@ -199,36 +199,36 @@ impl Node {
     }
 }
 
-/// All nodes. Callers keep it behind one mutex, a leaf.
+/// All nodes. Callers keep the table behind one leaf mutex.
 #[derive(Default)]
 pub struct Nodes {
     map: HashMap<Slot, Node>,
-    /// Those with `mappable` above 0: every checkpoint asks for them, and its cost must not depend
-    /// on how many nodes there are.
+    /// Nodes with `mappable` above 0. Every checkpoint reads this set, and its cost must not depend
+    /// on the number of nodes.
     mappable: HashSet<Slot>,
-    /// Numbers that were given away again, ever.
+    /// Number of reused inode numbers seen so far.
     generations: u64,
-    /// The table gave memory back.
+    /// The table was shrunk.
     shrunk: bool,
     closer: Closer,
-    /// What is to be closed by whoever lets go of the mutex.
+    /// Descriptors that the caller must close after it releases the mutex.
     unclosed: Vec<Box<dyn Send>>,
 }
 
 impl Nodes {
-    /// The node with this slot.
+    /// Returns the node with this slot.
     pub fn get(&self, slot: Slot) -> Option<&Node> {
         self.map.get(&slot)
     }
 
-    /// The node with this slot.
+    /// Returns the node with this slot.
     pub fn get_mut(&mut self, slot: Slot) -> Option<&mut Node> {
         self.map.get_mut(&slot)
     }
 
-    /// Notes that `slot` was found at `place` (`None`: it is the root), counts `lookups` more, and
-    /// returns its generation. `generation` is that of the inode that was found, as
-    /// [`generation_of`] gives it.
+    /// Records that `slot` was found at `place` (`None` for the root), adds `lookups`, and returns
+    /// the generation of the node. `generation` is that of the inode found, as returned by
+    /// [`generation_of`].
     pub fn learn(
         &mut self,
         slot: Slot,
@@ -247,7 +247,7 @@ impl Nodes {
                 node.generation = generation;
             }
             if node.dead || node.kind != kind {
-                // The number belongs to another inode now; the kernel tells them apart by the
+                // Another inode has the number now. The kernel distinguishes the two by the
                 // generation.
                 self.generations += 1;
                 node.generation = if node.generation == generation {
@@ -276,7 +276,7 @@ impl Nodes {
         generation
     }
 
-    /// Notes a name that a worker before us may have told the kernel of.
+    /// Adds a name that a previous worker may have reported to the kernel.
     pub fn adopt(&mut self, slot: Slot, kind: Kind, place: &Place) {
         self.map
             .entry(slot)
@@ -285,8 +285,7 @@ impl Nodes {
         self.add_link(slot, place);
     }
 
-    /// Notes an inode without a name that a worker before us told the kernel of, and that is still
-    /// open.
+    /// Adds an inode without names that is still open through a previous worker.
     pub fn adopt_dead(&mut self, slot: Slot, kind: Kind, generation: u64, held: Arc<OwnedFd>) {
         let node = self
             .map
@@ -296,7 +295,7 @@ impl Nodes {
         node.die(Some(held));
     }
 
-    /// Notes one more name of a node.
+    /// Adds a name of a node.
     pub fn add_link(&mut self, slot: Slot, place: &Place) {
         let Some(node) = self.map.get_mut(&slot) else {
             return;
@@ -310,7 +309,7 @@ impl Nodes {
         }
     }
 
-    /// Notes that a name of a node is gone.
+    /// Removes a name of a node.
     pub fn remove_link(&mut self, slot: Slot, place: &Place) {
         let Some(node) = self.map.get_mut(&slot) else {
             return;
@@ -321,7 +320,7 @@ impl Nodes {
         self.reap(slot);
     }
 
-    /// Notes that a node was renamed.
+    /// Updates a name after a rename.
     pub fn move_link(&mut self, slot: Slot, from: &Place, to: &Place) {
         if self.map.contains_key(&slot) {
             self.add_link(slot, to);
@@ -329,12 +328,12 @@ impl Nodes {
         }
     }
 
-    /// Takes back look-ups; a node that nobody knows any more is dropped.
+    /// Subtracts lookups, and drops a node that is no longer referenced.
     pub fn forget(&mut self, slot: Slot, lookups: u64) {
         if let Some(node) = self.map.get_mut(&slot) {
-            // A FORGET of an inode that is evicted has all its look-ups, those that a worker before
-            // us counted too. One of fewer takes back a single answer (fuse_dentry_revalidate,
-            // fuse_force_forget in fs/fuse): the kernel still knows the inode.
+            // A FORGET of an evicted inode has all its lookups, including those of a previous
+            // worker. One with fewer lookups reverts a single reply (fuse_dentry_revalidate,
+            // fuse_force_forget in fs/fuse): the kernel still references the inode.
             node.adopted &= lookups <= node.lookups;
             node.lookups = node.lookups.saturating_sub(lookups);
         }
@@ -342,7 +341,7 @@ impl Nodes {
         self.shrink();
     }
 
-    /// Gives memory back once most nodes are gone: a table does not shrink by itself.
+    /// Shrinks the table once most nodes are gone; a hash table does not do this itself.
     fn shrink(&mut self) {
         let (used, room) = (self.map.len(), self.map.capacity());
         if room > SHRINK_ABOVE && used < room / 8 {
@@ -351,17 +350,17 @@ impl Nodes {
         }
     }
 
-    /// What has to be closed by the caller, when it has let go of the mutex.
+    /// Returns the descriptors that the caller must close after it releases the mutex.
     pub fn take_unclosed(&mut self) -> Vec<Box<dyn Send>> {
         std::mem::take(&mut self.unclosed)
     }
 
-    /// Has something closed by the thread for that.
+    /// Queues descriptors for the closing thread.
     pub fn close(&mut self, held: impl Send + 'static) {
         self.unclosed.extend(self.closer.take(held));
     }
 
-    /// Whether much memory was given back to the allocator since this was last asked.
+    /// Returns whether the table was shrunk since the last call.
     pub fn take_shrunk(&mut self) -> bool {
         std::mem::take(&mut self.shrunk)
     }
@@ -373,8 +372,8 @@ impl Nodes {
         self.reap(parent);
     }
 
-    /// Drops a node without look-ups, handles and children, and then its directory if that was all
-    /// that kept it.
+    /// Drops a node without lookups, handles and children, and then its parent directories under
+    /// the same condition.
     pub fn reap(&mut self, slot: Slot) {
         let mut next = vec![slot];
         while let Some(slot) = next.pop() {
@@ -400,13 +399,13 @@ impl Nodes {
         }
     }
 
-    /// Number of nodes.
+    /// Returns the number of nodes.
     pub fn count(&self) -> usize {
         self.map.len()
     }
 
-    /// Slots of the nodes that may be mapped to be written and match. Costs what is open, not what
-    /// is known.
+    /// Returns the slots of matching nodes that may be mapped for writing. The cost depends on the
+    /// number of open files, not of nodes.
     pub fn matching(&self, wanted: impl Fn(&Node) -> bool) -> Vec<Slot> {
         self.mappable
             .iter()
@@ -415,10 +414,10 @@ impl Nodes {
             .collect()
     }
 
-    /// Counts a handle of a node that was opened; `io`: who does its I/O.
+    /// Counts an opened handle of a node with the I/O mode `io`.
     pub fn opened(&mut self, slot: Slot, read: bool, write: bool, io: IoMode) {
-        // The kernel opens only what it knows. Were that not on record, the handle would still have
-        // to be counted: a file without a writer is not captured at a checkpoint.
+        // The kernel opens only inodes that it references. A handle of an unknown one is counted
+        // nevertheless: a file without a writer is not captured at a checkpoint.
         let node = self
             .map
             .entry(slot)
@@ -435,8 +434,7 @@ impl Nodes {
         }
     }
 
-    /// Takes back what [`Nodes::opened`] counted; says whether that was the last handle for
-    /// writing.
+    /// Reverts [`Nodes::opened`]. Returns whether that was the last handle for writing.
     pub fn closed(&mut self, slot: Slot, read: bool, write: bool) -> bool {
         let Some(node) = self.map.get_mut(&slot) else {
             return false;

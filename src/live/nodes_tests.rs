@@ -1,10 +1,10 @@
-//! Tests of the table of nodes.
+//! Tests of the node table.
 
 use super::*;
 
-/// The kernel took back one answer of ours for an inode that it knew from the worker before
-/// us. The inode counted as forgotten, so later the file was opened for writing and had no
-/// writer: a checkpoint did not capture it, and its view gave EIO.
+/// Regression test: a reverted reply made an adopted inode count as forgotten. A later open for
+/// writing then found no writer: the file was not captured at a checkpoint, and its view returned
+/// EIO.
 #[test]
 fn an_answer_that_is_taken_back_does_not_forget_an_adopted_inode() {
     let mut nodes = Nodes::default();
@@ -14,7 +14,7 @@ fn an_answer_that_is_taken_back_does_not_forget_an_adopted_inode() {
     nodes.forget(slot, 1);
     assert!(nodes.get(slot).is_some_and(Node::is_known));
     nodes.learn(slot, Kind::File, 1, Some(&place("f")), 1);
-    // Two of the worker before us, one of ours.
+    // Two lookups of the previous worker, one of this one.
     nodes.forget(slot, 3);
     assert!(nodes.get(slot).is_none());
 }
@@ -66,8 +66,8 @@ fn what_may_be_mapped_is_known_without_looking_at_all_nodes() {
         "the next open may choose anew"
     );
 }
-/// The bound of the project is 200 bytes for each inode that the kernel knows: a table may be
-/// half empty, and a short name takes 32.
+/// The project's limit is 200 bytes for each inode that the kernel references: a table may be half
+/// empty, and a short name takes 32 bytes.
 #[test]
 fn a_node_is_small() {
     assert!(
@@ -117,8 +117,8 @@ fn names_come_and_go_and_hold_their_directories() {
     assert_eq!(nodes.count(), 1);
 }
 
-/// The names of the former inode were dropped without a word to their directories, which then
-/// stayed for ever.
+/// Regression test: the names of the former inode were dropped without updating their directories,
+/// which then remained in the table forever.
 #[test]
 fn a_number_that_is_given_away_again_lets_go_of_its_former_directory() {
     let mut nodes = Nodes::default();

@@ -1,18 +1,17 @@
-//! How many inodes without a name are held by a descriptor: a restore can make as many as there are
-//! files, and the kernel forgets them only after it.
+//! Counts the descriptors of unlinked inodes. A restore can create one for each file, and the
+//! kernel forgets the inodes only afterwards.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 
 use crate::sys::lock::Mutex;
 
-/// Those that are held take no more than this part of the descriptors that the process may have,
-/// where they can do without.
+/// Divisor of the process's descriptor limit for optional descriptors of unlinked inodes.
 const SHARE: u64 = 4;
-/// Of those that were given out so many are looked at whenever it is asked whether they are many.
+/// Number of entries checked by each call of [`Orphans::are_many`].
 const LOOKED_AT: usize = 16;
 
-/// The descriptors that were given out. Its mutex is a leaf.
+/// The descriptors, by weak reference. The mutex is a leaf.
 #[derive(Debug)]
 pub(super) struct Orphans {
     held: Mutex<Held>,
@@ -22,12 +21,12 @@ pub(super) struct Orphans {
 #[derive(Debug, Default)]
 struct Held {
     given: Vec<Weak<OwnedFd>>,
-    /// The next that is looked at.
+    /// Next entry to check.
     at: usize,
 }
 
 impl Orphans {
-    /// None, in a process that may have `descriptors`.
+    /// Creates an empty counter for a process with this descriptor limit.
     pub(super) fn new(descriptors: u64) -> Orphans {
         Orphans {
             held: Mutex::default(),
@@ -35,20 +34,21 @@ impl Orphans {
         }
     }
 
-    /// Counts one more.
+    /// Counts one descriptor.
     pub(super) fn note(&self, held: &Arc<OwnedFd>) {
         self.held.lock().given.push(Arc::downgrade(held));
     }
 
-    /// There may be so many more, as far as is known without a look at those that were given out.
+    /// Returns whether `more` descriptors are certainly below the limit. Closed ones are not
+    /// subtracted first.
     pub(super) fn has_room(&self, more: usize) -> bool {
         self.held.lock().given.len() + more < self.most
     }
 
-    /// There are as many as there should be.
+    /// Returns whether the limit is reached.
     pub(super) fn are_many(&self) -> bool {
         let held = &mut *self.held.lock();
-        // A few at each time: a restore asks for each file.
+        // Only a few entries per call: a restore calls this for each file.
         for _ in 0..LOOKED_AT {
             if held.given.len() < self.most.max(1) {
                 return false;

@@ -1,23 +1,23 @@
-//! For whom the kernel does the I/O.
+//! Selection of files for passthrough I/O.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::store::ids::Slot;
 use crate::sys::{self, Asker};
 
-/// Whether files are opened for the kernel to do their I/O, and for whom.
+/// Decides whether a file is opened with passthrough I/O.
 pub struct Passthrough {
     on: AtomicBool,
-    /// Of every user's files.
+    /// For every user.
     for_all: AtomicBool,
-    /// Whose process this is.
+    /// User of the daemon.
     user: u32,
-    /// Whose the top directory is.
+    /// Owner of the root directory.
     owner: AtomicU32,
 }
 
 impl Passthrough {
-    /// Off, in a tree whose top directory is this user's.
+    /// Disabled, for a tree whose root directory has this owner.
     pub(super) fn new(owner: u32) -> Passthrough {
         Passthrough {
             on: AtomicBool::new(false),
@@ -27,22 +27,22 @@ impl Passthrough {
         }
     }
 
-    /// From now on files are opened for the kernel to do their I/O, or no longer.
-    /// `for_all`: for every user, see [`Passthrough::is_for`].
+    /// Enables or disables passthrough for later opens. `for_all` extends it to every user: see
+    /// [`Passthrough::is_for`].
     pub fn set(&self, on: bool, for_all: bool) {
         self.on.store(on, Ordering::Relaxed);
         self.for_all.store(for_all, Ordering::Relaxed);
     }
 
-    /// The kernel does the I/O of files opened from now on.
+    /// Returns whether passthrough is enabled.
     pub fn is_on(&self) -> bool {
         self.on.load(Ordering::Relaxed)
     }
 
-    /// The kernel may do the I/O of this user: root, the daemon's user, and the owner of the top
-    /// directory. While it does, the backing file is locked by a process that may wait for as long
-    /// as it likes (see `busy`); any other user's I/O passes the daemon, which has buffers of its
-    /// own.
+    /// Returns whether this user may use passthrough: root, the daemon's user, and the owner of the
+    /// root directory. A passthrough call locks the backing inode in the context of a process that
+    /// may delay it without limit (see `busy`). I/O of other users goes through the daemon, which
+    /// uses private buffers.
     pub fn is_for(&self, asker: Option<Asker>) -> bool {
         self.is_on()
             && (self.for_all.load(Ordering::Relaxed)
@@ -51,7 +51,7 @@ impl Passthrough {
                 }))
     }
 
-    /// The top directory may have another owner.
+    /// Records a new owner of the root directory.
     pub(super) fn note_owner(&self, slot: Slot, uid: u32) {
         if slot == Slot::ROOT {
             self.owner.store(uid, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! What every change needs, to keep the past before it.
+//! The capture context: the parts that every change needs in order to record the old state first.
 
 use std::sync::Arc;
 
@@ -10,8 +10,7 @@ pub(super) use super::inodes::Inodes;
 use super::tables::Tables;
 use crate::sys::{self, Stat, SysResult};
 
-/// The parts that find an inode, keep what it holds, and see to the order in which things reach the
-/// disk.
+/// Finds an inode, captures it, attributes the change, and orders writes to the disk.
 #[derive(Clone)]
 pub(super) struct Past {
     pub(super) inodes: Arc<Inodes>,
@@ -22,10 +21,10 @@ pub(super) struct Past {
 }
 
 impl Past {
-    /// `stat`: the attributes of the root.
+    /// Builds the parts in dependency order. `stat` has the attributes of the root.
     ///
     /// # Errors
-    /// That of statfs(2).
+    /// Those of statfs(2).
     pub(super) fn new(tables: &Tables, stat: &Stat) -> SysResult<Past> {
         let filesystem = sys::fs_name(sys::statfs_fd(&tables.root)?.fs_type);
         let inodes = Inodes::new(tables, stat);

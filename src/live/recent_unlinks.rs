@@ -1,10 +1,10 @@
-//! Files that have just lost one of several names.
+//! Files that recently lost one of several names.
 //!
-//! The kernel counts an inode's names down by itself once UNLINK or RENAME is answered
-//! (`fuse_entry_unlinked` in fs/fuse/dir.c). Attributes that were asked for in between say so
-//! already, and if they reach the kernel first it counts the same name twice: it takes an inode
-//! with a name for one without, and refuses to link it (ENOENT). What a listing volunteers is not
-//! needed, so for a moment it says no more of such a file than its number and kind.
+//! The kernel decrements its link count when UNLINK or RENAME is answered (`fuse_entry_unlinked` in
+//! fs/fuse/dir.c). Attributes read in between already have the new count. If they reach the kernel
+//! first, it decrements the count twice: it treats an inode with a name as unlinked, and refuses to
+//! link it (ENOENT). Attributes in a directory listing are optional. For such a file they are
+//! omitted for a short time, except number and type.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -12,17 +12,17 @@ use std::time::{Duration, Instant};
 use crate::store::ids::Slot;
 use crate::sys::lock::Mutex;
 
-/// Far longer than a caller takes to wake up and take its answer.
+/// Far longer than a caller needs to wake up and process its reply.
 const LATELY: Duration = Duration::from_secs(1);
-/// Files beyond which those of earlier are looked for and let go.
+/// Number of files above which old entries are discarded.
 const KEPT: usize = 1024;
 
-/// The files. Its mutex is a leaf.
+/// The files. The mutex is a leaf.
 #[derive(Default)]
 pub struct RecentUnlinks(Mutex<HashMap<Slot, Instant>>);
 
 impl RecentUnlinks {
-    /// A file has lost a name, and has others.
+    /// Records that a file lost a name and has others.
     pub(super) fn note(&self, slot: Slot) {
         let mut map = self.0.lock();
         if map.len() >= KEPT {
@@ -31,7 +31,7 @@ impl RecentUnlinks {
         map.insert(slot, Instant::now());
     }
 
-    /// Whether a file lost a name a moment ago.
+    /// Returns whether a file lost a name recently.
     pub fn has(&self, slot: Slot) -> bool {
         self.0
             .lock()

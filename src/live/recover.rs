@@ -1,5 +1,4 @@
-//! After a daemon that did not end in an orderly way: operations of two steps are finished or
-//! undone.
+//! Recovery after an unclean end of a daemon: operations with two steps are completed or reverted.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -17,11 +16,11 @@ use crate::store::layers::file_name;
 use crate::store::record::{Place, Record};
 use crate::sys::{self, Errno, Kind, RenameMode, SysResult, Time};
 
-/// A larger file that somebody can write to past the mount is not copied at each checkpoint, while
-/// everybody waits.
+/// A larger file that is open for writing through the backing directory is not copied at each
+/// checkpoint, because that would block all changes.
 const HELD_COPIED_MAX: u64 = 16 << 20;
 
-/// Brings tree and history together again.
+/// Makes tree and history consistent.
 pub struct Recovery {
     timeline: Arc<Timeline>,
     reflink: bool,
@@ -45,8 +44,8 @@ impl Recovery {
         }
     }
 
-    /// Brings tree and history together again, but for [`Recovery::watch_mapped`], which is to
-    /// follow. Costs what changed in the open epoch. Nothing may be served yet.
+    /// Makes tree and history consistent, except for [`Recovery::watch_mapped`], which must follow.
+    /// The cost depends on the changes in the open epoch. To be called before the tree is served.
     ///
     /// # Errors
     /// EIO if the journal or a layer cannot be written or read.
@@ -68,13 +67,12 @@ impl Recovery {
         Ok(())
     }
 
-    /// When an inode that has a record in the open epoch, or was made in it, was last changed.
-    /// Costs what changed in that epoch.
+    /// Returns the latest ctime of the inodes that have a record in the open epoch or were created
+    /// in it. The cost depends on the changes in that epoch.
     ///
-    /// It says how long a daemon that was killed has lived at least: only such inodes can change
-    /// without a new record. (One with a record of a closed epoch cannot. It was asked too, and
-    /// whatever was changed after the kill in the files of the last checkpoint counted as the
-    /// daemon's.)
+    /// It is a lower bound of the time at which a killed daemon ended, because only such inodes can
+    /// change without a new record. Inodes with a record in a closed epoch cannot; including them
+    /// would attribute changes made after the kill to the daemon.
     pub fn last_recorded_change(&self) -> Option<Time> {
         let mut last = None;
         for trail in self.recent(false) {
@@ -83,10 +81,11 @@ impl Recovery {
         last
     }
 
-    /// What can have changed in the open epoch without a new record: inodes that have one, names
-    /// that have one, and all that is in directories without, for those were made in it; `all`: in
-    /// one before, too. Where there is no checkpoint nothing has a record: then `all` that there
-    /// is, or nothing.
+    /// Returns all inodes that may have changed in the open epoch without a new record. These are
+    /// inodes with a record, entries with a record, and the contents of directories without
+    /// records, because those were created in the epoch. `all` includes the records of closed
+    /// epochs in memory. Without any checkpoint no records exist: `all` then yields the whole tree,
+    /// otherwise nothing is returned.
     fn recent(&self, all: bool) -> impl Iterator<Item = Arc<Trail>> {
         let (slots, names) = self.timeline.epochs.touched_now(all);
         let mut found: Vec<Arc<Trail>> = slots.iter().map(|slot| at_place(*slot)).collect();
@@ -106,7 +105,7 @@ impl Recovery {
             found.push(trail);
         }
         let below = std::iter::from_fn(move || {
-            // What is in a new directory has no records at all.
+            // The contents of a new directory have no records.
             let dir = made.pop()?;
             let names = self.inodes.list(&dir).unwrap_or_else(|errno| {
                 tracing::warn!(path = %String::from_utf8_lossy(&dir.path()).escape_debug(), %errno, "a directory cannot be looked at");
@@ -129,9 +128,9 @@ impl Recovery {
             .chain(below.flatten().map(|(trail, _)| trail))
     }
 
-    /// Finishes a rename over an existing inode: the names were exchanged, and the replaced inode
-    /// may still have the name of the other. After a power cut the log of btrfs may have brought
-    /// that name back beside the one in the layer.
+    /// Finishes a replacing rename whose exchange was made: the replaced inode may still have the
+    /// source's name. After a power cut the btrfs log may have restored that name in addition to
+    /// the one in the layer.
     fn finish_replacing(
         &self,
         slot: Slot,
@@ -147,12 +146,12 @@ impl Recovery {
                 let layers = &self.timeline.store().layers;
                 match layers.stat(object)? {
                     None => {}
-                    // rename(2) onto another name of the same inode does nothing.
+                    // rename(2) onto another name of the same inode has no effect.
                     Some(kept) if kept.ino == stat.ino => layers.remove(object)?,
-                    // The recovery before this one gave the layer a copy.
+                    // The previous recovery replaced the inode in the layer by a copy.
                     Some(_) => return Ok(()),
                 }
-                // Without it what is below, or the base of a branch, would be seen there again.
+                // Without a whiteout, the entry of the base would be visible again.
                 self.removal.move_away(&dir, &place.name, object, whiteout)
             }
             Ok(_) | Err(Errno::ENOENT) => Ok(()),
@@ -160,10 +159,10 @@ impl Recovery {
         }
     }
 
-    /// Voids the records of the open epoch whose object is missing. A moved inode that is not in the
-    /// layer is still in the tree. A clone that no checkpoint reads was freed with the checkpoint
-    /// that did; the void lets the next checkpoint capture the file again. A missing clone that a
-    /// checkpoint reads is damage: its record stays.
+    /// Voids the records of the open epoch whose object is missing. A moved inode that is not in
+    /// the layer is still in the tree. A clone that no checkpoint reads was freed with the
+    /// checkpoint that did; the void lets the next checkpoint capture the file again. A missing
+    /// clone that a checkpoint reads is damage: its record stays.
     fn strike_unmade(&self) -> SysResult<()> {
         for (slot, data) in self.timeline.epochs.data_records() {
             let Some(object) = data.object else { continue };
@@ -184,9 +183,9 @@ impl Recovery {
         Ok(())
     }
 
-    /// After a power cut the log of btrfs may have brought back a name that an inode had before it
-    /// was moved into the layer, beside the one there: what is written through that name would
-    /// change the past. The layer gets a copy of its own.
+    /// Replaces an inode in a layer by a copy if it has a second name. After a power cut the btrfs
+    /// log may restore a name that the inode had before its move into the layer. Writes through
+    /// that name would change the stored version.
     fn set_apart(&self, object: ObjectId) -> SysResult<()> {
         let store = self.timeline.store();
         let stat = store.layers.stat(object)?;
@@ -233,14 +232,15 @@ impl Recovery {
         )
     }
 
-    /// What somebody has open or mapped to be written where the kernel does the I/O outlives the
-    /// daemon, and is written to without a request: it is watched again. A file that had no record
-    /// was born in the open epoch, or no checkpoint could see it. Nothing may be served yet.
+    /// Marks files as hot again that processes have open or mapped for writing with passthrough.
+    /// They outlive the daemon and are written to without a request. A file without a record was
+    /// born in the open epoch, or no checkpoint could see it. To be called before the tree is
+    /// served.
     ///
-    /// `told`: whoever served before has left behind what may be written to.
+    /// `told` states that the previous worker left a list of hot files.
     ///
     /// # Errors
-    /// EMFILE, ENFILE, ENOMEM, EIO: what cannot be watched would be missed.
+    /// EMFILE, ENFILE, ENOMEM, EIO: changes of the file would be missed.
     pub fn watch_mapped(&self, told: bool) -> SysResult<()> {
         let files: Box<dyn Iterator<Item = Arc<Trail>>> = if told {
             Box::new(
@@ -253,13 +253,13 @@ impl Recovery {
         } else if self.reflink {
             Box::new(self.recent(true))
         } else {
-            // There was no passthrough.
+            // No passthrough without reflink.
             return Ok(());
         };
         files
             .into_iter()
             .try_for_each(|trail| match self.watch_if_held(&trail) {
-                // Unwatched, what is stored through a mapping would be missed.
+                // Stores through a mapping of the file would be missed.
                 Err(errno @ (Errno::EIO | Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM)) => {
                     Err(errno)
                 }
@@ -267,11 +267,11 @@ impl Recovery {
             })
     }
 
-    /// As `watch_if_held`, of the file at a path, and numbered so if that is known; the tree may be
-    /// served already.
+    /// As `watch_if_held`, for the file at a path, with inode number `ino` if that is known. The
+    /// tree may be served already.
     ///
     /// # Errors
-    /// Its own; ENOENT.
+    /// As `watch_if_held`; ENOENT.
     pub fn watch_held(&self, path: &[u8], ino: Option<u64>) -> SysResult<bool> {
         let _changing = self.locks.changing();
         let _tree = self.locks.tree.read();
@@ -291,17 +291,17 @@ impl Recovery {
         self.watch_if_held(&trail)
     }
 
-    /// A file that somebody has open or mapped to be written, though the mount may know of nobody,
-    /// is captured and hot from now on; `false`: it is not held so. The caller holds the freeze
-    /// lock, the tree and the stripe, or nothing is served yet.
+    /// Captures a file and marks it as hot if a process has it open or mapped for writing, possibly
+    /// through the backing directory. Returns `false` if no process has. The caller holds the
+    /// freeze lock, the tree and the stripe, or the tree is not served yet.
     ///
     /// # Errors
-    /// Those of open(2); EACCES where the lease on a file of somebody else may not be asked for;
-    /// ESTALE, EINVAL if it is not a regular file there; EFBIG if it would be copied at each
-    /// checkpoint and is large; ENOSPC or EIO if the past could not be kept.
+    /// Those of open(2). EACCES if the lease on another user's file is not permitted. ESTALE,
+    /// EINVAL if it is not a regular file. EFBIG if it is large and would be copied at each
+    /// checkpoint. ENOSPC or EIO if the capture failed.
     fn watch_if_held(&self, trail: &Arc<Trail>) -> SysResult<bool> {
         if self.inodes.base().is_inherited(trail.slot) {
-            // There is no file of it here: what is read is a copy that nobody else has.
+            // An inherited inode has no file here; the daemon reads a private copy.
             return Ok(false);
         }
         let (file, stat) = self.inodes.open_file(trail.into(), sys::Open::READ)?;
@@ -311,7 +311,7 @@ impl Recovery {
         if !self.reflink && stat.size > HELD_COPIED_MAX {
             return Err(Errno::EFBIG);
         }
-        // Its places are to be found when it is captured.
+        // The capture needs its places.
         let mut at = trail;
         while let Some(up) = &at.up {
             self.inodes.found.remember(up.slot, &at.name, at.slot);
@@ -326,11 +326,11 @@ impl Recovery {
         Ok(true)
     }
 
-    /// The last renames recorded may not have happened: then the inodes are where they were.
+    /// Verifies the renames recorded last. If one did not happen, the recorded place of the inode
+    /// is corrected.
     ///
     /// # Errors
-    /// As [`Recovery::recover`], before which it comes: what is to be found must be found where it
-    /// is.
+    /// As [`Recovery::recover`]. To be called before it, because it requires correct places.
     pub fn verify_moved(&self, moved: &HashMap<Slot, Moved>) -> SysResult<()> {
         let is_at = |slot: Slot, place: &Place| {
             let dir = self.inodes.dir(At::from(place.parent));
@@ -338,7 +338,7 @@ impl Recovery {
                 .and_then(|stat| self.inodes.slot_of(&stat))
                 == Ok(slot)
         };
-        // A directory that is found leads to others: until nothing more is.
+        // A corrected directory may make further inodes reachable: repeated until nothing changes.
         let mut open: Vec<(Slot, &Moved)> = moved
             .iter()
             .filter(|(slot, moved)| !is_at(**slot, &moved.to))
@@ -370,8 +370,8 @@ impl Recovery {
         }
     }
 
-    /// Objects of the open epoch that no record names, and of the next one, of which there is no
-    /// record yet: captured, but the record never came.
+    /// Removes objects of the open epoch without a record, and objects of the next epoch: captured,
+    /// but not recorded before the kill.
     fn sweep_objects(&self) {
         let epoch = self.timeline.epochs.epoch();
         let named: HashSet<ObjectId> = self
@@ -386,7 +386,7 @@ impl Recovery {
             .into_iter()
             .flat_map(|epoch| layers.list(epoch).unwrap_or_default())
         {
-            // A moved inode is the only copy of what it holds: it is never removed on suspicion.
+            // A moved inode is the only copy of its content, and is never removed on suspicion.
             if object.origin == ObjectOrigin::Cloned && !named.contains(&object) {
                 self.captures.drop_object(object);
             }

@@ -1,8 +1,8 @@
-//! What happens to an inode that loses a name.
+//! Unlinking: fate of an inode that loses a name.
 //!
-//! The last name of an inode with a past is not removed: the inode is **moved** into the layer,
-//! which touches no data and keeps its number from being given away. Where somebody still has it
-//! open it is captured like a change instead, and its name is removed.
+//! An inode that a checkpoint may see is not deleted with its last name. It is **moved** into the
+//! layer, which copies no data and prevents reuse of its number. If the file is still open, it is
+//! captured instead and its name is removed.
 
 use std::cell::OnceCell;
 use std::collections::HashSet;
@@ -24,16 +24,16 @@ use crate::store::ids::{Name, ObjectId, ObjectOrigin, Slot};
 use crate::store::record::{Child, Key, NameTouch, Place, Record, Undo};
 use crate::sys::{self, Errno, Kind, Open, RenameMode, Stat, SysResult, Time};
 
-/// What will become of an inode that loses a name.
+/// Fate of an inode that loses a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// The name can be removed: nothing of the inode is needed, or all is kept.
+    /// The name can be removed: the inode is not needed, or is captured.
     Free,
-    /// The inode is to be moved here.
+    /// The inode is to be moved to this object.
     Move(ObjectId),
 }
 
-/// An inode at a name, found and stat'ed.
+/// An inode at a name, with its attributes.
 pub(super) struct Target<'a> {
     pub(super) parent: At<'a>,
     pub(super) dir: &'a Arc<OwnedFd>,
@@ -45,7 +45,7 @@ pub(super) struct Target<'a> {
 }
 
 impl<'a> Target<'a> {
-    /// What is at a name, as is known.
+    /// Creates a target from known data.
     pub(super) fn known(
         parent: At<'a>,
         dir: &'a Arc<OwnedFd>,
@@ -64,7 +64,7 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// With what was asked of it already.
+    /// Adds data that was read ahead.
     pub(super) fn seen(
         self,
         xattrs: OnceCell<sys::Xattrs>,
@@ -73,7 +73,7 @@ impl<'a> Target<'a> {
         Target { fd, xattrs, ..self }
     }
 
-    /// Extended attributes. It is not opened for them alone.
+    /// Returns the extended attributes, without opening the inode for them alone.
     fn xattrs(&self) -> SysResult<sys::Xattrs> {
         if let Some(xattrs) = self.xattrs.get() {
             return Ok(xattrs.clone());
@@ -84,7 +84,7 @@ impl<'a> Target<'a> {
         )
     }
 
-    /// A descriptor that names it (`O_PATH`), opened when it is first asked for.
+    /// Returns an `O_PATH` descriptor, opened on first use.
     fn fd(&self) -> SysResult<&Arc<OwnedFd>> {
         if let Some(fd) = self.fd.get() {
             return Ok(fd);
@@ -104,13 +104,13 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// This removal takes the last name.
+    /// Returns whether this is the last name.
     pub(super) fn is_last(&self) -> bool {
         self.stat.kind == Kind::Dir || self.stat.nlink <= 1
     }
 }
 
-/// Takes names from inodes, and keeps those that lose their last one.
+/// Unlinks names, and preserves inodes that lose their last one.
 pub struct Removal {
     timeline: Arc<Timeline>,
     locks: Arc<Locks>,
@@ -125,7 +125,7 @@ pub struct Removal {
     captures: Arc<Captures>,
     busy: Arc<Busy>,
     copies: Arc<CopyUp>,
-    /// Inodes that were discarded by way of another directory.
+    /// Number of inodes removed through the staging directory of a branch.
     discards: AtomicU64,
 }
 
@@ -149,7 +149,7 @@ impl Removal {
         })
     }
 
-    /// Finds what is at a name.
+    /// Finds the inode at a name.
     pub(super) fn target<'a>(
         &self,
         parent: At<'a>,
@@ -165,7 +165,7 @@ impl Removal {
         Ok(Target::known(parent, dir, name, stat, slot))
     }
 
-    /// A directory has no names.
+    /// Returns whether a directory is empty.
     pub(super) fn is_empty(&self, target: &Target<'_>) -> SysResult<bool> {
         if self.inodes.base().through().is_some() {
             return self.inodes.base().is_empty(target.slot.into());
@@ -174,8 +174,8 @@ impl Removal {
         Ok(sys::list_dir(fd)?.is_empty())
     }
 
-    /// Removes what is at a name, and nothing of which is needed. Where the base of a branch has
-    /// something there it is hidden in the same step.
+    /// Deletes an inode that is not needed. If the base of a branch has an entry at the name, a
+    /// whiteout replaces it atomically.
     ///
     /// # Errors
     /// Those of unlink(2) and rmdir(2).
@@ -190,7 +190,7 @@ impl Removal {
             _ => sys::unlink_at(dir, name),
         };
         let hides = self.inodes.base().must_hide(parent, name)?;
-        // A directory of a branch may have whiteouts in it, which go with it.
+        // A directory of a branch may contain whiteouts, which are deleted with it.
         let through = match self.inodes.base().through() {
             Some(through) if hides || kind == Kind::Dir => through,
             _ => return remove(dir, name.as_bytes()),
@@ -215,8 +215,8 @@ impl Removal {
         remove(&through.aside, to)
     }
 
-    /// Collects what must be recorded before an inode loses this name, and decides what becomes of
-    /// it. `more` gets the records that are no undo.
+    /// Collects the records that must precede the removal of a name, and returns the fate of the
+    /// inode. `more` receives the records that are not undo records.
     pub(super) fn plan_unlink(
         &self,
         target: &Target<'_>,
@@ -271,8 +271,8 @@ impl Removal {
         Ok(Fate::Move(object))
     }
 
-    /// One of several hard links goes: the others lead to the inode still, if we know one; if not,
-    /// all of it is kept now.
+    /// Handles the removal of one of several hard links. If another name is known, it becomes the
+    /// recorded place of the inode; otherwise the content is captured now.
     fn plan_unlink_of_one_name(
         &self,
         target: &Target<'_>,
@@ -318,7 +318,7 @@ impl Removal {
         target: &Target<'_>,
         mut act: impl FnMut() -> SysResult<T>,
     ) -> SysResult<T> {
-        // Root needs no rights lent, and no descriptor for that.
+        // Root needs neither additional permissions nor a descriptor.
         if sys::own_user() == 0 {
             return act();
         }
@@ -328,8 +328,8 @@ impl Removal {
             .with_read(&Author::default(), At::from(&trail), fd, act)
     }
 
-    /// What must be done before with no lock held: LATER. See [`Busy::probe_first`],
-    /// [`Busy::capture_first`].
+    /// Returns LATER if a probe or capture must be made first without locks. See
+    /// [`Busy::probe_first`], [`Busy::capture_first`].
     pub(super) fn removal_first(&self, change: &Change, target: &Target<'_>) -> SysResult<()> {
         let slot = target.slot;
         self.busy.probe_first_for_name(change, slot)?;
@@ -351,7 +351,7 @@ impl Removal {
         Ok(())
     }
 
-    /// Somebody has it open, or mapped to be written.
+    /// Returns whether the file is open, or mapped for writing.
     fn in_use(&self, slot: Slot) -> bool {
         self.nodes
             .lock()
@@ -360,7 +360,7 @@ impl Removal {
             || self.hot.lock().contains_key(&slot)
     }
 
-    /// Moves an inode into the layer, from where it is; `whiteout`: one is left there.
+    /// Moves an inode into the layer; `whiteout` leaves one at its name.
     pub(super) fn move_away(
         &self,
         dir: &OwnedFd,
@@ -380,14 +380,14 @@ impl Removal {
         };
         match rename() {
             Err(Errno::EACCES | Errno::EPERM) => {
-                // A directory that its owner may not write cannot be moved: its `..` would change.
-                // Its mode is on record.
+                // A directory without write permission for its owner cannot be moved, because its
+                // `..` changes. Its mode is recorded.
                 let fd = sys::open_path_at(dir, name.as_bytes())?;
                 let mode = sys::stat_fd(&fd)?.mode;
                 sys::chmod_fd(&fd, 0o700)?;
                 rename().inspect_err(|_| {
-                    // It keeps a mode that lets its owner write, if that fails too; what failed
-                    // first is what the caller must know.
+                    // If this also fails, the mode remains changed; the caller needs the first
+                    // error.
                     let _ = sys::chmod_fd(&fd, mode);
                 })
             }
@@ -395,16 +395,16 @@ impl Removal {
         }
     }
 
-    /// An inode was not moved although the record says so: it is still in the tree, and its content
-    /// is to be captured when it changes.
+    /// Voids the content record of an inode whose recorded move failed: it remains in the tree, and
+    /// its next change captures it.
     pub(super) fn take_back(&self, slot: Slot) {
         self.timeline.epochs.strike(slot);
     }
 
-    /// Before an inode loses its last name: takes hold of it, if the kernel knows it, so that its
-    /// number is not given to another meanwhile. One that is moved into a layer keeps its number
-    /// there, and is held only while there are not too many: a restore that replaces more files
-    /// than there may be descriptors would fail in the middle.
+    /// Called before an inode loses its last name: returns a descriptor if the kernel references
+    /// the inode, to prevent reuse of its number. An inode moved into a layer keeps its number, so
+    /// its descriptor is optional and limited in number. A restore that replaces more files than
+    /// the descriptor limit would otherwise fail midway.
     pub(super) fn hold(&self, target: &Target<'_>, fate: Fate) -> SysResult<Option<Arc<OwnedFd>>> {
         let (known, open) = self
             .nodes
@@ -420,7 +420,7 @@ impl Removal {
         Ok(Some(Arc::clone(held)))
     }
 
-    /// After an inode has lost a name: the tables follow.
+    /// Updates the tables after an inode has lost a name.
     pub(super) fn lost_name(&self, target: &Target<'_>, held: Option<Arc<OwnedFd>>) {
         let place = target.place();
         let last = target.is_last();
@@ -447,7 +447,7 @@ impl Removal {
         }
     }
 
-    /// Removes a name: unlink(2) and rmdir(2). The caller holds the freeze lock and the tree.
+    /// Removes a name, as unlink(2) and rmdir(2). The caller holds the freeze lock and the tree.
     pub fn remove_in(
         &self,
         change: &Change,
@@ -467,7 +467,7 @@ impl Removal {
         let _stripe = self.locks.stripe(target.slot);
         self.removal_first(change, &target)?;
         let past = !self.timeline.epochs.is_born(target.slot);
-        // The filesystem itself would not see what the base has.
+        // The filesystem itself does not see entries of the base.
         let asks = past || self.inodes.base().through().is_some();
         if want_dir && asks && !self.is_empty(&target)? {
             return Err(Errno::ENOTEMPTY);
@@ -515,7 +515,7 @@ impl Removal {
         Ok(target.slot)
     }
 
-    /// What must be on the disk before a name of `target` is removed.
+    /// Syncs the records that must be on the disk before a name of `target` is removed.
     pub(super) fn order_removal(&self, target: &Target<'_>) -> SysResult<()> {
         if !target.is_last() {
             self.durability
@@ -524,8 +524,7 @@ impl Removal {
         self.durability.order_names(&[target.slot])
     }
 
-    /// Whether a name leads to something that no checkpoint can see and that was changed less than
-    /// `age` ago.
+    /// Returns whether a name leads to a born inode that was changed less than `age` ago.
     pub fn is_young(&self, parent: Slot, name: &Name, age: Duration) -> bool {
         let _tree = self.locks.tree.read();
         let look = || {
@@ -543,10 +542,10 @@ impl Removal {
         self.timeline.epochs.is_born(slot) && then > sys::now()
     }
 
-    /// unlink(2).
+    /// Removes a name, as unlink(2).
     ///
     /// # Errors
-    /// Those of unlink(2); ENOSPC or EIO if the past could not be kept: then nothing changed.
+    /// Those of unlink(2). ENOSPC or EIO if the capture failed; nothing changed then.
     pub fn unlink(&self, change: &Change, parent: Slot, name: &Name) -> SysResult<Slot> {
         self.captures
             .with_room(|| self.copies.own_name(parent.into(), name))?;
@@ -557,11 +556,11 @@ impl Removal {
         })
     }
 
-    /// rmdir(2).
+    /// Removes a directory, as rmdir(2).
     ///
     /// # Errors
-    /// Those of rmdir(2); ENOSPC or EIO if the past could not be kept: then nothing changed. ESTALE:
-    /// the kernel is to look the name up anew, and to try once more.
+    /// Those of rmdir(2). ENOSPC or EIO if the record failed; nothing changed then. ESTALE makes
+    /// the kernel repeat the lookup and retry once.
     pub fn rmdir(&self, change: &Change, parent: Slot, name: &Name) -> SysResult<Slot> {
         self.captures
             .with_room(|| self.copies.own_name(parent.into(), name))?;
@@ -571,8 +570,8 @@ impl Removal {
         self.remove_in(change, parent.into(), name, true)
     }
 
-    /// Something with a past is to be found in this directory: if it was made in the open epoch,
-    /// records where it is, and those above it.
+    /// Adds the places of born directories from `dir` upwards, so that an inode of a checkpoint
+    /// below them can be found.
     pub(super) fn keep_way(&self, dir: Slot, places: &mut Vec<(Slot, Place)>) {
         let (mut at, mut passed) = (dir, HashSet::new());
         while at != Slot::ROOT

@@ -31,50 +31,49 @@ use crate::store::record::ObjectHash;
 use crate::sys::lock::Mutex;
 use crate::sys::{Errno, Kind, SysResult};
 
-/// Bytes that are read in a second at most.
+/// Maximum read rate, in bytes per second.
 const HASH_BYTES_PER_S: u64 = 128 << 20;
-/// Objects in one record of hashes.
+/// Maximum number of objects in one record of hashes.
 const RECORD_OBJECTS_MAX: usize = 512;
-/// Bytes that are hashed before they are recorded: what a kill loses.
+/// Maximum number of bytes hashed before they are recorded; a kill loses that work.
 const RECORD_BYTES_MAX: u64 = 1 << 30;
-/// With less space left the sealer writes nothing, not even its few records: what is left is for
-/// captures.
+/// With less free space the sealer writes no records; the space is reserved for captures.
 const SPACE_KEPT_BYTES: u64 = 64 << 20;
 
-/// How long an unmount hashes what is left.
+/// Time limit for hashing at an unmount.
 const FINISH_TIME: Duration = Duration::from_millis(300);
 
-/// What the sealer does.
+/// Work of the sealer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HashMode {
-    /// Nothing.
+    /// No sealer.
     Off,
-    /// It hashes what was captured.
+    /// Hash captures.
     #[default]
     Hash,
 }
 
-/// What the sealer has done since the mount.
+/// Work of the sealer since the mount.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HashStats {
-    /// Nothing is left to do.
+    /// No work is left.
     pub caught_up: bool,
     /// Objects hashed.
     pub objects: u64,
-    /// Their bytes.
+    /// Size of these objects.
     pub bytes: u64,
-    /// Bytes that were read for that.
+    /// Bytes read for the hashes.
     pub read: u64,
 }
 
-/// Keeps reading slow.
+/// Limits the read rate.
 struct Pace {
     started: Instant,
     bytes: u64,
 }
 
 impl Pace {
-    /// How long to wait before so many more bytes.
+    /// Returns the time to wait before reading `bytes` more.
     fn ahead(&mut self, bytes: u64) -> Duration {
         self.bytes += bytes;
         let due = Duration::from_micros(self.bytes.saturating_mul(1_000_000) / HASH_BYTES_PER_S);
@@ -89,9 +88,9 @@ pub struct Sealer {
     wake: Arc<Wake>,
     idle: Arc<Idle>,
     sharing: Arc<Sharing>,
-    /// What its thread keeps until there is another.
+    /// State of its thread while it is not running.
     known: Mutex<KnownBlocks>,
-    /// Every closed epoch below this one is hashed, as far as it can be.
+    /// All closed epochs below this one are hashed, as far as possible.
     done_below: Mutex<Option<Epoch>>,
     objects: AtomicU64,
     bytes: AtomicU64,
@@ -130,13 +129,14 @@ impl Sealer {
         )
     }
 
-    /// Ends the sealer, and waits until it has ended.
+    /// Stops the sealer and waits for its end.
     pub fn stop(&self) {
         self.wake.stop();
     }
 
-    /// Hashes what is left, of the open epoch too, for a moment: the mount ends, so that nothing is
-    /// taken back any more. Returns how many versions have no hash then.
+    /// Hashes the remaining objects within a short time limit, including those of the open epoch:
+    /// at the end of the mount, captures are no longer voided. Returns the number of versions
+    /// without a hash.
     ///
     /// # Errors
     /// Those of reading the layers and writing the journal.
@@ -153,7 +153,8 @@ impl Sealer {
                 match store.layers.stat(object) {
                     Ok(Some(stat)) if stat.kind == Kind::File => match hash() {
                         Ok(Some((size, hash))) => hashed.push(ObjectHash { object, size, hash }),
-                        // Moved with a mode that keeps us out: it never gets one.
+                        // The object was moved with a mode that denies access: it never gets a
+                        // hash.
                         Err(error) if error.errno() == Errno::EACCES => {}
                         _ => left += 1,
                     },
@@ -167,7 +168,7 @@ impl Sealer {
         Ok(left)
     }
 
-    /// The objects of an epoch that have no hash on record.
+    /// Returns the objects of an epoch without a recorded hash.
     fn unhashed(&self, epoch: Epoch) -> SysResult<Vec<ObjectId>> {
         let mut objects = self.timeline.store().layers.list(epoch)?;
         if !objects.is_empty() {
@@ -178,7 +179,7 @@ impl Sealer {
         Ok(objects)
     }
 
-    /// What the sealer has done.
+    /// Returns the work done.
     pub fn stats(&self) -> HashStats {
         let open = self.timeline.epochs.epoch();
         let caught_up = self.done_below.lock().is_some_and(|done| done >= open);
@@ -235,7 +236,7 @@ impl Sealer {
             bytes: 0,
         };
         let (mut hashed, mut bytes) = (Vec::new(), 0);
-        // Of a file that is claimed there may be one that is being made.
+        // A claimed file may have an object that is incomplete.
         for object in objects
             .into_iter()
             .filter(|object| !self.calls.is_claimed(object.slot))
@@ -282,7 +283,7 @@ impl Sealer {
         Ok(())
     }
 
-    /// Waits until so many bytes more may be read; `false`: the sealer shall end.
+    /// Waits until `bytes` more may be read. Returns `false` if the sealer is to end.
     fn may_read(&self, bytes: u64, pace: &mut Pace) -> bool {
         let ahead = pace.ahead(bytes);
         if !ahead.is_zero() {
@@ -291,8 +292,8 @@ impl Sealer {
         !self.wake.stopping()
     }
 
-    /// `None`: it has no bytes (a directory, a link), is gone with its checkpoint, cannot be read,
-    /// or the sealer shall end.
+    /// Hashes an object. Returns `None` if it has no content (a directory or link), was removed
+    /// with its checkpoint, or cannot be read, or if the sealer is to end.
     fn hash_object(
         &self,
         object: ObjectId,

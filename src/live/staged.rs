@@ -1,8 +1,8 @@
-//! Inodes that are made in the staging directory before anybody sees them, and how they take the
-//! places of others: what an applier of a plan does in bulk.
+//! Staging: creation of inodes in the staging directory, invisible to users, from where they are
+//! moved into place. Used for the bulk changes of a plan.
 //!
-//! Making them needs no lock and any number of threads may do it: nobody knows them before they are
-//! adopted. To put them in place (`swaps`) the freeze lock and the tree are held for writing.
+//! Staging needs no lock and may run on several threads: an inode is unknown until it is adopted.
+//! Moving inodes into place (`swaps`) requires the freeze lock and the tree for writing.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,64 +18,65 @@ use crate::store::ids::{Name, Slot};
 use crate::store::record::{AttrState, Place};
 use crate::sys::{self, Errno, Kind, Open, RenameMode, SetTime, Stat, SysResult, Xattrs};
 
-/// What every name of an inode that is made here begins with.
+/// Prefix of the names of staged inodes.
 pub const STAGED_PREFIX: &str = "new-";
 
-/// An inode that was made in the staging directory.
+/// A staged inode.
 #[derive(Clone, Debug)]
 pub struct Staged {
     pub(super) name: Name,
-    /// As it was made, before it got its attributes. There may be one for each file of the tree.
+    /// Attributes at its creation, before the requested ones were set. Boxed, because one may exist
+    /// for each file of the tree.
     pub(super) stat: Box<Stat>,
 }
 
-/// What an inode is to be that is made.
+/// Description of an inode to create.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted<'a> {
-    /// Its attributes.
+    /// Attributes.
     pub attr: &'a AttrState,
-    /// Its extended attributes.
+    /// Extended attributes.
     pub xattrs: &'a Xattrs,
-    /// What a regular file holds; `None`: nothing.
+    /// Content of a regular file; `None` if it is empty.
     pub source: Option<&'a File>,
-    /// Nobody can be writing to that.
+    /// No process can write to `source`.
     pub still: bool,
-    /// It gets the time of change that it had; else that at which it is made.
+    /// Sets the recorded mtime; otherwise mtime is the time of creation.
     pub times: bool,
 }
 
-/// A new inode, and the place that it is to take.
+/// A staged inode, and its destination.
 #[derive(Clone, Debug)]
 pub struct Swap {
-    /// Adopted, and in the staging directory still.
+    /// Adopted, but still in the staging directory.
     pub staged: Staged,
-    /// Where it is to be.
+    /// Destination.
     pub to: Place,
 }
 
 impl Staged {
-    /// What it is.
+    /// Returns its type.
     pub fn kind(&self) -> Kind {
         self.stat.kind
     }
 
-    /// As it was made, before it got its attributes.
+    /// Returns the attributes at its creation, before the requested ones were set.
     pub fn stat(&self) -> &Stat {
         &self.stat
     }
 
-    /// Its number on the backing filesystem.
+    /// Returns its inode number on the backing filesystem.
     pub(super) fn ino(&self) -> u64 {
         self.stat.ino
     }
 
-    /// Where it is.
+    /// Returns its place in the staging directory.
     pub fn place(&self) -> Place {
         place(Slot::STAGING, &self.name)
     }
 }
 
-/// Makes inodes in the staging directory.
+/// Creates inodes in the staging directory.
 pub struct Staging {
     timeline: Arc<Timeline>,
     staging: Arc<OwnedFd>,
@@ -85,7 +86,7 @@ pub struct Staging {
 }
 
 impl Staging {
-    /// `dir`: where inodes are made.
+    /// Uses `dir` as the staging directory.
     pub(super) fn new(tables: &Tables, past: &Past, dir: &Arc<OwnedFd>) -> Arc<Staging> {
         Arc::new(Staging {
             timeline: Arc::clone(&tables.timeline),
@@ -96,12 +97,13 @@ impl Staging {
         })
     }
 
-    /// Makes an inode of any kind, a directory empty, complete with owner, mode, extended attributes
-    /// and times. Its name is free, or that of one that was never adopted. Nothing is durable.
+    /// Creates an inode of any type, complete with owner, mode, extended attributes and times. A
+    /// directory is empty. Its name is unused, or that of a file that was never adopted. Nothing is
+    /// durable.
     ///
     /// # Errors
-    /// Those of open(2), FICLONE, mknod(2), chown(2), setxattr(2); EIO if the source has become
-    /// shorter. Then nothing of it is there.
+    /// Those of open(2), FICLONE, mknod(2), chown(2), setxattr(2); EIO if the source became
+    /// shorter. Nothing remains after a failure.
     pub fn stage(&self, name: Name, wanted: &Wanted<'_>) -> SysResult<Staged> {
         let made = match self.make_staged(&name, wanted) {
             Err(Errno::EEXIST) => {
@@ -141,7 +143,7 @@ impl Staging {
         apply_attrs_to_new(&fd, wanted, |mode| sys::chmod_fd(&fd, mode))
     }
 
-    /// What a staged file holds is on the disk when this returns.
+    /// Syncs the content of a staged file.
     ///
     /// # Errors
     /// EIO.
@@ -150,7 +152,7 @@ impl Staging {
         sys::fsync(sys::open_file_at(&self.staging, name, Open::READ)?)
     }
 
-    /// Gives a staged inode a name in a directory.
+    /// Moves a staged inode to a name in a directory.
     ///
     /// # Errors
     /// Those of rename(2).
@@ -179,7 +181,7 @@ impl Staging {
         }
     }
 
-    /// An inode that somebody else has put into the staging directory.
+    /// Returns an inode that other code has created in the staging directory.
     ///
     /// # Errors
     /// Those of stat(2).
@@ -188,21 +190,21 @@ impl Staging {
         Ok(Staged { name, stat })
     }
 
-    /// Removes an inode that was staged and never adopted.
+    /// Removes a staged inode that was never adopted.
     pub fn unstage(&self, staged: &Staged) {
         self.unstage_name(&staged.name);
     }
 
-    /// Removes what a daemon that was killed had staged. Nothing may be served yet, and what was
-    /// half done must be finished.
+    /// Removes inodes staged by a daemon that was killed. To be called before the tree is served,
+    /// and after incomplete operations are finished.
     ///
     /// # Errors
     /// Those of listing the staging directory.
     pub fn sweep(&self) -> SysResult<()> {
         for entry in sys::list_dir(&*self.staging)? {
             let place = place(Slot::STAGING, &Name::new(&entry.name));
-            // One that changed places with it, and could not be moved on, is in the tree as far as
-            // history knows.
+            // An inode that was exchanged with a staged one and not moved on is part of the tree
+            // according to the history.
             if entry.name.starts_with(STAGED_PREFIX.as_bytes())
                 && self
                     .timeline
@@ -216,8 +218,8 @@ impl Staging {
         Ok(())
     }
 
-    /// Takes a staged inode into the tables: it is new, no checkpoint can see it. The caller holds
-    /// the freeze lock.
+    /// Adds a staged inode to the tables as born: no checkpoint can see it. The caller holds the
+    /// freeze lock.
     ///
     /// # Errors
     /// EXDEV.
@@ -235,8 +237,8 @@ impl Staging {
     }
 }
 
-/// Gives a new inode its attributes: nothing of it need be compared or kept. Says what it was made
-/// as.
+/// Sets the attributes of a new inode, without comparing or recording them. Returns its attributes
+/// at creation.
 fn apply_attrs_to_new(
     fd: impl AsFd + Copy,
     wanted: &Wanted<'_>,
@@ -244,7 +246,7 @@ fn apply_attrs_to_new(
 ) -> SysResult<Stat> {
     let (made, then) = (sys::stat_fd(fd)?, &wanted.attr.stat);
     let owner = made.uid != then.uid || made.gid != then.gid;
-    // The owner first: a change of it takes set-id bits and file capabilities away.
+    // The owner first: a change of owner clears set-id bits and file capabilities.
     if owner {
         match sys::chown_fd(fd, Some(then.uid), Some(then.gid)) {
             Err(Errno::EPERM) if sys::ids().0 != 0 => {}
@@ -257,7 +259,7 @@ fn apply_attrs_to_new(
         .try_for_each(|(name, value)| sys::setxattr(fd, name, value, sys::XattrMode::Any))?;
     if then.kind != Kind::Symlink && (owner || made.mode != then.mode || !wanted.xattrs.is_empty())
     {
-        // Of a group that is not ours the bit is left out without a word.
+        // For a group that the daemon is not a member of, the kernel drops the bit silently.
         if then.mode & 0o2000 != 0 {
             sys::chmod_fd(fd, then.mode)?
         } else {

@@ -1,12 +1,14 @@
-//! Names that the kernel may have another inode for than there is: between a change of the tree
-//! that it did not ask for (a restore, a merge) and its forgetting of what was so before.
+//! Names for which the kernel may cache the wrong inode: between a change of the tree that it did
+//! not request (a restore, a merge) and the invalidation of its caches.
 //!
-//! It forgets by name. A rename moves what it has for the one name to the other, where it would
-//! stay (d_move in fs/dcache.c); and whoever removes a directory makes the inode dead that the
-//! kernel has for the name (vfs_rmdir and vfs_rename in fs/namei.c), which may be one that lives.
-//! Both wait for the freeze with the inodes that they have found before. So meanwhile a rename or
-//! rmdir(2) is done only of a name that was looked up since. Of another it is ESTALE: the kernel
-//! looks all names up anew, and tries once more (retry_estale in include/linux/namei.h).
+//! Invalidation is by name. A rename moves the cached inode to the new name, where it would remain
+//! (d_move in fs/dcache.c). Removal of a directory marks the cached inode dead (vfs_rmdir and
+//! vfs_rename in fs/namei.c), which may be one that still exists. Both may wait for the freeze with
+//! inodes that were looked up before it.
+//!
+//! Until the invalidation completes, rename(2) and rmdir(2) therefore require that the name was
+//! looked up since the change. Otherwise they return ESTALE: the kernel repeats all lookups and
+//! retries once (retry_estale in include/linux/namei.h).
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -16,27 +18,27 @@ use crate::store::ids::{Name, Slot};
 use crate::sys::lock::Mutex;
 use crate::sys::{Errno, SysResult};
 
-/// See the module.
+/// Names that need a new lookup. See the module.
 #[derive(Default)]
 pub struct StaleNames {
-    /// As `Since::changes` while something is to be forgotten; else 0.
+    /// Equal to `Since::changes` while an invalidation is pending; else 0.
     now: AtomicU64,
     since: Mutex<Since>,
 }
 
 #[derive(Default)]
 struct Since {
-    /// Changes of which the kernel has not forgotten all.
+    /// Changes whose invalidation is pending.
     pending: usize,
-    /// Number of such changes, ever.
+    /// Number of such changes so far.
     changes: u64,
-    /// What was looked up since the last of them.
+    /// Names looked up since the last change.
     looked_up: HashSet<(Slot, Name)>,
 }
 
 impl StaleNames {
-    /// The tree was changed, and the kernel will be told to forget: until what is returned is
-    /// dropped. The caller holds the tree for writing.
+    /// Starts the invalidation after a change of the tree; it ends when the result is dropped. The
+    /// caller holds the tree for writing.
     pub fn begin(self: &Arc<Self>) -> Forgetting {
         let mut since = self.since.lock();
         since.pending += 1;
@@ -46,10 +48,10 @@ impl StaleNames {
         Forgetting(Arc::clone(self))
     }
 
-    /// Looks a name up, and notes that the kernel is told what it leads to.
+    /// Looks a name up, and records that the kernel has a current result.
     ///
     /// # Errors
-    /// Those of the look-up.
+    /// Those of the lookup.
     pub fn looking_up<T>(
         &self,
         dir: Slot,
@@ -67,10 +69,11 @@ impl StaleNames {
         found
     }
 
-    /// Whether the kernel knows what these names lead to. The caller holds the tree for writing.
+    /// Returns whether the kernel has a current result for these names. The caller holds the tree
+    /// for writing.
     ///
     /// # Errors
-    /// ESTALE: it may not.
+    /// ESTALE if it may not.
     pub(super) fn check(&self, names: &[(Slot, &Name)]) -> SysResult<()> {
         if self.now.load(Ordering::SeqCst) == 0 {
             return Ok(());
@@ -85,7 +88,7 @@ impl StaleNames {
     }
 }
 
-/// The kernel is being told to forget: see [`StaleNames::begin`].
+/// A pending invalidation: see [`StaleNames::begin`].
 pub struct Forgetting(Arc<StaleNames>);
 
 impl Drop for Forgetting {
@@ -115,7 +118,7 @@ mod tests {
         look(one).expect("it is there");
         assert_eq!(names.check(&[(dir, one)]), Ok(()));
         assert_eq!(names.check(&[(dir, one), (dir, two)]), Err(Errno::ESTALE));
-        // A look-up that began before the tree was changed may have found what was there.
+        // A lookup that began before the change may have found the old inode.
         let second = names
             .looking_up(dir, two, || Ok(names.begin()))
             .expect("it is there");

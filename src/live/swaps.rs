@@ -1,10 +1,9 @@
-//! How inodes that were staged take the places of others, many behind one append.
+//! Bulk replacement: many staged inodes are moved into place behind one journal append.
 //!
-//! Names are changed by one thread: the kernel has one lock for all renames from one directory to
-//! another (`s_vfs_rename_mutex`, which `lock_rename` in fs/namei.c takes), and after a crash what
-//! is half done is behind the last append. What is at the places that come next is looked at by
-//! another thread meanwhile: whoever calls this has frozen the tree, so nothing changes it but the
-//! swaps before.
+//! One thread changes the names. The kernel serializes all renames between directories
+//! (`s_vfs_rename_mutex`, acquired by `lock_rename` in fs/namei.c), and after a crash only the
+//! renames behind the last append can be incomplete. Another thread reads the state of the next
+//! places ahead. The caller has frozen the tree, so only earlier swaps can change it.
 
 use std::cell::OnceCell;
 use std::collections::HashSet;
@@ -27,15 +26,16 @@ use crate::store::ids::{Name, Slot};
 use crate::store::record::{Key, NameTouch, Place, Record, Undo};
 use crate::sys::{self, Errno, Kind, RenameMode, Stat, SysResult, Xattrs};
 
-/// Inodes that are replaced behind one append, so that a crash leaves no more than these to be
-/// looked at.
+/// Maximum number of inodes replaced behind one append. It bounds the inodes that recovery must
+/// examine after a crash.
 const AT_ONCE_MAX: usize = 128;
-/// Bytes of their records, about: what is larger the journal would sync (`store::journal::tail`).
+/// Approximate size of their records; the journal would sync larger appends
+/// (`store::journal::tail`).
 const BYTES_AT_ONCE: usize = 96 << 10;
-/// Bytes of the records of one of them, without names and extended attributes, about.
+/// Approximate size of the records of one swap, without names and extended attributes.
 const SWAP_BYTES: usize = 400;
 
-/// A swap that is about to be made.
+/// A swap whose records are collected.
 struct Ready<'a> {
     source: Target<'a>,
     target: Option<(Target<'a>, Fate)>,
@@ -43,14 +43,14 @@ struct Ready<'a> {
     to: &'a Place,
 }
 
-/// What was seen at a place.
+/// State of a place, read ahead.
 struct Sight {
     dir: Arc<OwnedFd>,
     found: Option<Found>,
 }
 
-/// What is there, and what is needed of it before it is replaced, if that has been asked for
-/// already.
+/// The inode at the place, and data needed before it is replaced; fields that could not be read
+/// ahead are empty.
 struct Found {
     stat: Stat,
     slot: Slot,
@@ -59,14 +59,14 @@ struct Found {
 }
 
 impl Found {
-    /// As what is to be replaced.
+    /// Returns the inode as the target of a replacement.
     fn target<'a>(&self, parent: At<'a>, dir: &'a Arc<OwnedFd>, name: &'a Name) -> Target<'a> {
         let (xattrs, fd) = (self.xattrs.clone(), self.fd.clone());
         Target::known(parent, dir, name, self.stat, self.slot).seen(xattrs, fd)
     }
 }
 
-/// Puts staged inodes in place.
+/// Moves staged inodes into place.
 pub struct Swaps {
     timeline: Arc<Timeline>,
     staging: Arc<OwnedFd>,
@@ -104,13 +104,13 @@ impl Swaps {
         }
     }
 
-    /// Puts adopted inodes in place, of which each is another, in order; what is there of what
-    /// history needs is kept. Many go behind one append. Gives the inode that each has replaced.
-    /// Survives `kill -9` as so many renames would: the first of them have happened.
+    /// Moves adopted inodes, each different, into place in order, and captures replaced inodes that
+    /// the history needs. Many share one append. Returns the inode that each has replaced. After
+    /// `kill -9` a prefix of the renames has happened, as with individual renames.
     ///
     /// # Errors
-    /// Those of rename(2); ENOSPC or EIO if the past could not be kept. Then some are in place, and
-    /// the others are in the staging directory.
+    /// Those of rename(2); ENOSPC or EIO if a capture failed. Some inodes are then in place, and
+    /// the others in the staging directory.
     pub fn put_in_place(&self, change: &Change, swaps: &[Swap]) -> SysResult<Vec<Option<Slot>>> {
         for Swap { to, .. } in swaps {
             self.copies.own_name_in(to.parent.into(), &to.name)?;
@@ -128,7 +128,7 @@ impl Swaps {
                         .ok()
                 });
                 self.put_part(change, part, &sights, &mut replaced)?;
-                // Where no thread could be had it is this one that looks.
+                // If the thread could not be started, this one reads ahead.
                 let seen = looks.map_or_else(
                     || Ok(next.map(|next| self.look_at(next))),
                     |looks| looks.join().map(Some),
@@ -159,7 +159,7 @@ impl Swaps {
             xattrs: OnceCell::new(),
             fd: OnceCell::new(),
         };
-        // What cannot be seen now is asked for again when it is needed.
+        // Errors are ignored: the data is read again when it is needed.
         if stat.kind != Kind::Dir && self.timeline.epochs.needs(&Key::Xattrs(found.slot)) {
             let _ = sys::all_xattrs_at(&dir, name).map(|xattrs| found.xattrs.set(xattrs));
         }
@@ -178,7 +178,7 @@ impl Swaps {
         })
     }
 
-    /// All of these, of which each was looked at.
+    /// Makes all of these swaps, using their states read ahead.
     fn put_part(
         &self,
         change: &Change,
@@ -195,7 +195,7 @@ impl Swaps {
             let before = replaced.len();
             self.put_some(change, rest, sights, replaced)?;
             if replaced.len() == before {
-                // It is in the place of a directory, or of a file with other names: one of a kind.
+                // The target is a directory, or a file with other names: an individual rename.
                 let Some(Swap { staged, to }) = rest.first() else {
                     break;
                 };
@@ -216,7 +216,7 @@ impl Swaps {
         Ok(())
     }
 
-    /// As many of these as go behind one append.
+    /// Makes as many of these swaps as fit one append.
     fn put_some(
         &self,
         change: &Change,
@@ -253,7 +253,7 @@ impl Swaps {
         self.timeline.epochs.record(&change.author, undo, more)?;
         for (at, swap) in ready.iter().enumerate() {
             if let Err(errno) = self.swap(swap) {
-                // Those that were to follow are where they were.
+                // The swaps after it were not made.
                 let left = ready
                     .iter()
                     .skip(at + 1)
@@ -267,7 +267,7 @@ impl Swaps {
         Ok(())
     }
 
-    /// Records the directories, once for all that comes into them.
+    /// Records each target directory once.
     fn keep_dirs(
         &self,
         change: &Change,
@@ -293,8 +293,7 @@ impl Swaps {
         }
     }
 
-    /// Collects what is to be recorded before a new inode takes a place; `None`: it is no simple
-    /// case.
+    /// Collects the records of one swap. Returns `None` if the target needs an individual rename.
     fn prepare_swap<'a>(
         &'a self,
         change: &Change,
@@ -313,7 +312,7 @@ impl Swaps {
         let target = found
             .as_ref()
             .map(|found| found.target(parent, dir, &to.name));
-        // One that had other names when it was looked at may have lost them since.
+        // A file that had other names when it was read may have lost them since.
         if target.as_ref().is_some_and(|target| {
             target.stat.kind == Kind::Dir || !target.is_last() || target.slot == source.slot
         }) {
@@ -364,7 +363,7 @@ impl Swaps {
         }))
     }
 
-    /// Does what was recorded.
+    /// Makes a recorded swap.
     fn swap(
         &self,
         Ready {
@@ -401,7 +400,7 @@ impl Swaps {
     }
 }
 
-/// Bytes of extended attributes in a record.
+/// Returns the size of extended attributes in a record.
 fn xattr_bytes(undo: &Undo) -> usize {
     if let Undo::Xattrs { before, .. } = undo {
         before

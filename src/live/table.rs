@@ -1,4 +1,4 @@
-//! The table of nodes, behind its mutex, and what is asked of it.
+//! The node table behind its mutex, and queries on it.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -10,31 +10,31 @@ use crate::store::ids::Slot;
 use crate::sys::lock::{Condvar, Mutex, MutexGuard, Rank};
 use crate::sys::{self, Kind, Stat};
 
-/// How long a close that is on its way is waited for.
+/// Longest wait for a close that is already under way.
 const CLOSE_WAIT: Duration = Duration::from_micros(80);
 
-/// The nodes that the kernel knows.
+/// The nodes that the kernel has references to.
 pub struct NodeTable {
     nodes: Mutex<Nodes>,
-    /// A handle was closed.
+    /// Notified when a handle is closed.
     closed: Condvar,
     handover: Arc<Handover>,
 }
 
-/// The kernel does the I/O of this file for such handles.
+/// Returns whether the file has passthrough handles among those that `handles` counts.
 fn is_held_through(nodes: &Nodes, slot: Slot, handles: impl Fn(&Node) -> u32) -> bool {
     nodes.get(slot).is_some_and(|node| {
         node.kind == Kind::File && node.io() == Some(IoMode::Passthrough) && handles(node) > 0
     })
 }
 
-/// Handles through which a file may be read, or mapped.
+/// Number of handles through which a file may be read or mapped.
 fn readers(node: &Node) -> u32 {
     node.handles().saturating_sub(node.writers()) + node.mappable()
 }
 
 impl NodeTable {
-    /// With the root alone, which has these attributes.
+    /// Creates a table that has only the root, with these attributes.
     pub(super) fn new(root: &Stat, handover: Arc<Handover>) -> NodeTable {
         let mut nodes = Nodes::default();
         nodes.learn(Slot::ROOT, Kind::Dir, generation_of(root), None, 1);
@@ -45,26 +45,27 @@ impl NodeTable {
         }
     }
 
-    /// The nodes, for a moment.
+    /// Locks the table. Held only briefly.
     pub(super) fn lock(&self) -> MutexGuard<'_, Nodes> {
         self.nodes.lock()
     }
 
-    /// A process may hold the lock of this file for as long as it likes: it has it open, and the
-    /// kernel does its I/O. The caller holds the file's stripe, or the tree for writing, so that
-    /// nobody opens it meanwhile.
+    /// Returns whether a process may hold the inode lock of this file for an unlimited time: it is
+    /// open with passthrough. The caller holds the file's stripe, or the tree for writing, so that
+    /// the file cannot be opened concurrently.
     pub(super) fn may_wait(&self, slot: Slot) -> bool {
         is_held_through(&self.lock(), slot, Node::handles)
     }
 
-    /// As [`NodeTable::may_wait`], for what the kernel asked for: it lets nobody write to the file
-    /// meanwhile, but it does let them read.
+    /// As [`NodeTable::may_wait`], for an operation that the kernel requested: the kernel blocks
+    /// concurrent writes to the file, but not reads.
     pub(super) fn may_wait_for_reader(&self, slot: Slot) -> bool {
         is_held_through(&self.lock(), slot, readers)
     }
 
-    /// Most files are closed just before their name is changed, and the kernel tells of the close
-    /// beside.
+    /// Waits briefly for the readers of a file to close it, and returns whether they did. Most
+    /// files are closed just before a change of their name, and the kernel sends the release
+    /// asynchronously.
     pub(super) fn is_closed_soon(&self, slot: Slot) -> bool {
         let until = Instant::now() + CLOSE_WAIT;
         let mut nodes = self.lock();
@@ -84,51 +85,50 @@ impl NodeTable {
             .and_then(|node| node.orphan().cloned())
     }
 
-    /// Files that the daemon serves and that may be mapped to be written: their dirty pages are in
+    /// Returns the files with daemon I/O that may be mapped for writing. Their dirty pages are in
     /// the kernel's cache.
     pub fn mapped_through_daemon(&self) -> Vec<Slot> {
         self.lock()
             .matching(|node| node.mappable() > 0 && node.io() == Some(IoMode::Daemon))
     }
 
-    /// Takes back look-ups that the kernel has forgotten.
+    /// Subtracts lookups that the kernel has forgotten.
     pub fn forget(&self, slot: Slot, lookups: u64) {
         self.with_unclosed(|nodes| nodes.forget(slot, lookups));
     }
 
-    /// What holds an inode without a name is closed: see `closer`.
+    /// Closes the descriptor of an unlinked inode on another thread: see `closer`.
     pub(super) fn close_apart(&self, held: impl Send + 'static) {
         self.with_unclosed(|nodes| nodes.close(held));
     }
 
-    /// The directory that a directory is in, if the kernel was told of it.
+    /// Returns the parent of a directory, if the kernel has looked it up.
     pub fn parent(&self, slot: Slot) -> Option<Slot> {
         self.lock()
             .get(slot)
             .and_then(|node| node.links().next().map(|place| place.parent))
     }
 
-    /// Whether the tables gave much memory back to the allocator since this was last asked.
+    /// Returns whether the tables freed much memory since the last call.
     pub fn take_shrunk(&self) -> bool {
         self.lock().take_shrunk()
     }
 
-    /// Number of nodes known to the kernel.
+    /// Returns the number of nodes that the kernel has references to.
     pub fn count(&self) -> usize {
         self.lock().count()
     }
 
-    /// An inode that the kernel knows has lost its last name, and nobody has it open.
+    /// Returns whether a known inode has no name and no open handle.
     pub fn is_dead_and_closed(&self, slot: Slot) -> bool {
         self.lock()
             .get(slot)
             .is_some_and(|node| node.dead && node.handles() == 0)
     }
 
-    /// Generation and attributes of an inode that has lost its last name and that the kernel knows;
-    /// counts one look-up.
+    /// Returns generation and attributes of a known inode that has no name, and counts one lookup.
     pub fn look_up_dead(&self, slot: Slot) -> Option<(u64, Stat)> {
-        // Its number is taken for as long as it is held, so it cannot have become another's.
+        // The descriptor pins the inode, so its number cannot have been reused.
         let held = self.orphan(slot)?;
         let stat = Stat {
             nlink: 0,
@@ -142,13 +142,13 @@ impl NodeTable {
         Some((node.generation, stat))
     }
 
-    /// An inode that the kernel knows has lost its last name.
+    /// Returns whether a known inode has lost its last name.
     pub fn is_dead(&self, slot: Slot) -> bool {
         self.lock().get(slot).is_some_and(|node| node.dead)
     }
 
-    /// Counts a handle of a node that was opened; `io`: who does its I/O. An inode that has lost its
-    /// last name before must not die with this worker either.
+    /// Counts an opened handle with the I/O mode `io`. If the inode has no name, its descriptor is
+    /// also passed to the holder, so that the inode survives this worker.
     pub(super) fn opened(&self, slot: Slot, read: bool, write: bool, io: IoMode) {
         let held = {
             let mut nodes = self.lock();
@@ -160,7 +160,8 @@ impl NodeTable {
         }
     }
 
-    /// An open inode is about to lose its last name: it must not die with this worker.
+    /// Passes the descriptor of an open inode that is about to lose its last name to the holder, so
+    /// that the inode survives this worker.
     pub(super) fn leave_orphan(&self, slot: Slot, held: Option<&Arc<OwnedFd>>) {
         let Some(held) = held else { return };
         if self.lock().get(slot).is_some_and(|node| node.handles() > 0) {
@@ -168,12 +169,13 @@ impl NodeTable {
         }
     }
 
-    /// A handle of an inode was closed: if it was the last, nobody needs to hold the inode.
+    /// Called after a handle was closed: if it was the last one, the holder drops its descriptor of
+    /// the inode.
     pub(super) fn drop_orphan(&self, slot: Slot) {
         if self.handover.keeps(slot) && self.lock().get(slot).is_none_or(|node| node.handles() == 0)
         {
             self.handover.let_go(slot);
-            // Who opens it at this moment may have had it kept just before.
+            // A concurrent open may have stored the descriptor just before.
             self.leave_orphan(slot, self.orphan(slot).as_ref());
         }
     }
@@ -187,7 +189,7 @@ impl NodeTable {
         drop(unclosed);
     }
 
-    /// A handle was closed.
+    /// Wakes threads that wait for a close.
     pub(super) fn note_closed(&self) {
         self.closed.notify_all();
     }

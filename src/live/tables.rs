@@ -1,4 +1,4 @@
-//! What the parts of the live tree have in common.
+//! State that the parts of the live tree share.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -18,8 +18,8 @@ use crate::history::timeline::Timeline;
 use crate::history::wake::Wake;
 use crate::sys::{self, Stat};
 
-/// The history, the directories, the locks, and the tables of what is open or known: each part
-/// takes of these what it needs.
+/// The history, the directories, the locks, and the tables of nodes, handles and hot files. Each
+/// part clones the members that it needs.
 #[derive(Clone)]
 pub(super) struct Tables {
     pub(super) timeline: Arc<Timeline>,
@@ -28,7 +28,7 @@ pub(super) struct Tables {
     pub(super) staging: Arc<OwnedFd>,
     /// Captures share extents with the live file.
     pub(super) reflink: bool,
-    /// What a branch looks through to.
+    /// The base of a branch.
     pub(super) through: Option<Arc<Through>>,
     pub(super) locks: Arc<Locks>,
     pub(super) nodes: Arc<NodeTable>,
@@ -45,7 +45,7 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    /// Empty ones; `stat`: the attributes of the root.
+    /// Creates empty tables. `stat` has the attributes of the root.
     pub(super) fn new(
         root: Arc<OwnedFd>,
         staging: Arc<OwnedFd>,

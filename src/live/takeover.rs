@@ -1,12 +1,12 @@
-//! One worker dies, the next takes over: what it leaves behind, and how that is found again.
+//! Takeover: a worker adopts the state of one that died.
 //!
-//! The kernel goes on with the nodes and handles that it was told of. Nodes are found by a walk
-//! over the tree, once, for their numbers are inode numbers. Of a branch that is what it has of its
-//! own: what is **inherited** is found when the kernel asks for it, by where it was in the base
-//! ([`Adoption::meet`]). What cannot be found there is in the **legacy**: a `Ledger` in memory that outlives the worker has the files that the kernel may be
-//! writing to without a handle and the exchanges that were begun (open handles are entered by
-//! `fuse/`, nodes of views by the engine), and a `Keeper` holds descriptors of files that are
-//! open and have no name.
+//! The kernel continues to use the nodes and handles of the previous worker. Nodes are found by one
+//! walk over the tree, because their numbers are inode numbers. For a branch the walk covers own
+//! inodes; an **inherited** one is found when the kernel refers to it, by its place in the base
+//! ([`Adoption::meet`]). All other state is in the handover state (`legacy`). A `Ledger` in memory
+//! outlives the worker. It lists the files that the kernel may write to without a handle, and the
+//! exchanges begun; `fuse/` adds open handles, the engine adds nodes of views. A `Keeper` has
+//! descriptors of open files without names.
 
 mod branch;
 
@@ -25,7 +25,7 @@ use crate::store::ids::{Name, Slot};
 use crate::store::record::Place;
 use crate::sys::{self, Errno, Kind, Open, SysResult};
 
-/// Takes over what the worker before left.
+/// Adopts the state of the previous worker.
 pub struct Adoption {
     root: Arc<OwnedFd>,
     locks: Arc<Locks>,
@@ -35,7 +35,7 @@ pub struct Adoption {
     handover: Arc<Handover>,
     inodes: Arc<Inodes>,
     writers: Arc<Writers>,
-    /// The kernel may know inherited inodes of a branch that are not in the table of nodes.
+    /// The kernel may reference inherited inodes that are not in the node table.
     asks_base: AtomicBool,
 }
 
@@ -54,8 +54,8 @@ impl Adoption {
         }
     }
 
-    /// Finds every inode of the tree by a walk, as the kernel may know it; of a branch, every inode
-    /// of its own. Nothing is served yet.
+    /// Adopts every inode of the tree by a walk, because the kernel may reference it; for a branch,
+    /// every own inode. To be called before the tree is served. Returns their number.
     ///
     /// # Errors
     /// Those of reading the root.
@@ -102,10 +102,10 @@ impl Adoption {
         Ok(found)
     }
 
-    /// Takes over an open file of the worker before.
+    /// Adopts an open file of the previous worker.
     ///
     /// # Errors
-    /// Those of open(2); ESTALE if it is nowhere.
+    /// Those of open(2); ESTALE if it is not found.
     pub fn adopt_open(
         &self,
         change: &Change,
@@ -148,10 +148,10 @@ impl Adoption {
         };
         let mode = sys::stat_fd(&*file)?.mode;
         let by = change.author.process().filter(|_| flags.write).cloned();
-        // What is written to a file without a name changes no past.
+        // Writes to a file without names affect no checkpoint.
         if io == IoMode::Passthrough && flags.write && !self.nodes.is_dead(slot) {
-            // That it may write is in the journal since it opened the file, or since the newest
-            // checkpoint.
+            // The process is recorded as a writer in the journal since its open, or since the
+            // newest checkpoint.
             self.hot
                 .note(slot, &file, flags.read, by.clone().map(|by| (by, None)))?;
             if flags.read || flags.is_synced() {
@@ -166,14 +166,14 @@ impl Adoption {
         Ok(())
     }
 
-    /// It has no name in the tree: none at all, or one in a layer.
+    /// Returns whether an inode has no name in the tree: either no name, or only one in a layer.
     fn is_nameless(&self, slot: Slot, orphan: &OwnedFd) -> SysResult<bool> {
         let is_nowhere = || self.inodes.find(slot.into()).err() == Some(Errno::ESTALE);
         Ok(sys::stat_fd(orphan)?.nlink == 0 || is_nowhere())
     }
 
-    /// Takes over what the worker before left in the ledger: files that may be mapped though no
-    /// handle is open. To be called when handles were.
+    /// Adopts the hot files in the ledger that have no open handle. To be called after all handles
+    /// are adopted.
     pub fn adopt_rest(&self, orphans: &Orphans) {
         self.handover.adopt(
             orphans,

@@ -1,24 +1,23 @@
-//! What a branch looks through to: which of its inodes are its own, and which those are in the
-//! base.
+//! State of a branch on top of its base: the own inodes, and their identity in the base.
 //!
-//! An inode of a branch is **own** (there is an inode of the branch's directory for it) or
-//! **inherited** (the view of the base answers). An own inode that was copied up has the number that
-//! it has in the base, which an extended attribute says (its **mark**); one that was made in the
-//! branch has the number of the backing filesystem, with the level of the branch above it.
+//! An inode of a branch is **own** (it exists in the branch's directory) or **inherited** (the view
+//! of the base provides it). An own inode that was copied up keeps its number in the base, which an
+//! extended attribute records (its **mark**). An inode created in the branch has the number of the
+//! backing filesystem, combined with the level of the branch.
 //!
-//! What is inherited is where it is in the base, for as long as it is inherited: whatever is renamed
-//! is made own before, with every directory above it. So the way to it in the base is the way to the
-//! nearest own directory there, and the names from that on.
+//! An inherited inode has the same path as in the base, relative to the nearest own directory:
+//! whatever is renamed is copied up first, with all directories above it. Its path in the base is
+//! therefore that of the nearest own directory there, followed by the same names.
 //!
-//! An own directory that has a mark looks through to the directory of the base, at all names but
-//! those that it has itself. A name that is gone is hidden by a whiteout, a character device 0:0
-//! (as overlayfs has it).
+//! An own directory with a mark is merged with the directory of the base: entries of the base are
+//! visible at all names that it does not have itself. A removed name is hidden by a whiteout, a
+//! character device 0:0 (as in overlayfs).
 //!
-//! **Hard links.** Of a file with several names one is copied up at first; the others lead to the
-//! own inode all the same, which a link in the store is kept of (its name there has the number in
-//! the base, and how many names are left that only the base has). Such a name is made own when it is
-//! to be changed. Where a daemon that is not root can have no mark, of links and the like and of
-//! files that their owner may not read, such a link says what the inode was.
+//! **Hard links.** When a file with several names is copied up, one name becomes own. The other
+//! names still lead to the own inode, through a link in the store. The name of that link has the
+//! number in the base, and how many names exist only in the base. Such a name becomes own before it
+//! is changed. A daemon that is not root cannot mark symbolic links and special files, nor read the
+//! mark of files that their owner may not read. There the link alone identifies the inode.
 
 use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -32,55 +31,56 @@ use crate::store::record::Child;
 use crate::sys::lock::Mutex;
 use crate::sys::{self, Errno, Kind, RenameMode, Stat, SysResult, Time, Xattrs};
 
-/// Where the level of a branch is in the number of an inode that was made in it: above the numbers
-/// of backing filesystems, below the bits of nodes of the past and of `.snapshots`.
+/// Position of the branch level in the number of an inode created in the branch: above the numbers
+/// of backing filesystems, below the bits of snapshot and `.snapshots` nodes.
 const LEVEL_SHIFT: u32 = 56;
-/// What an own name begins with that is about to take the place of a whiteout: nobody sees it.
+/// Prefix of the hidden, temporary name of an entry that replaces a whiteout.
 pub(super) const HIDDEN_PREFIX: &[u8] = b".ckptfs-hidden-";
-/// The name of the directory for what is about to come, in `tmp/`.
+/// Name of the staging directory of a branch in `tmp/`.
 const ASIDE_NAME: &str = "branch";
-/// The mark of files and directories, ...
+/// Mark of files and directories.
 const MARK: &[u8] = b"user.ckptfs.origin";
-/// ... and of what can have none of a user's (xattr(7)).
+/// Mark of other inodes, which cannot have `user.` attributes (xattr(7)).
 const MARK_TRUSTED: &[u8] = b"trusted.ckptfs.origin";
-/// Bytes of a mark before the path.
+/// Size of a mark without the path, in bytes.
 const MARK_HEAD: usize = 8 + 8 + 4;
-/// What stands for a time that is not known, in the place of nanoseconds.
+/// Value of the nanoseconds of an unknown time.
 const NO_TIME: u32 = u32::MAX;
-/// Bytes of a path in a mark. ext4 has one block for all attributes of an inode.
+/// Maximum path length in a mark. ext4 stores all extended attributes of an inode in one block.
 const PATH_MAX: usize = 3000;
-/// The device that an own inode has which is shown as 0:0, for that would be a whiteout: 511:262143,
-/// which nobody has. XFS has room for no higher numbers.
+/// Device number 511:262143, stored for a device that is visible as 0:0 and would otherwise be a
+/// whiteout. No driver uses it, and XFS supports no higher numbers.
 const STANDS_FOR_ZERO: u64 = 0x3ff1_ffff;
-/// Ways and listings of the base that are kept.
+/// Maximum numbers of cached paths and listings of the base.
 const WAYS_MAX: usize = 4096;
 const LISTS_MAX: usize = 16;
-/// Names in these listings, but for the last: some 60 bytes each.
+/// Maximum number of names in these listings, excluding the last listing; about 60 bytes each.
 const LISTED_MAX: usize = 100_000;
 
-/// An inode of this kind can have a mark: but for root's it is an attribute of a user's.
+/// Returns whether an inode of this type can have a mark. Only root can set one on symbolic links
+/// and special files.
 pub(super) fn bears_mark(kind: Kind) -> bool {
     matches!(kind, Kind::File | Kind::Dir) || sys::ids().0 == 0
 }
 
-/// The mark of an inode of this kind and mode can be read without changing that.
+/// Returns whether the mark of an inode can be read without changing its mode.
 pub(super) fn tells_mark(kind: Kind, mode: u32) -> bool {
     sys::ids().0 == 0 || bears_mark(kind) && mode & 0o400 != 0
 }
 
-/// What an own inode was in the base.
+/// Identity of an own inode in the base.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mark {
-    /// Its number there.
+    /// Number in the base.
     pub(super) slot: Slot,
-    /// When it was made there.
+    /// Birth time in the base.
     pub(super) btime: Option<Time>,
-    /// Its path there, if it is a directory.
+    /// Path in the base, for a directory.
     pub(super) path: Vec<u8>,
 }
 
 impl Mark {
-    /// As an extended attribute of an inode of this kind.
+    /// Encodes the mark as an extended attribute of an inode of this type.
     ///
     /// # Errors
     /// ENAMETOOLONG: the path is too long for a mark.
@@ -103,7 +103,7 @@ impl Mark {
         Ok((name.to_vec(), value))
     }
 
-    /// The mark among the extended attributes of an inode.
+    /// Decodes the mark among the extended attributes of an inode.
     pub(super) fn of(xattrs: &Xattrs) -> Option<Mark> {
         let (_, value) = xattrs
             .iter()
@@ -124,9 +124,9 @@ struct Own {
     ino: u64,
     btime: Option<Time>,
     is_dir: bool,
-    /// Of a directory.
+    /// Path in the base, for a directory.
     path: Vec<u8>,
-    /// Names that only the base has, of what has several there, and a link in the store.
+    /// Number of names that exist only in the base, if the inode has a link in the store.
     left: Option<u32>,
 }
 
@@ -136,24 +136,25 @@ struct Marks {
     own: HashMap<Slot, Own>,
 }
 
-/// The names of a directory of the base, sorted. They never change.
+/// Entries of a directory of the base, sorted. They never change.
 pub(super) type BaseList = Arc<Vec<(Name, Child)>>;
 
-/// See the module. Its mutexes are leaves: the base is never asked while one is held.
+/// State of a branch on top of its base. See the module. The mutexes are leaves: the base is never
+/// queried while one is held.
 pub(super) struct Through {
     pub(super) base: Arc<Base>,
     marks: Mutex<Marks>,
-    /// Directories -> the way to them in the base. Of inherited ones it holds as long as they are
-    /// inherited, of own ones for ever.
+    /// Paths of directories in the base, by slot. Valid for inherited directories while they are
+    /// inherited, for own ones forever.
     ways: Mutex<HashMap<Slot, Arc<Trail>>>,
     lists: Mutex<Vec<(Slot, BaseList)>>,
-    /// A directory of the store for what is about to come into the branch, or has gone; it is empty
-    /// when the store is opened.
+    /// Staging directory of the branch in the store, for inodes on their way in or out. It is empty
+    /// after the store is opened.
     pub(super) aside: Arc<OwnedFd>,
     links: Arc<OwnedFd>,
 }
 
-/// The name of a link in the store.
+/// Returns the name of a link in the store.
 fn link_name(slot: Slot, left: u32) -> Name {
     Name::new(format!("{}-{left}", slot.0).as_bytes())
 }
@@ -163,15 +164,16 @@ fn parsed_link(name: &[u8]) -> Option<(Slot, u32)> {
     Some((Slot(slot.parse().ok()?), left.parse().ok()?))
 }
 
-/// An inode hides the name that it is at.
+/// Returns whether the inode is a whiteout.
 pub(super) fn hides(stat: &Stat) -> bool {
     stat.kind == Kind::CharDev && stat.rdev == 0
 }
 
-/// The device that an inode gets in the directory of a branch which is to be shown with this one.
+/// Returns the device number to store in the branch's directory for a device that is visible with
+/// `rdev`.
 ///
 /// # Errors
-/// EPERM: it would be shown with another.
+/// EPERM: the stored number would be visible as another.
 pub(super) fn device_below(kind: Kind, rdev: u64) -> SysResult<u64> {
     match (kind, rdev) {
         (Kind::CharDev, 0) => Ok(STANDS_FOR_ZERO),
@@ -181,10 +183,10 @@ pub(super) fn device_below(kind: Kind, rdev: u64) -> SysResult<u64> {
 }
 
 impl Through {
-    /// `tmp`: a directory of the store.
+    /// Opens the state of a branch. `tmp` is a directory of the store.
     ///
     /// # Errors
-    /// Those of making directories there.
+    /// Those of creating directories in it.
     pub(super) fn new(base: Arc<Base>, tmp: BorrowedFd<'_>) -> SysResult<Arc<Through>> {
         let dir = |name: &str| match sys::mkdir_at(tmp, name.as_bytes(), 0o700) {
             Ok(()) | Err(Errno::EEXIST) => sys::open_dir_at(tmp, name.as_bytes()),
@@ -200,10 +202,10 @@ impl Through {
         }))
     }
 
-    /// The slot of an own inode.
+    /// Returns the slot of an own inode.
     ///
     /// # Errors
-    /// EOVERFLOW: the filesystem has larger numbers than there is room for.
+    /// EOVERFLOW: the inode number is too large for a branch.
     pub(super) fn slot_of(&self, ino: u64) -> SysResult<Slot> {
         if ino >> LEVEL_SHIFT != 0 {
             return Err(Errno::EOVERFLOW);
@@ -212,26 +214,26 @@ impl Through {
         Ok(known.unwrap_or(Slot(ino | self.base.level << LEVEL_SHIFT)))
     }
 
-    /// The base answers for an inode.
+    /// Returns whether the base provides an inode.
     pub(super) fn is_inherited(&self, slot: Slot) -> bool {
         !matches!(slot, Slot::ROOT | Slot::STAGING)
             && slot.0 >> LEVEL_SHIFT != self.base.level
             && !self.marks.lock().own.contains_key(&slot)
     }
 
-    /// An inode was made in the branch.
+    /// Returns whether an inode was created in the branch.
     pub(super) fn is_born(&self, slot: Slot) -> bool {
         slot.0 >> LEVEL_SHIFT == self.base.level
     }
 
-    /// An inode was own before it lost its last name, and somebody has it open.
+    /// Records an open inode that was own before it lost its last name.
     pub(super) fn note_dead(&self, ino: u64, kind: Kind, mark: Mark) {
         let slot = mark.slot;
         self.note_own(ino, kind, mark, None);
         self.note_gone(slot);
     }
 
-    /// An inode is own from now on, and stays so when it is gone.
+    /// Records an inode as own. It remains own when it is removed.
     pub(super) fn note_own(&self, ino: u64, kind: Kind, mark: Mark, left: Option<u32>) {
         let own = Own {
             ino,
@@ -245,9 +247,9 @@ impl Through {
         marks.own.insert(mark.slot, own);
     }
 
-    /// As [`Through::note_own`], by a mark that was found when the branch was opened. Root can have
-    /// copied it: one that tells of nothing that a base can have, or that another inode has too, says
-    /// nothing, and the inode was made in the branch.
+    /// As [`Through::note_own`], for a mark found when the branch is opened. Root may have copied
+    /// the attribute. A mark that cannot be of the base, or that another inode also has, is
+    /// ignored: the inode counts as created in the branch.
     pub(super) fn note_marked(&self, ino: u64, kind: Kind, mark: Mark, left: Option<u32>) {
         let is_of_base = mark.slot.0 >> LEVEL_SHIFT < self.base.level
             && !matches!(mark.slot, Slot::ROOT | Slot::STAGING);
@@ -256,8 +258,8 @@ impl Through {
         }
     }
 
-    /// An own inode has lost its last name: its number on the backing filesystem may be given to
-    /// another.
+    /// Records that an own inode lost its last name. Its number on the backing filesystem may be
+    /// reused.
     pub(super) fn note_gone(&self, slot: Slot) {
         let left = {
             let mut marks = self.marks.lock();
@@ -276,25 +278,26 @@ impl Through {
         }
     }
 
-    /// There is a link in the store of an own inode.
+    /// Returns whether an own inode has a link in the store.
     pub(super) fn has_link(&self, ino: u64) -> bool {
         let marks = self.marks.lock();
         let own = marks.slots.get(&ino).and_then(|slot| marks.own.get(slot));
         own.is_some_and(|own| own.left.is_some())
     }
 
-    /// The directory of the links.
+    /// Returns the directory of the links.
     pub(super) fn links(&self) -> &Arc<OwnedFd> {
         &self.links
     }
 
-    /// The link in the store of an own inode that has names in the base alone.
+    /// Returns the name of the link of an own inode in the store.
     pub(super) fn link_of(&self, slot: Slot) -> Option<Name> {
         let left = self.marks.lock().own.get(&slot)?.left?;
         Some(link_name(slot, left))
     }
 
-    /// Keeps a link of what has `names` in the base, and is at `name` in a directory.
+    /// Creates the link of an inode that has `names` names in the base and is at `name` in a
+    /// directory.
     ///
     /// # Errors
     /// Those of link(2).
@@ -307,8 +310,8 @@ impl Through {
         sys::link_at(dir, name, &*self.links, link_name(slot, names).as_bytes())
     }
 
-    /// An own file, at `name` in a directory, is about to get a mode with which its mark cannot be
-    /// read: a link says it from then on.
+    /// Creates a link for an own file whose mark becomes unreadable with its new mode: the link
+    /// then identifies it.
     ///
     /// # Errors
     /// Those of link(2).
@@ -320,7 +323,7 @@ impl Through {
         Ok(())
     }
 
-    /// An own file has a mark and no link in the store.
+    /// Returns whether an own file has a mark and no link in the store.
     pub(super) fn has_mark_alone(&self, slot: Slot) -> bool {
         let marks = self.marks.lock();
         marks
@@ -329,13 +332,13 @@ impl Through {
             .is_some_and(|own| !own.is_dir && own.left.is_none())
     }
 
-    /// What [`Through::keep_link`] has kept is not needed.
+    /// Removes the link of a copy-up that failed.
     pub(super) fn drop_link(&self, slot: Slot, names: u32) {
         let removed = sys::unlink_at(&*self.links, link_name(slot, names).as_bytes());
         tracing::debug!(?removed, slot = slot.0, "a link of what was not copied up");
     }
 
-    /// One more of the names of an own inode is the branch's own.
+    /// Decrements the number of names that exist only in the base, after one became own.
     ///
     /// # Errors
     /// Those of rename(2).
@@ -359,8 +362,8 @@ impl Through {
         )
     }
 
-    /// Finds the links again that the last daemon has left. What has no other name, and none in the
-    /// base, is nothing any more.
+    /// Reads the links that the last daemon left. Removes a link whose inode has no other name and
+    /// none in the base.
     ///
     /// # Errors
     /// Those of reading the directory.
@@ -393,8 +396,9 @@ impl Through {
         Ok(())
     }
 
-    /// What is told of an own inode: when it was made is a matter of the base, and of how many
-    /// directories are in one that looks through nobody keeps count (1, as btrfs has it).
+    /// Returns the attributes of an own inode as users see them. The birth time is that of the
+    /// base. Subdirectories of a merged directory are not counted: its link count is 1, as on
+    /// btrfs.
     pub(super) fn shown(&self, slot: Slot, mut stat: Stat) -> Stat {
         if stat.kind == Kind::CharDev && stat.rdev == STANDS_FOR_ZERO {
             stat.rdev = 0;
@@ -416,10 +420,10 @@ impl Through {
         }
     }
 
-    /// The way in the base to what an own directory looks through to; `None`: to nothing.
+    /// Returns the path in the base of an own directory; `None` if it is not merged with one.
     ///
     /// # Errors
-    /// EIO: it is not there.
+    /// EIO: the directory is not there.
     pub(super) fn own_way(&self, slot: Slot) -> SysResult<Option<Arc<Trail>>> {
         if slot == Slot::ROOT {
             return Ok(Some(Trail::root()));
@@ -440,12 +444,12 @@ impl Through {
         }
     }
 
-    /// The way to a directory, if it is at hand.
+    /// Returns the cached path of a directory in the base.
     pub(super) fn known_way(&self, slot: Slot) -> Option<Arc<Trail>> {
         self.ways.lock().get(&slot).cloned()
     }
 
-    /// Keeps the way to a directory.
+    /// Caches the path of a directory in the base.
     pub(super) fn keep_way(&self, way: &Arc<Trail>) {
         let mut ways = self.ways.lock();
         if ways.len() >= WAYS_MAX {
@@ -454,7 +458,7 @@ impl Through {
         ways.insert(way.slot, Arc::clone(way));
     }
 
-    /// The names of a directory of the base, sorted.
+    /// Returns the entries of a directory of the base, sorted.
     ///
     /// # Errors
     /// Those of the view.

@@ -1,38 +1,37 @@
-//! For how long the kernel may believe what it was told of a file that may be mapped.
+//! Attribute timeout of files that may be mapped.
 //!
-//! The kernel itself knows of every write that it passes on, and asks anew for size and times after
-//! it (`fuse_passthrough_end_write` in fs/fuse/passthrough.c, from Linux 6.12 on; passthrough is
-//! for 6.13 and later only). What it does not know of are stores through mappings, which move times
-//! and nothing else. So attributes may be believed for a while: for an eighth of the time for which
-//! no store was seen, and a second at most. [ADR
-//! 24](../../docs/adr/0024-attributes-of-open-files.md) has what that costs and gives.
+//! The kernel marks size and times stale after each write that it passes through
+//! (`fuse_passthrough_end_write` in fs/fuse/passthrough.c, from Linux 6.12; passthrough requires
+//! 6.13). It does not see stores through mappings, which change only the times. The timeout is
+//! therefore an eighth of the period in which no store was seen, up to one second. [ADR
+//! 24](../../docs/adr/0024-attributes-of-open-files.md) has the costs and benefits.
 
 use std::time::{Duration, Instant};
 
 use crate::sys::Time;
 
-/// The longest that attributes are believed, and so the latest that the time of a store is seen.
+/// Longest timeout, and therefore the longest delay until the time of a store is visible.
 const MAX: Duration = Duration::from_secs(1);
-/// The least: the kernel counts in ticks of up to 10 ms, and what is believed for less is not
-/// believed at all.
+/// Shortest timeout. The kernel counts in ticks of up to 10 ms, so a shorter one would have no
+/// effect.
 const MIN: Duration = Duration::from_millis(10);
-/// The part of the time without a store for which they are.
+/// Divisor of the period without a store.
 const PART: u32 = 8;
 
-/// What the kernel was told last.
+/// Times and timeout of the last reply to the kernel.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Told {
-    /// Since when no store was seen.
+    /// Start of the period in which no store was seen.
     quiet: Instant,
-    /// mtime and ctime.
+    /// mtime and ctime of the last reply.
     times: Option<(Time, Time)>,
-    /// Until when it believes them, if it was to believe them at all. It counts from a little later
-    /// on, and up to the next tick.
+    /// End of the timeout; `None` if the kernel was to cache nothing. The kernel's own timeout
+    /// starts slightly later and is rounded up to a tick.
     until: Option<Instant>,
 }
 
 impl Told {
-    /// The file can be mapped from now on.
+    /// The state of a file that was just opened in a way that permits mapping.
     pub fn nothing(now: Instant) -> Told {
         Told {
             quiet: now,
@@ -41,9 +40,10 @@ impl Told {
         }
     }
 
-    /// How long the kernel may believe these times. It asks within the time that it was given only
-    /// because it knows itself that something was written (or read): what has moved then is
-    /// explained. What has moved when that time is over may be a store.
+    /// Returns how long the kernel may cache these times.
+    ///
+    /// A request within the timeout means that the kernel has seen a write or read, which explains
+    /// a change of the times. A change that is found after the timeout may be a store.
     pub fn tell(&mut self, now: Instant, times: (Time, Time)) -> Duration {
         let moved = self
             .times
@@ -86,14 +86,14 @@ mod tests {
         let opened = Instant::now();
         let mut told = Told::nothing(opened);
         assert_eq!(told.tell(opened + ms(8000), times(1)), MAX);
-        // Within the second: the kernel knows of a write, or it would not ask.
+        // Within the second: the kernel has seen a write, or it would not ask.
         assert_eq!(told.tell(opened + ms(8001), times(2)), MAX);
         assert_eq!(told.tell(opened + ms(9000), times(3)), MAX);
-        // After it: who knows.
+        // After the timeout the cause is unknown.
         assert_eq!(told.tell(opened + ms(10_000), times(4)), ms(0));
         assert_eq!(told.tell(opened + ms(10_001), times(5)), ms(0));
-        // Nothing was to be believed, so of what moves meanwhile nobody knows whether the kernel
-        // had known of it.
+        // Without a timeout, it is unknown whether the kernel has seen the write that changed the
+        // times.
         assert_eq!(told.tell(opened + ms(10_079), times(6)), ms(0));
         assert_eq!(told.tell(opened + ms(10_080), times(7)), ms(10));
     }

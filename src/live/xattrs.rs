@@ -1,17 +1,16 @@
-//! Extended attributes of one inode, as a whole: how much room there is for them, and their change to
-//! what they were.
+//! Extended attributes of one inode as a set: size limit, and replacement.
 
 use std::os::fd::OwnedFd;
 
 use crate::store::journal::codec::PAYLOAD_MAX;
 use crate::sys::{self, Errno, SysResult, XattrMode, Xattrs};
 
-/// Bytes of names and values that an inode may have in attributes. They are recorded together, with
-/// its place, in one payload of the journal.
+/// Maximum size of names and values of the extended attributes of an inode. They are recorded
+/// together, with its place, in one journal payload.
 const XATTRS_BYTES_MAX: usize = PAYLOAD_MAX / 2;
 
-/// Refuses an attribute with which those of the inode could not be recorded any more, or not even
-/// be listed: every later change of it would fail.
+/// Rejects an extended attribute that would make the set too large to record or to list: every
+/// later change of the inode would fail.
 pub(super) fn check_room(fd: &OwnedFd, name: &[u8], value: &[u8]) -> SysResult<()> {
     let names = match sys::listxattr(fd) {
         Err(Errno::EOPNOTSUPP) => return Ok(()),
@@ -37,7 +36,7 @@ pub(super) fn check_room(fd: &OwnedFd, name: &[u8], value: &[u8]) -> SysResult<(
     }
 }
 
-/// Makes extended attributes that are `now` exactly `wanted`.
+/// Changes the extended attributes from `now` to exactly `wanted`.
 pub(super) fn set_xattrs(fd: &OwnedFd, now: &Xattrs, wanted: &Xattrs) -> SysResult<()> {
     for (name, _) in now
         .iter()

@@ -1,28 +1,28 @@
-//! What all who speak HTTP to a remote have in common: whom they trust, and how a failure is told.
+//! The HTTP client of all remotes: certificates, timeouts, and the explanation of failures.
 
 use std::error::Error;
 use std::time::Duration;
 
 use reqwest::{Client, ClientBuilder, redirect};
 
-/// How long nothing may move before a server is given up, in seconds, in place of [`IDLE`].
+/// Environment variable that overrides [`IDLE`], in seconds.
 const IDLE_VARIABLE: &str = "CKPTFS_REMOTE_TIMEOUT";
-/// What the kernel holds of what was sent, 4 MiB at most, passes at 70 kB/s in that time.
+/// The kernel's send buffer, up to 4 MiB, drains at 70 kB/s in that time.
 const IDLE: Duration = Duration::from_secs(60);
 
-/// What to do about a certificate that nobody here knows.
+/// Hint for a certificate of an unknown authority.
 const UNKNOWN: &str = "if the server is the one you mean, name a PEM file with the certificate of its authority \
      in SSL_CERT_FILE (nothing else is trusted then), or add it to this machine's certificates";
-/// About one of another name.
+/// Hint for a certificate of another name.
 const OTHER_NAME: &str =
     "use a name that the certificate is valid for in the URL, if the server is the one you mean";
-/// About one of another time.
+/// Hint for a certificate outside its validity period.
 const OTHER_TIME: &str =
     "check the clock of this machine with date; if it is right, the server needs a new certificate";
-/// About an answer that is no TLS.
+/// Hint for an answer that is not TLS.
 const NO_TLS: &str = "check the host and the port: no server that speaks TLS answers there";
 
-/// How long nothing may move: neither a byte sent nor one received.
+/// Returns the idle timeout: the time without a byte sent or received.
 pub fn idle() -> Duration {
     let set = std::env::var(IDLE_VARIABLE).ok();
     let seconds = set.and_then(|text| text.trim().parse::<u32>().ok());
@@ -32,8 +32,9 @@ pub fn idle() -> Duration {
     }
 }
 
-/// A client that takes what comes as it is. Proxies are those of the environment; certificates are
-/// compared with those of the system, or of `SSL_CERT_FILE` and `SSL_CERT_DIR`.
+/// Returns a client that follows no redirects and decompresses nothing. Proxies are those of the
+/// environment. Certificates are verified with those of the system, or of `SSL_CERT_FILE` and
+/// `SSL_CERT_DIR`.
 pub fn client(plain: bool) -> ClientBuilder {
     // Fails if the process has a provider already, which is this one.
     let _ = rustls::crypto::ring::default_provider().install_default();
@@ -47,7 +48,7 @@ pub fn client(plain: bool) -> ClientBuilder {
         .no_deflate()
 }
 
-/// The first cause of a failure: what lies behind all that says no more than that it failed.
+/// Returns the first cause of a failure; the errors above it only report that an operation failed.
 pub fn first_cause<'a>(failure: &'a (dyn Error + 'static)) -> &'a (dyn Error + 'static) {
     let mut cause = failure;
     while let Some(deeper) = cause.source() {
@@ -56,7 +57,7 @@ pub fn first_cause<'a>(failure: &'a (dyn Error + 'static)) -> &'a (dyn Error + '
     cause
 }
 
-/// Why TLS was refused, and what to do about it, by what a failure says.
+/// Returns the reason and a hint for a TLS failure, from the text of the error.
 pub fn tls_trouble(said: &str) -> Option<(&'static str, &'static str)> {
     let says = |what: &[&str]| what.iter().any(|what| said.contains(what));
     if says(&["invalid peer certificate"]) {

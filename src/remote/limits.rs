@@ -1,11 +1,11 @@
-//! How much one operation takes of what a server, a repository or an image gives it
+//! Limits on the resources of one operation that reads a server, a repository or an image
 //! (docs/cli.md, "Limits of remotes").
 //!
-//! A server needs no password to send anything, and whoever has the password can store anything:
-//! compressed, a few bytes stand for gigabytes, and a directory that is in several places of a
-//! snapshot is stored once. So each kind of object has a limit, before it is read and before it is
-//! decompressed. Most limits are shares of one amount of memory, [`MEMORY`] unless
-//! `CKPTFS_REMOTE_MEMORY` names a larger one.
+//! A server can send any file without the password, and a user with the password can store
+//! anything. A few compressed bytes expand to gigabytes, and a directory that is in several places
+//! of a snapshot is stored once. Each kind of object therefore has a limit, checked before it is
+//! read and before it is decompressed. Most limits are fractions of one amount of memory,
+//! [`MEMORY`], or a larger one from `CKPTFS_REMOTE_MEMORY`.
 
 use std::os::fd::AsFd;
 
@@ -15,29 +15,29 @@ use crate::engine::api::{Code, VerbError, VerbResult, hinted};
 use crate::engine::settings;
 use crate::sys::{self, FsInfo};
 
-/// The amount of memory that limits are shares of.
+/// The amount of memory that limits are fractions of.
 const MEMORY: u64 = 1 << 30;
-/// Names a larger one: bytes, or a number with `K`, `M`, `G` or `T`.
+/// Environment variable with a larger amount: bytes, or a number with `K`, `M`, `G` or `T`.
 const MEMORY_VARIABLE: &str = "CKPTFS_REMOTE_MEMORY";
 
 /// Key files of a repository, each of which is tried with the password.
 pub const KEY_FILES_MAX: usize = 64;
 /// The work to derive the keys of all key files of a repository, `N * r * p` of scrypt: about 20 s.
-/// rustic makes keys of 2^20, restic of at most 2^22.
+/// rustic creates keys of 2^20, restic of at most 2^22.
 pub const KEY_WORK_MAX: u64 = 1 << 26;
-/// Directories within each other.
+/// Depth of directories.
 pub const DEPTH_MAX: usize = 4096;
-/// Directories within each other in an image, whose paths have at most 4096 bytes.
+/// Depth of directories in an image, whose paths have at most 4096 bytes.
 pub const IMAGE_DEPTH_MAX: u64 = 1024;
-/// Memory for a node of a tree beyond its text.
+/// Memory for a node of a tree in addition to its text.
 pub const NODE_BYTES: u64 = 450;
-/// Memory for an inode of an image, or for a name of one, beyond its bytes.
+/// Memory for an inode or a name of an image in addition to its bytes.
 pub const IMAGE_ENTRY_BYTES: u64 = 300;
-/// Encryption adds an initialization vector and a code that authenticates the object.
+/// Encryption adds an initialization vector and a message authentication code.
 pub const CRYPT_BYTES: u64 = 32;
-/// Bytes of an object in a list of a REST server, at most.
+/// Maximum size of an object in a list of a REST server, in bytes.
 const LISTED_BYTES: usize = 128;
-/// The share of a filesystem that stays free, and how much at most.
+/// The fraction of a filesystem that stays free, and its maximum in bytes.
 const FREE_SHARE: u64 = 64;
 const FREE_BYTES_MAX: u64 = 1 << 30;
 
@@ -54,13 +54,13 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Those of this process.
+    /// Returns the limits of this process.
     pub fn new() -> Limits {
         let set = std::env::var(MEMORY_VARIABLE).ok();
         Limits::of(set.as_deref().and_then(settings::bytes).unwrap_or(MEMORY))
     }
 
-    /// Limits for an amount of memory; they are never smaller than the default ones.
+    /// Returns the limits for an amount of memory; never below the defaults.
     fn of(memory: u64) -> Limits {
         Limits {
             memory: memory.max(MEMORY),
@@ -72,7 +72,7 @@ impl Limits {
         self.memory / 4
     }
 
-    /// Objects of a kind in a repository.
+    /// Number of objects of a kind in a repository.
     pub fn objects(self, kind: FileType) -> usize {
         let share = |part: u64| usize::try_from(self.memory / part).unwrap_or(usize::MAX);
         match kind {
@@ -84,13 +84,13 @@ impl Limits {
         }
     }
 
-    /// Bytes of the list of a kind of objects.
+    /// Size of the list of a kind of objects, in bytes.
     pub fn list(self, kind: FileType) -> usize {
         let objects = self.objects(kind).saturating_add(1);
         objects.saturating_mul(LISTED_BYTES)
     }
 
-    /// Bytes of a whole object as it is stored.
+    /// Size of a whole object as stored, in bytes.
     pub fn stored(self, kind: FileType) -> u64 {
         match kind {
             FileType::Config | FileType::Key => 64 << 10,
@@ -100,7 +100,7 @@ impl Limits {
         }
     }
 
-    /// Bytes of a whole object once it is decompressed.
+    /// Size of a whole object after decompression, in bytes.
     pub fn unpacked(self, kind: FileType) -> u64 {
         match kind {
             FileType::Config | FileType::Key => 1 << 20,
@@ -110,7 +110,8 @@ impl Limits {
         }
     }
 
-    /// Bytes of all objects of a kind that are read for one list of them, decompressed.
+    /// Total size after decompression of all objects of a kind that are read for one list, in
+    /// bytes.
     pub fn unpacked_all(self, kind: FileType) -> u64 {
         match kind {
             FileType::Snapshot => self.memory / 16,
@@ -123,28 +124,28 @@ impl Limits {
         self.memory / 2
     }
 
-    /// Bytes of a piece of content, stored and decompressed.
+    /// Size of a blob, stored and decompressed, in bytes.
     pub fn blob(self) -> u64 {
         self.memory / 64
     }
 
-    /// Bytes of one part of a pack.
+    /// Size of one part of a pack, in bytes.
     pub fn part(self) -> u64 {
         self.tree() + CRYPT_BYTES
     }
 
-    /// Entries of a snapshot or an image.
+    /// Number of entries of a snapshot or an image.
     pub fn entries(self) -> u64 {
         self.memory / 64
     }
 
-    /// Memory for the names and attributes of a snapshot or an image that are held at once.
+    /// Memory for the names and attributes of a snapshot or an image held at the same time.
     pub fn names(self) -> u64 {
         self.memory
     }
 
-    /// Memory of a process in which the library decompresses content itself, to look for damage or to
-    /// pack it again. With more it is aborted.
+    /// Memory of a process in which the library decompresses content itself, to check or repack it.
+    /// The process is aborted above it.
     pub fn process(self) -> u64 {
         self.memory.saturating_mul(4)
     }
@@ -159,7 +160,7 @@ impl Limits {
 pub const RAISE: &str = "if you trust its source, raise the limits: CKPTFS_REMOTE_MEMORY=4G (the default is 1G); \
      ckptfs verify --remote looks for damage";
 
-/// A limit was reached.
+/// Returns the error for an exceeded limit.
 pub fn exceeded(what: impl Into<String>) -> VerbError {
     hinted(Code::RemoteFailed, what, RAISE)
 }
@@ -175,9 +176,10 @@ pub fn check(whose: &str, number: u64, most: u64, what: &str) -> VerbResult<()> 
     }
 }
 
-/// Whether a filesystem has room for more bytes and inodes. A 64th of it stays free, at most 1 GiB.
+/// Returns whether a filesystem has space for more bytes and inodes. A 64th of it, at most 1 GiB,
+/// stays free.
 pub fn has_room(dir: impl AsFd, bytes: u64, inodes: u64) -> bool {
-    // One that does not count has room.
+    // A filesystem without statistics is assumed to have space.
     sys::statfs_fd(dir).map_or(true, |info| fits(&info, bytes, inodes))
 }
 
@@ -190,7 +192,7 @@ fn fits(info: &FsInfo, bytes: u64, inodes: u64) -> bool {
     bytes.saturating_add(stays) <= free && has_inodes
 }
 
-/// The error of [`has_room`].
+/// Returns the error of [`has_room`].
 pub fn no_room() -> VerbError {
     hinted(
         Code::RemoteFailed,

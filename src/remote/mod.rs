@@ -1,10 +1,10 @@
-//! Checkpoints beyond this machine (docs/adr/0036-remotes.md): in a repository of restic's format
+//! Checkpoints on other machines (docs/adr/0036-remotes.md): in a repository in restic's format
 //! ([`restic`]), or as images in a registry ([`oci`]).
 //!
-//! Nothing here talks to a daemon: what is pushed comes from a [`Feed`](crate::transfer::Feed), and
-//! what is pulled goes to a [`Sink`](crate::transfer::Sink) or a directory. Whatever a server says
-//! may be hostile: names are checked as those of any tree that is not ours, nothing of it is
-//! followed or executed, and what it says is shown escaped.
+//! This layer does not communicate with a daemon: pushed data comes from a
+//! [`Feed`](crate::transfer::Feed), and pulled data goes to a [`Sink`](crate::transfer::Sink) or a
+//! directory. A server may be hostile: names are checked like those of any foreign tree, nothing is
+//! followed or executed, and its messages are displayed escaped.
 
 mod http;
 pub mod limits;

@@ -1,8 +1,8 @@
-//! The few file calls that the store needs, all relative to a directory descriptor.
+//! The file calls of the store, all relative to a directory descriptor.
 //!
-//! Invariant: no function here takes a path. A name is one component, and a symbolic link in its
-//! place is never followed: the daemon serves a mount that covers the directory it works in, and a
-//! path that led through that mount would make it wait for itself.
+//! Invariant: no function takes a path. A name is one component, and a symbolic link in its place
+//! is never followed. The daemon serves a mount that covers the directory it works in; a path
+//! through that mount would make it wait for itself.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -13,17 +13,17 @@ use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 use crate::sys;
 use crate::sys::fault::{self, Call};
 
-/// Most levels that [`remove_tree`] goes down.
+/// Maximum depth that [`remove_tree`] descends.
 const REMOVE_DEPTH_MAX: u32 = 4;
 
-/// Opens a directory by name. `ELOOP` or `ENOTDIR` if it is none.
+/// Opens a directory by name; `ELOOP` or `ENOTDIR` for anything else.
 pub(super) fn open_dir(parent: impl AsFd, name: &str) -> io::Result<OwnedFd> {
     fault::check(Call::Open)?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     Ok(rustix::fs::openat(parent, name, flags, Mode::empty())?)
 }
 
-/// Makes a directory (mode 0700) unless there is something of that name; true if it was made.
+/// Creates a directory (mode 0700) unless the name exists. Returns whether it was created.
 pub(super) fn make_dir(parent: impl AsFd, name: &str) -> io::Result<bool> {
     fault::check(Call::Make)?;
     match rustix::fs::mkdirat(parent, name, Mode::RWXU) {
@@ -33,8 +33,8 @@ pub(super) fn make_dir(parent: impl AsFd, name: &str) -> io::Result<bool> {
     }
 }
 
-/// Opens a file by name with these flags; a new one has mode 0600. Never follows a link, never
-/// blocks on a FIFO.
+/// Opens a file by name with these flags; a new file has mode 0600. Never follows a link or blocks
+/// on a FIFO.
 pub(super) fn open_file(parent: impl AsFd, name: &str, flags: OFlags) -> io::Result<File> {
     fault::check(if flags.contains(OFlags::CREATE) {
         Call::Create
@@ -50,7 +50,7 @@ pub(super) fn open_file(parent: impl AsFd, name: &str, flags: OFlags) -> io::Res
     )?))
 }
 
-/// The names in a directory, in no order, without `.` and `..`.
+/// Returns the names in a directory, unordered, without `.` and `..`.
 pub(super) fn names(dir: impl AsFd) -> io::Result<Vec<Vec<u8>>> {
     fault::check(Call::List)?;
     let mut names = Vec::new();
@@ -64,9 +64,9 @@ pub(super) fn names(dir: impl AsFd) -> io::Result<Vec<Vec<u8>>> {
     Ok(names)
 }
 
-/// The content of a small file; `EFBIG` if it has more than `limit` bytes.
+/// Returns the content of a small file; `EFBIG` if it exceeds `limit` bytes.
 pub(super) fn read_small(parent: impl AsFd, name: &str, limit: u64) -> io::Result<Vec<u8>> {
-    // Enough for most: two reads.
+    // Most files fit, so two reads suffice.
     let mut bytes = Vec::with_capacity(512);
     open_file(parent, name, OFlags::RDONLY)?
         .take(limit.saturating_add(1))
@@ -77,8 +77,8 @@ pub(super) fn read_small(parent: impl AsFd, name: &str, limit: u64) -> io::Resul
     Ok(bytes)
 }
 
-/// Writes a file under another name, makes it durable, and gives it its name: whoever looks finds
-/// all of it or none. The name is durable on return.
+/// Replaces a file atomically: writes a temporary file, syncs it and renames it. The name is
+/// durable on return.
 pub(super) fn write_whole<D: AsFd>(parent: D, name: &str, bytes: &[u8]) -> io::Result<()> {
     let parent = parent.as_fd();
     let unfinished = format!("{name}.new");
@@ -95,8 +95,8 @@ pub(super) fn write_whole<D: AsFd>(parent: D, name: &str, bytes: &[u8]) -> io::R
     sync_dir(parent)
 }
 
-/// Writes a new file, or another's content anew. Nothing of it is durable on return, and who looks
-/// meanwhile may find a part.
+/// Creates or overwrites a file. Nothing is durable on return, and a concurrent reader may see a
+/// part.
 pub(super) fn write_unsynced<D: AsFd>(parent: D, name: &str, bytes: &[u8]) -> io::Result<()> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC;
     let mut file = open_file(parent, name, flags)?;
@@ -104,10 +104,9 @@ pub(super) fn write_unsynced<D: AsFd>(parent: D, name: &str, bytes: &[u8]) -> io
     file.write_all(bytes)
 }
 
-/// Makes a symbolic link with this text under another name, and gives it its name: whoever looks
-/// finds all of it or none, also after a power cut, for the text is metadata. Not durable on
-/// return: it is on the disk before whatever is done afterwards. `ENAMETOOLONG`: the filesystem has
-/// no room for so long a text in a link.
+/// Replaces a symbolic link atomically, by creating a temporary link and renaming it. This also
+/// holds after a power cut, because the target of a link is metadata. Not durable on return, but on
+/// disk before any later change. `ENAMETOOLONG`: the filesystem cannot store so long a target.
 pub(super) fn write_link(parent: impl AsFd, name: &str, text: &[u8]) -> io::Result<()> {
     let parent = parent.as_fd();
     let unfinished = format!("{name}.new");
@@ -123,13 +122,13 @@ pub(super) fn write_link(parent: impl AsFd, name: &str, text: &[u8]) -> io::Resu
     rename(parent, &unfinished, name)
 }
 
-/// The text of a symbolic link.
+/// Returns the target of a symbolic link.
 pub(super) fn read_link(parent: impl AsFd, name: &str) -> io::Result<Vec<u8>> {
     fault::check(Call::Read)?;
     Ok(rustix::fs::readlinkat(parent, name, Vec::new())?.into_bytes())
 }
 
-/// Makes a file or a directory durable, with its name. It is not an error if there is none.
+/// Syncs a file or directory by name. A missing name is not an error.
 pub(super) fn sync_name(parent: impl AsFd, name: &[u8]) -> io::Result<()> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     fault::check(Call::Open)?;
@@ -140,26 +139,26 @@ pub(super) fn sync_name(parent: impl AsFd, name: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Gives a file of a directory another name there, in place of what had it.
+/// Renames a file within a directory and replaces the target.
 pub(super) fn rename(dir: impl AsFd, from: &str, to: &str) -> io::Result<()> {
     fault::check(Call::Rename)?;
     Ok(rustix::fs::renameat(&dir, from, &dir, to)?)
 }
 
-/// Moves what has this name into another directory.
+/// Moves a name to another directory.
 pub(super) fn move_to(dir: impl AsFd, name: &str, to: impl AsFd) -> io::Result<()> {
     fault::check(Call::Rename)?;
     Ok(rustix::fs::renameat(dir, name, to, name)?)
 }
 
-/// Makes the names in a directory durable.
+/// Syncs a directory, so that its names are durable.
 pub(super) fn sync_dir(dir: impl AsFd) -> io::Result<()> {
     fault::check(Call::Sync)?;
     Ok(rustix::fs::fsync(dir)?)
 }
 
-/// As [`sync_dir`]; what was done before is on the disk too. On btrfs a directory that is synced
-/// comes there ahead of other changes of that moment: there the whole filesystem is synced.
+/// As [`sync_dir`], but all earlier changes are durable on return. On btrfs a synced directory
+/// reaches the disk ahead of other recent changes, so there the whole filesystem is synced.
 pub(super) fn sync_in_order(dir: impl AsFd) -> io::Result<()> {
     let dir = dir.as_fd();
     if sys::statfs_fd(dir).is_ok_and(|info| sys::fs_name(info.fs_type) == "btrfs") {
@@ -170,16 +169,16 @@ pub(super) fn sync_in_order(dir: impl AsFd) -> io::Result<()> {
     }
 }
 
-/// Whether the name is that of a directory, itself and not what a link leads to. `ENOENT` if there
-/// is none.
+/// Returns whether the name is a directory, without following a link. `ENOENT` if it does not
+/// exist.
 pub(super) fn is_dir(parent: impl AsFd, name: &[u8]) -> io::Result<bool> {
     fault::check(Call::Stat)?;
     let stat = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
     Ok(FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
 }
 
-/// Refuses (`EINVAL`) what is not a regular file with this one name: a link, a FIFO, a device, or a
-/// file that somebody has elsewhere too.
+/// Rejects (`EINVAL`) anything except a regular file with this one name: a link, a FIFO, a device,
+/// or a file that has another hard link.
 pub(super) fn check_own_file(parent: impl AsFd, name: &[u8]) -> io::Result<()> {
     let stat = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
     let own = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_nlink == 1;
@@ -190,8 +189,7 @@ pub(super) fn check_own_file(parent: impl AsFd, name: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Sees to it that only its owner can use a file or directory of ours. It is not an error if there
-/// is none.
+/// Restricts one of the store's files or directories to its owner. A missing name is not an error.
 pub(super) fn restrict(parent: &OwnedFd, name: &[u8]) -> io::Result<()> {
     let stat = match rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
         Err(rustix::io::Errno::NOENT) => return Ok(()),
@@ -211,8 +209,7 @@ pub(super) fn restrict(parent: &OwnedFd, name: &[u8]) -> io::Result<()> {
     )?)
 }
 
-/// Removes what has this name, and all below it. Follows no link. It is not an error if there is
-/// nothing.
+/// Removes a name and everything below it. Follows no link. A missing name is not an error.
 pub(super) fn remove_tree(parent: impl AsFd, name: &[u8]) -> io::Result<()> {
     remove_below(parent.as_fd(), name, REMOVE_DEPTH_MAX)
 }

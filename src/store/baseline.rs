@@ -1,34 +1,32 @@
-//! The baseline: the tree as it was when it was last served, in one file or two.
+//! The baseline: the state of the tree at the end of the last service, in one file or two.
 //!
-//! It is written when a daemon ends in an orderly way, and read when the next begins: what differs
-//! was changed while nothing was mounted, and is recorded as any other change. It counts only if
-//! the journal ends where it did when the baseline was written, so one that is of an earlier end is
-//! none.
+//! It is written at an orderly shutdown and read at the next mount. Differences from it were made
+//! while nothing was mounted, and are recorded like any other change. A baseline is valid only if
+//! the journal still ends at the position stored in it.
 //!
-//! The whole tree is written seldom, and in idle time. What changed after is beside it
-//! ([`Changes`]): a second run, whose keys tell inodes by their slots. If there is one, it alone
-//! says where the journal ended. Of a tree that is not large both become one file again, when a
-//! part of it has changed that is worth it.
+//! The whole tree is written rarely, in idle time. Later changes are stored next to it
+//! ([`Changes`]): a second run, whose keys identify inodes by slot. If it exists, its position is
+//! the valid one. For a tree of limited size both are folded into one file once the changes are a
+//! sufficient part of it.
 //!
 //! ```text
-//! baseline          a run (module `index::runs`), of one epoch: u32 segment, u32 offset of the end of the journal; 2^64-1: it counts with its changes alone
+//! baseline          a run (module `index::runs`), of one epoch: u32 segment, u32 offset of the end of the journal; 2^64-1: valid only with its changes
 //! key               u64 number of a directory (big-endian; the root is 1), name; of the root itself: number 0, no name
-//! value             uint number of the directory that the name leads to (0: it is none), and three parts, each uint length and bytes as in a record of kind 1:
-//!                   what the name leads to, attributes, extended attributes (empty: none)
+//! value             uint number of the directory that the name leads to (0: not a directory), and three parts, each uint length and bytes as in a record of kind 1:
+//!                   the inode that the name leads to, attributes, extended attributes (empty: none)
 //! key               number 2^64-1
-//! value             uint files that are not empty, uint: which baseline it is, at random
+//! value             uint files that are not empty, uint random id of the baseline
 //! key               number 2^64-1, u64 slot of a directory (big-endian)
 //! value             uint its number, uint its generation
 //!
 //! baseline.changes  a run of one epoch, as above
-//! 'B'               uint: of which baseline they are
+//! 'B'               uint: id of the baseline they belong to
 //! 'A' slot          attributes and extended attributes of an inode, two parts as above
 //! 'G' slot          an inode that has lost its last name in the open epoch; no value
-//! 'N' slot name     of a directory: what the name leads to, as in a record of kind 1; no value: nothing
+//! 'N' slot name     of a directory: the inode that the name leads to, as in a record of kind 1; no value: none
 //! 'W' slot          a directory all of whose names are here: uint its generation
 //! ```
-//! Directories are numbered in the order in which they are listed, so a parent comes before its
-//! children.
+//! Directories are numbered in listing order, so a parent precedes its children.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::io;
@@ -56,38 +54,38 @@ use crate::sys::{Kind, Xattrs, host};
 
 const NAME: &str = "baseline";
 const CHANGES: &str = "baseline.changes";
-/// What is not finished yet of either.
+/// An incomplete file of either kind.
 const UNFINISHED: &str = "baseline.new";
-/// The key of which baseline changes are.
+/// Key of the id of the baseline that changes belong to.
 const OF: &[u8] = b"B";
-/// The number under which directories are found by their slots.
+/// Number under which directories are found by slot.
 const BY_SLOT: u64 = u64::MAX;
-/// In place of the end of the journal: it counts with its changes alone.
+/// In place of the end of the journal: valid only with its changes.
 const OPEN: Epoch = Epoch(u64::MAX);
 
 /// The number of the root directory.
 pub const ROOT: u64 = 1;
-/// Bytes of attributes that an inode may have: as many as can be set through the mount, or one of
-/// its users could see to it that there is no baseline.
+/// Size limit of an inode's extended attributes, in bytes. It equals the limit through the mount;
+/// otherwise a user could prevent the baseline from being written.
 const XATTRS_MAX: usize = PAYLOAD_MAX / 2;
 
-/// Changes beside a tree, to so many of its names one, are written into it: each mount reads both.
+/// Changes are folded from one per this number of names, because each mount reads both files.
 const FOLD_PART: u64 = 4;
-/// Fewer cost no mount anything.
+/// Fewer changes are not folded: their cost is negligible.
 const FOLD_MIN: u64 = 1000;
-/// Names of a tree into which changes are written: an unmount waits for it.
+/// Maximum number of names of a tree to fold, because unmounting waits for it.
 const FOLD_MAX: u64 = 100_000;
 
-/// An inode as it was at one of its names.
+/// The state of an inode at one of its names.
 #[derive(Clone, Debug)]
 pub struct Node {
-    /// What the name led to.
+    /// Its slot and type.
     pub child: Child,
     /// Its attributes.
     pub attr: AttrState,
     /// Its extended attributes, sorted.
     pub xattrs: Xattrs,
-    /// A directory's number; 0: it is none, or what is in it is not known.
+    /// A directory's number; 0: not a directory, or its entries are unknown.
     pub number: u64,
 }
 
@@ -131,7 +129,7 @@ fn child_of(bytes: &[u8]) -> Option<Option<Child>> {
     }
 }
 
-/// Attributes and extended attributes.
+/// Appends attributes and extended attributes.
 fn put_inode(node: &Node, value: &mut Vec<u8>) -> StoreResult<()> {
     let slot = node.child.slot;
     put_part(
@@ -175,7 +173,7 @@ fn open(layout: &Layout, name: &str) -> StoreResult<Option<Run>> {
     }
 }
 
-/// Whether an inode with these attributes can be written.
+/// Reports whether an inode with these attributes can be written.
 pub fn fits(xattrs: &Xattrs) -> bool {
     xattrs
         .iter()
@@ -184,17 +182,17 @@ pub fn fits(xattrs: &Xattrs) -> bool {
         <= XATTRS_MAX
 }
 
-/// A baseline that is read.
+/// An open baseline.
 pub struct Baseline {
     run: Run,
-    /// What changed since.
+    /// The changes since it was written.
     pub changes: Changes,
 }
 
 impl Baseline {
-    /// Opens that of a store, if there is one and it counts: the journal ends at `end`.
+    /// Opens the baseline of a store if it is valid for a journal that ends at `end`.
     ///
-    /// Errors: `Io`; `IndexDamaged`: it is not whole.
+    /// Errors: `Io`; `IndexDamaged`: it is incomplete.
     pub fn open(layout: &Layout, end: Address) -> StoreResult<Option<Baseline>> {
         let Some(run) = open(layout, NAME)? else {
             return Ok(None);
@@ -206,8 +204,8 @@ impl Baseline {
         Baseline::with(run, changes)
     }
 
-    /// Opens that of a store, which is being brought up to date by whoever knows what changed
-    /// since.
+    /// Opens the baseline of a store regardless of the end of the journal, for a caller that
+    /// updates it with all changes since.
     ///
     /// Errors: as [`Baseline::open`].
     pub fn open_any(layout: &Layout) -> StoreResult<Option<Baseline>> {
@@ -217,7 +215,7 @@ impl Baseline {
         Baseline::with(run, open(layout, CHANGES)?)
     }
 
-    /// Removes that of a store. It is not an error if there is none.
+    /// Removes the baseline of a store; succeeds if none exists.
     ///
     /// Errors: `Io`.
     pub fn remove(layout: &Layout) -> StoreResult<()> {
@@ -227,14 +225,14 @@ impl Baseline {
             .map_err(failed("remove"))
     }
 
-    /// Removes what was begun and not finished.
+    /// Removes an incomplete baseline.
     ///
     /// Errors: `Io`.
     pub fn discard(layout: &Layout) -> StoreResult<()> {
         at::remove_tree(layout.dir(), UNFINISHED.as_bytes()).map_err(failed("remove"))
     }
 
-    /// The root directory.
+    /// Returns the root directory.
     ///
     /// Errors: `Io`, `IndexDamaged`.
     pub fn root(&self) -> StoreResult<Node> {
@@ -247,7 +245,7 @@ impl Baseline {
             .ok_or(StoreError::IndexDamaged)
     }
 
-    /// With the attributes that it had last.
+    /// Applies changed attributes.
     fn as_changed(&self, mut node: Node) -> Option<Node> {
         if !self.changes.is_empty()
             && let Some(value) = self.changes.0.get(&slot_key(b'A', node.child.slot))
@@ -257,14 +255,14 @@ impl Baseline {
         (node.attr.stat.kind == node.child.kind).then_some(node)
     }
 
-    /// The names of a directory, sorted.
+    /// Returns the names of a directory, sorted.
     ///
     /// Errors: `Io`, `IndexDamaged`.
     pub fn names(&self, dir: &Node) -> StoreResult<Vec<(Name, Node)>> {
         let slot = dir.child.slot;
         let mut names = BTreeMap::new();
         if self.changes.whole(slot).is_none() {
-            // One that was moved is known by its slot alone.
+            // A directory from the changes is identified by its slot only.
             let number = if dir.number == 0 {
                 self.number(slot)?.map_or(0, |(number, _)| number)
             } else {
@@ -301,7 +299,7 @@ impl Baseline {
             .ok_or(StoreError::IndexDamaged)
     }
 
-    /// As they were written with the tree.
+    /// Reads the names written with the tree.
     fn names_written(&self, number: u64, names: &mut BTreeMap<Name, Node>) -> StoreResult<()> {
         let prefix = number.to_be_bytes();
         let mut cursor = Cursor::new(&self.run, None);
@@ -330,8 +328,8 @@ impl Baseline {
         Ok(Some((uint()?, uint()?)))
     }
 
-    /// How many files that are not empty there were when all was written, and which baseline it is;
-    /// zeros of one that an older program wrote.
+    /// Returns the number of nonempty files at the time of writing, and the id of the baseline;
+    /// zeros for a baseline of an older version.
     fn written(&self) -> StoreResult<(u64, u64)> {
         let value = self.value(&key(BY_SLOT, b""))?.unwrap_or(vec![0, 0]);
         let mut value = value.as_slice();
@@ -339,15 +337,15 @@ impl Baseline {
         Ok((uint()?, uint()?))
     }
 
-    /// How many files that are not empty there were when all was written.
+    /// Returns the number of nonempty files at the time of writing.
     ///
     /// Errors: `Io`, `IndexDamaged`.
     pub fn files(&self) -> StoreResult<u64> {
         Ok(self.written()?.0)
     }
 
-    /// Puts its changes in place of older ones; it counts for as long as the journal ends at `end`,
-    /// if that is given. Durable on return.
+    /// Replaces the changes file. It is valid as long as the journal ends at `end`, if given.
+    /// Durable on return.
     ///
     /// Errors: `Io`.
     pub fn write_changes(&mut self, layout: &Layout, end: Option<Address>) -> StoreResult<()> {
@@ -363,7 +361,7 @@ impl Baseline {
         finish(builder, layout.dir(), CHANGES)
     }
 
-    /// The tree is to be written anew, for so much of it is in the changes.
+    /// Reports whether the changes are numerous enough to fold.
     fn is_to_be_folded(&self) -> bool {
         let changes = self.changes.len() as u64;
         let enough = changes >= FOLD_MIN || host::left_out("fold-min");
@@ -372,8 +370,8 @@ impl Baseline {
             && changes.saturating_mul(FOLD_PART) >= self.run.entries
     }
 
-    /// As [`Baseline::write_changes`], but that the changes become a part of the tree if there are
-    /// many of them. Says how many are beside it then.
+    /// As [`Baseline::write_changes`], but folds numerous changes into the tree. Returns the number
+    /// of changes that remain separate.
     ///
     /// Errors: `Io`.
     pub fn write(mut self, layout: &Layout, end: Address) -> StoreResult<usize> {
@@ -397,7 +395,7 @@ impl Baseline {
             .map(|()| self.changes.len())
     }
 
-    /// Writes the tree with its changes in place of both.
+    /// Writes tree and changes as one new baseline.
     fn fold(&self, layout: &Layout, end: Address) -> StoreResult<()> {
         let mut writer = Writer::new(layout, Some(end))?;
         let root = self.root()?;
@@ -423,7 +421,7 @@ impl Baseline {
         writer.finish()
     }
 
-    /// With what is beside it. `None`: that is of another.
+    /// Combines a baseline with its changes; `None` if they belong to another.
     fn with(run: Run, changes: Option<Run>) -> StoreResult<Option<Baseline>> {
         let Some(changes) = changes else {
             return Ok(Some(Baseline {
@@ -444,7 +442,7 @@ impl Baseline {
         Ok(Some(baseline).filter(|_| same))
     }
 
-    /// What a name of a directory led to, as far as that is easily told.
+    /// Returns the inode that a name of a directory led to, if a direct lookup finds it.
     ///
     /// Errors: `Io`, `IndexDamaged`.
     pub fn at(&self, dir: Slot, name: &Name) -> StoreResult<Option<Node>> {
@@ -474,7 +472,7 @@ impl Baseline {
             .ok_or(StoreError::IndexDamaged)
     }
 
-    /// What is at a name that changed.
+    /// Returns the inode of a changed name.
     fn changed_child(&self, value: &[u8]) -> StoreResult<Node> {
         let child = child_of(value).flatten().ok_or(StoreError::IndexDamaged)?;
         let attr = self
@@ -492,7 +490,7 @@ impl Baseline {
         })
     }
 
-    /// The generation of a directory all of whose names are known.
+    /// Returns the generation of a directory with known names.
     ///
     /// Errors: `Io`, `IndexDamaged`.
     pub fn generation(&self, dir: Slot) -> StoreResult<Option<u64>> {
@@ -502,7 +500,7 @@ impl Baseline {
         }
     }
 
-    /// Inodes that had lost their last name in the epoch that was open.
+    /// Returns the inodes that had lost their last name in the open epoch.
     pub fn gone(&self) -> impl Iterator<Item = Slot> {
         let from = slot_key(b'G', Slot(0));
         self.changes
@@ -513,7 +511,7 @@ impl Baseline {
             .filter_map(|key| slot_of(key))
     }
 
-    /// Reads all of it and compares the checksums.
+    /// Reads the whole baseline and verifies its checksums.
     ///
     /// Errors: `Io`, `IndexDamaged`.
     pub fn check(layout: &Layout) -> StoreResult<()> {

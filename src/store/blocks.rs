@@ -1,14 +1,13 @@
-//! Hashes of large files, of which only what has changed is read.
+//! Incremental hashes of large files: only changed blocks are read.
 //!
 //! BLAKE3 is a tree: a file's hash follows from the chaining values of its blocks, if a block is a
-//! power of two of its chunks. They are kept of the version of a file that was hashed last. A block
-//! of the next version that is at the same place of the device in both holds the same
-//! ([`sys::same_ranges`]), and its value is taken over. The hash is the one that reading all of it
-//! gives, bit for bit.
+//! power of two of its chunks. The values of the last hashed version of a file are cached. A block
+//! of the next version that has the same physical extents ([`sys::same_ranges`]) has the same
+//! content, and its value is reused. The hash equals that of a full read, bit for bit.
 //!
-//! Only clones are compared: nobody writes an object of that kind once it is on record. A moved
-//! inode may be open still. What is known is in memory; after a restart each file is read whole
-//! once, as it is when the older version has gone.
+//! Only clones are compared, because an object of that kind is never written once it is recorded. A
+//! moved inode may still be open. The cache is in memory; after a restart, or when the older
+//! version was removed, each file is read completely once.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -23,35 +22,35 @@ use super::ids::{ObjectId, ObjectOrigin, Slot};
 use super::layers::{Layers, file_name};
 use crate::sys::{self, Errno, Stat, SysResult};
 
-/// A smaller file is read whole.
+/// Smaller files are read completely.
 const LARGE_MIN_BYTES: u64 = 1 << 20;
-/// A block of a file that is not very large.
+/// Block size of all except very large files.
 const BLOCK_BYTES_MIN: u64 = 64 << 10;
-/// Blocks of a file at most: a very large one has larger blocks.
+/// Maximum number of blocks of a file; very large files have larger blocks.
 const BLOCKS_MAX: u64 = 1 << 16;
-/// Memory for what is known of all files: 16 GiB of content in the smallest blocks.
+/// Memory for all cached values: 16 GiB of content in the smallest blocks.
 const KNOWN_BYTES_MAX: usize = 8 << 20;
-/// What an entry takes beside its blocks, about.
+/// Approximate size of an entry without its blocks.
 const ENTRY_BYTES: usize = 256;
 
-/// What was found of an object.
+/// The result for an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hashed {
-    /// Its bytes.
+    /// Size of the object in bytes.
     pub size: u64,
-    /// Its hash.
+    /// Hash of the object.
     pub hash: Hash,
-    /// Bytes that were read for it.
+    /// Bytes that were read to compute it.
     pub read: u64,
 }
 
-/// The version of a file that was hashed last.
+/// The last hashed version of a file.
 struct Known {
     object: ObjectId,
-    /// As it was before it was read.
+    /// Attributes before the read.
     stat: Stat,
     blocks: Vec<ChainingValue>,
-    /// When it was put here.
+    /// Position in the order of use.
     turn: u64,
 }
 
@@ -61,7 +60,7 @@ impl Known {
     }
 }
 
-/// What is known of the versions that were hashed last: of as many files as 8 MiB have room for.
+/// Cached chaining values of the last hashed versions, for as many files as fit into 8 MiB.
 #[derive(Default)]
 pub struct KnownBlocks {
     files: HashMap<Slot, Known>,
@@ -70,9 +69,9 @@ pub struct KnownBlocks {
 }
 
 impl KnownBlocks {
-    /// Returns size and hash (BLAKE3) of an object's bytes, of a closed epoch; `None`: the object was
-    /// removed meanwhile, or `go_on`, which is called before each read with its size, returned
-    /// `false`. The bytes do not stay in the page cache.
+    /// Returns size and hash (BLAKE3) of an object of a closed epoch; `None` if the object was
+    /// removed during the call or `go_on` returned `false`. `go_on` is called before each read with
+    /// its size. The bytes do not stay in the page cache.
     ///
     /// Errors: as [`Layers::hash`].
     pub fn hash(
@@ -82,7 +81,7 @@ impl KnownBlocks {
         mut go_on: impl FnMut(u64) -> bool,
     ) -> StoreResult<Option<Hashed>> {
         let file = layers.open(id)?;
-        // A removed object takes space until it is closed.
+        // A removed object takes up space until it is closed.
         let is_there = || sys::stat_fd(&file).is_ok_and(|stat| stat.nlink > 0);
         let go_on = |bytes| go_on(bytes) && is_there();
         self.hash_open(layers, id, &file, go_on).map_err(|errno| {
@@ -126,7 +125,7 @@ impl KnownBlocks {
         }))
     }
 
-    /// For each block of a file the chaining value, if it is a block of the version before too.
+    /// Returns the chaining value of each block that is unchanged since the previous version.
     fn unchanged(
         &self,
         layers: &Layers,
@@ -151,7 +150,7 @@ impl KnownBlocks {
         }
         let common = stat.size.min(known.stat.size);
         for range in sys::same_ranges(&before, file, common).unwrap_or_default() {
-            // The last block, if it is short, is one of both only where both end.
+            // A short last block is common only if both files end there.
             let ends_both = range.end == common && stat.size == known.stat.size;
             let (first, end) = (
                 range.start.div_ceil(block),
@@ -170,8 +169,7 @@ impl KnownBlocks {
         found
     }
 
-    /// Keeps what is known, in place of that of an older version, and forgets what was not used for
-    /// longest.
+    /// Caches a version in place of an older one, and evicts the least recently used.
     fn keep(&mut self, known: Known) {
         self.turn += 1;
         self.bytes += known.bytes();
@@ -199,7 +197,7 @@ impl KnownBlocks {
     }
 }
 
-/// It was not written since, and is the same inode.
+/// Returns whether it is the same inode, unchanged.
 fn is_same(now: &Stat, before: &Stat) -> bool {
     (now.dev, now.ino, now.size, now.mtime, now.ctime)
         == (
@@ -211,20 +209,20 @@ fn is_same(now: &Stat, before: &Stat) -> bool {
         )
 }
 
-/// What a block of a file of this size is: a power of two of chunks.
+/// Returns the block size for a file of this size, a power of two of chunks.
 fn block_bytes(size: u64) -> u64 {
     size.div_ceil(BLOCKS_MAX)
         .next_power_of_two()
         .max(BLOCK_BYTES_MIN)
 }
 
-/// A number of blocks, of which there are not many.
+/// Converts a number of blocks, which is small.
 fn count(blocks: u64) -> usize {
     usize::try_from(blocks).unwrap_or(usize::MAX)
 }
 
-/// Reads those blocks of a file whose chaining value is not known; gives all values, and how many
-/// bytes were read.
+/// Reads the blocks without a known chaining value. Returns all values, and the number of bytes
+/// read.
 fn read_blocks(
     file: &File,
     size: u64,
@@ -237,7 +235,7 @@ fn read_blocks(
     let mut hasher = blake3::Hasher::new();
     let (mut values, mut at, mut read) = (Vec::with_capacity(known.len()), 0, 0);
     while at < size {
-        // It may be within a large block, which is not known then.
+        // `at` may be inside a large block, which is not known then.
         let from = known.get(count(at / block)..).unwrap_or_default();
         if let Some(Some(value)) = from.first() {
             values.push(*value);
@@ -255,7 +253,7 @@ fn read_blocks(
         }
         let bytes = buffer.get_mut(..count(end - at)).ok_or(Errno::EIO)?;
         if sys::read_full_at(file, bytes, at)? != bytes.len() {
-            // Nobody makes an object shorter.
+            // Objects are never truncated.
             return Err(Errno::EIO);
         }
         sys::drop_cached(file, at, end - at);
@@ -275,7 +273,7 @@ fn read_blocks(
     Ok(Some((values, read)))
 }
 
-/// The hash of a file of more than one block.
+/// Returns the hash of a file of several blocks.
 fn root(blocks: &[ChainingValue]) -> Option<Hash> {
     let (left, right) = blocks.split_at_checked(left_blocks(blocks.len()))?;
     Some(*merge_subtrees_root(&subtree(left)?, &subtree(right)?, Mode::Hash).as_bytes())
@@ -295,7 +293,7 @@ fn subtree(blocks: &[ChainingValue]) -> Option<ChainingValue> {
     ))
 }
 
-/// The left half of a tree is as large a power of two as leaves something to the right one.
+/// The left subtree has the largest power of two of blocks that leaves some for the right one.
 fn left_blocks(blocks: usize) -> usize {
     blocks.div_ceil(2).next_power_of_two()
 }

@@ -1,4 +1,4 @@
-//! The hash of blocks is the hash of the file, whatever was taken over.
+//! The hash from blocks equals the hash of the file, for any reused blocks.
 
 use std::os::unix::fs::FileExt;
 
@@ -38,7 +38,7 @@ impl Bench {
         }
     }
 
-    /// What is found of a new object with this content, and of which slot it is.
+    /// Returns the result for a new object of this slot with this content.
     fn hashed(&mut self, slot: u64, origin: ObjectOrigin, bytes: &[u8]) -> Hashed {
         let id = self
             .layers
@@ -79,7 +79,7 @@ fn the_hash_of_the_blocks_is_that_of_the_file() {
             (Some(*blake3::hash(bytes).as_bytes()), size as u64),
             "{size} bytes"
         );
-        // Each pattern of known blocks leads to the same, and only the others are read.
+        // Every pattern of known blocks leads to the same result, and only the others are read.
         for pattern in [0b1_u32, 0b10, 0b101, 0b110_1101, 0b1_0000_0000, u32::MAX] {
             let is_known = |number: usize| pattern & (1 << number) != 0;
             let known: Vec<_> = values
@@ -158,7 +158,7 @@ fn an_object_of_any_size_has_the_hash_of_its_bytes() {
     );
 }
 
-/// A very large file has larger blocks, which are not read at once.
+/// A very large file has larger blocks, which are read in parts.
 #[test]
 fn blocks_grow_with_the_file() {
     for (size, block) in [
@@ -171,7 +171,7 @@ fn blocks_grow_with_the_file() {
         assert_eq!(block_bytes(size), block, "{size}");
         assert!(size.div_ceil(block) <= BLOCKS_MAX);
     }
-    // 64 GiB with blocks of 1 MiB, of which three are looked at.
+    // 64 GiB in blocks of 1 MiB, two of which are read.
     let (size, block) = (64 << 30, 1 << 20);
     let file = file_with(&noise(block));
     file.set_len(size).unwrap();
@@ -197,7 +197,7 @@ fn what_is_known_has_its_bound() {
     let stat = sys::stat_fd(tempfile::tempfile().unwrap()).unwrap();
     let blocks = BLOCKS_MAX as usize;
     for slot in 0..6 {
-        // A version after the other, and one that is asked for again and again.
+        // One version after the other, and one that is used repeatedly.
         for slot in [slot, 0, slot] {
             known.keep(Known {
                 object: object(slot),

@@ -1,16 +1,15 @@
-//! Looking for damage: what the journal promises against what is there.
+//! Verification of the store: compares the journal with the objects on disk.
 //!
-//! A check first reads the whole journal, which proves the chain of its frames, and makes a list of
-//! the **versions** that the kept checkpoints need: which object, how large, with which hash if it
-//! was sealed, under which path. Then it goes through the list in steps, so that whoever waits can
-//! be told how far it is, and stop it. Nothing is written; what is to be done about a finding is
-//! the caller's.
+//! A check first reads the whole journal, which verifies the chain of its frames. It lists the
+//! **versions** that the kept checkpoints need: object, size, hash if sealed, and path. It then
+//! verifies the list in steps, so that a caller can report progress and stop. Nothing is written;
+//! repairs are the caller's task.
 //!
-//! Where a version was is told by the records made with it: a change records the place of the inode
-//! and of every directory above it in the same epoch, so the path needs no tree.
+//! The path of a version follows from the records of its epoch, without the tree: a change records
+//! the place of the inode and of every directory above it.
 //!
-//! Locking: none. A store that is served changes meanwhile: the caller asks again whether a version
-//! that seems damaged is still needed.
+//! Locking: none. A served store changes during a check, so the caller verifies that a version
+//! which seems damaged is still needed.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -27,94 +26,94 @@ use super::layout::Layout;
 use super::record::{Checkpoint, DataState, ObjectHash, Place, Record, Undo, in_a_circle};
 use crate::sys::{Errno, Kind};
 
-/// Most bytes of paths, and names in them, that are told of all versions together: a deep tree has
-/// long ones, as many as it has versions.
+/// Limit on the total size of reported paths and of the names read for them, because every version
+/// in a deep tree has a long path.
 const PATHS_BYTES_MAX: usize = 64 << 20;
 
 /// A captured version that a kept checkpoint needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Version {
-    /// Whose it is.
+    /// The inode of the file.
     pub slot: Slot,
     /// The epoch of its record.
     pub epoch: Epoch,
-    /// Where its bytes are.
+    /// The object with its bytes.
     pub object: ObjectId,
-    /// How many.
+    /// Size in bytes.
     pub size: u64,
-    /// What the inode was.
+    /// Type of the inode.
     kind: Kind,
-    /// Where it was, if the records tell.
+    /// Its path, as far as records determine it.
     pub path: Option<Vec<u8>>,
     /// The kept checkpoints that show it, oldest first.
     pub checkpoints: Vec<CheckpointId>,
     sealed: Option<ObjectHash>,
 }
 
-/// What a check has looked at.
+/// Extent of a check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Frames of the journal.
     pub frames: u64,
     /// Versions that kept checkpoints need.
     pub versions: u64,
-    /// Their bytes.
+    /// Total size of these versions in bytes.
     pub bytes: u64,
-    /// Those of them that have no hash yet.
+    /// Versions without a hash.
     pub unhashed: u64,
 }
 
-/// A check under way. See the module.
+/// A check in progress. See the module.
 #[derive(Debug, Default)]
 pub struct Check {
     versions: Vec<Version>,
-    /// What the last recorded removal was to move: a daemon that was killed may not have come to
-    /// it, and the next one finishes or strikes it.
+    /// Targets of the last recorded removal. A daemon that was killed may not have moved them; the
+    /// next one completes or voids the removal.
     unfinished: HashSet<ObjectId>,
-    /// Every object that some record names, whether anybody needs it or not.
+    /// Every object named by a record, needed or not.
     recorded: HashSet<ObjectId>,
-    /// What is to be looked at in all.
+    /// The extent of the whole check.
     pub totals: Totals,
-    /// What the journal itself showed.
+    /// Findings, beginning with those in the journal itself.
     pub findings: Vec<Finding>,
-    /// The newest checkpoint that was read of.
+    /// The newest checkpoint read.
     newest: Option<CheckpointId>,
     next: usize,
-    /// Bytes (in a quick check: versions) that were looked at.
+    /// Bytes verified; in a quick check, versions.
     pub done: u64,
     deep: bool,
-    /// Hashes of versions that had none, as they were read.
+    /// Hashes computed for versions without one.
     pub hashed: Vec<ObjectHash>,
 }
 
-/// What is read from the journal.
+/// The state of reading the journal.
 #[derive(Default)]
 struct Reading {
     epoch: EpochRecords,
-    /// What telling paths has cost: names, and bytes of them.
+    /// Names and bytes spent on paths.
     spent: usize,
-    /// Epochs whose places lead in a circle.
+    /// Epochs whose places form a cycle.
     circles: Vec<(Epoch, Slot)>,
     last_data: HashMap<Slot, Epoch>,
-    /// Kind and time of birth by the last record of attributes: the packs leave out one that only
-    /// a deleted checkpoint read, and the record of content in the same epoch stays.
+    /// File type and birth time by the last attribute record. A pack omits one that only a deleted
+    /// checkpoint read, while the data record of the same epoch stays.
     last_attr: HashMap<Slot, (Kind, Option<i64>)>,
     versions: Vec<(Version, Epoch, Option<i64>)>,
     checkpoints: BTreeMap<CheckpointId, Checkpoint>,
     sealed: HashMap<ObjectId, ObjectHash>,
     recorded: HashSet<ObjectId>,
     unfinished: HashSet<ObjectId>,
-    /// What is not kept any more because of where it was: nothing is missing.
+    /// Objects dropped to a tier, which are not missing.
     dropped: HashSet<ObjectId>,
 }
 
-/// The records of the epoch that is being read.
+/// The records of the epoch being read.
 #[derive(Default)]
 struct EpochRecords {
     number: Option<Epoch>,
     data: BTreeMap<Slot, DataState>,
     homes: HashMap<Slot, Place>,
-    /// Kind and time of birth, seconds and nanoseconds as nanoseconds since 1970.
+    /// File type and birth time in nanoseconds since 1970.
     attrs: HashMap<Slot, (Kind, Option<i64>)>,
 }
 
@@ -135,8 +134,8 @@ impl EpochRecords {
         }
     }
 
-    /// The path of an inode before the epoch, as far as its records lead, and unless too much is
-    /// spent on paths.
+    /// Returns the path of an inode before the epoch, if its records determine it and the limit on
+    /// paths is not exceeded.
     fn path(&self, slot: Slot, spent: &mut usize) -> Option<Vec<u8>> {
         let mut names: Vec<&[u8]> = Vec::new();
         let mut at = slot;
@@ -201,7 +200,7 @@ impl Reading {
             Record::Moved { .. }
             | Record::Pinned { .. }
             | Record::Operation(_)
-            // What only a hidden checkpoint needs is kept too.
+            // Versions that only a hidden checkpoint needs are kept.
             | Record::Hidden { .. }
             | Record::RestoreBegin { .. }
             | Record::RestoreEnd
@@ -241,7 +240,7 @@ impl Reading {
         }
     }
 
-    /// The versions that kept checkpoints (only `of`, if given) read.
+    /// Returns the versions that kept checkpoints (only `of`, if given) read.
     fn needed(mut self, of: Option<CheckpointId>) -> (Vec<Version>, HashSet<ObjectId>) {
         let mut needed = Vec::new();
         for (mut version, before, born) in std::mem::take(&mut self.versions) {
@@ -249,7 +248,7 @@ impl Reading {
                 .checkpoints
                 .range(before.checkpoint()..version.epoch.checkpoint().max(before.checkpoint()))
                 .filter(|(id, _)| of.is_none_or(|of| of == **id));
-            // A checkpoint that is older than the file does not show it.
+            // A checkpoint older than the file does not show it.
             let readers = readers
                 .filter(|(_, checkpoint)| born.is_none_or(|born| born <= checkpoint.created_ns));
             version.checkpoints = readers.map(|(id, _)| *id).collect();
@@ -264,7 +263,7 @@ impl Reading {
 }
 
 impl Check {
-    /// A check of a store that cannot even be opened: this is all that is found.
+    /// Creates the check of a store that cannot be opened, with this finding alone.
     pub fn of_nothing(found: Finding) -> Check {
         Check {
             findings: vec![found],
@@ -272,10 +271,10 @@ impl Check {
         }
     }
 
-    /// Reads the journal and makes the list. `of`: only what this checkpoint shows. `deep`: every
-    /// byte will be read.
+    /// Reads the journal and lists the versions. `of`: only those that this checkpoint shows.
+    /// `deep`: every byte will be read.
     ///
-    /// Damage in the journal is a finding, and what comes after it is not checked. Errors: `Io` of
+    /// Damage in the journal is a finding, and records after it are not checked. Errors: `Io` of
     /// another kind.
     pub fn begin(journal: &Journal, of: Option<CheckpointId>, deep: bool) -> StoreResult<Check> {
         let mut reading = Reading::default();
@@ -337,7 +336,7 @@ impl Check {
         Ok(check)
     }
 
-    /// The journal is damaged where a scan of it ends.
+    /// Adds a finding for the place where a scan of the journal failed.
     pub fn note_journal(&mut self, error: &StoreError) {
         self.findings.push(journal_finding(error, self.newest));
     }
@@ -372,7 +371,7 @@ impl Check {
         }
     }
 
-    /// Reads the baseline, if there is one.
+    /// Verifies the baseline if one exists.
     pub fn read_baseline(&mut self, layout: &Layout) {
         if let Err(error) = Baseline::check(layout) {
             self.findings.push(Finding::of_store(
@@ -383,7 +382,7 @@ impl Check {
         }
     }
 
-    /// How much there is to do, in the unit of `done`.
+    /// Returns the total amount of work, in the unit of `done`.
     pub fn total(&self) -> u64 {
         if self.deep {
             self.totals.bytes
@@ -392,13 +391,12 @@ impl Check {
         }
     }
 
-    /// All versions were looked at.
+    /// Returns whether all versions were verified.
     pub fn is_finished(&self) -> bool {
         self.next >= self.versions.len()
     }
 
-    /// Looks at the next version; `None`: there is no further. What is wrong with it goes to
-    /// `findings`.
+    /// Verifies the next version and adds a finding if it is damaged. Returns `None` at the end.
     pub fn step(&mut self, layers: &Layers) -> Option<&Version> {
         let version = self.versions.get(self.next)?;
         self.next += 1;
@@ -422,12 +420,12 @@ impl Check {
         Some(version)
     }
 
-    /// Files in the layers of which the journal knows nothing. Only of a store that nobody serves:
-    /// an object is made before it is recorded.
+    /// Finds files in the layers without a record. Only for an unmounted store, because an object
+    /// is created before it is recorded.
     ///
     /// Errors: `Io`.
     pub fn strays(&mut self, layers: &Layers) -> StoreResult<()> {
-        // What a damaged journal does not tell of may be needed all the same.
+        // Records lost with a damaged journal may need the file.
         if self
             .findings
             .iter()
@@ -471,7 +469,7 @@ impl Check {
     }
 }
 
-/// Where an object is, relative to `.ckptfs`.
+/// Returns the path of an object relative to `.ckptfs`.
 pub fn object_path(object: ObjectId) -> String {
     format!(
         "layers/{}/objects/{}",
@@ -480,7 +478,7 @@ pub fn object_path(object: ObjectId) -> String {
     )
 }
 
-/// What is wrong with a version, if something is.
+/// Verifies a version and returns the damage found.
 fn look_at(
     version: &Version,
     layers: &Layers,
@@ -531,7 +529,7 @@ fn look_at(
             })
         }
         Ok(None) => None,
-        // Moved with a mode that keeps us out: nothing is wrong with it that could be told.
+        // Moved with a mode that denies access: its content cannot be verified.
         Err(error) if error.errno() == Errno::EACCES => None,
         Err(error) => Some((DamageKind::ObjectUnreadable, error.to_string())),
     }
@@ -543,8 +541,8 @@ mod tests {
     use crate::store::record::{AttrState, Reason};
     use crate::sys::{self, Time};
 
-    /// `verify` named checkpoints that are older than the file as damaged for ever, after the
-    /// version was freed with the only checkpoint that read it.
+    /// After a version was freed with the only checkpoint that read it, `verify` reported
+    /// checkpoints older than the file as damaged.
     #[test]
     fn a_file_is_as_old_as_an_earlier_record_of_it_says() {
         let slot = Slot(500);

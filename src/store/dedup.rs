@@ -1,14 +1,12 @@
-//! Files that are believed to hold the same: which of them becomes the source, and that the others
-//! come to share it.
+//! Deduplication of files that probably have the same content: selects one as source and lets the
+//! others share its data.
 //!
-//! They are looked at first, one after the other: where their data is tells which of them share
-//! already. The source is then the one that most share already, of those that are in few pieces: a
-//! file in many pieces would give its pieces to all others. What differs from the source may be the
-//! same among itself, if a hash was forged or a file has changed: it is looked at again, without
-//! the source.
+//! All files are examined first: their extents show which of them share already. The source is the
+//! file that most share already, among those with few extents, because a fragmented file would pass
+//! its fragmentation on. Files that differ from the source, due to a forged hash or a change, may
+//! equal each other and are compared again without it.
 //!
-//! One step does little, so that whoever works can be asked to end, and no more than two files are
-//! open at a time.
+//! A step does little, so that a worker can be stopped, and at most two files are open at a time.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -17,83 +15,82 @@ use std::sync::Arc;
 use super::extents::{self, Sharing, Step};
 use crate::sys::{self, Errno, ExtentMap, SysResult};
 
-/// How often what differs from a source is looked at again.
+/// Rounds of comparison for files that differ from a source.
 const ROUNDS_MAX: u32 = 8;
-/// A source has at most so many times the pieces of the file in fewest.
+/// Limit on a source's extents, as a multiple of the least fragmented file's.
 const PIECES_FACTOR: usize = 2;
 
-/// Who can open the files, by number.
+/// Access to the files by number.
 pub trait Files {
-    /// Opens a file for reading. ENOENT: it is not there any more.
+    /// Opens a file for reading; ENOENT if it no longer exists.
     fn open(&mut self, number: usize) -> SysResult<Arc<File>>;
-    /// How the second can come to share what the first has.
+    /// Returns how the second file can share the data of the first.
     fn way(&self, _source: usize, _target: usize) -> Way {
         Way::Extents
     }
-    /// Makes the second file another name of the first, if they hold the same.
+    /// Makes the second file a hard link to the first if their contents are equal; returns whether
+    /// they are.
     fn link(&mut self, _source: usize, _target: usize) -> SysResult<bool> {
         Err(Errno::EOPNOTSUPP)
     }
-    /// The source is one of the highest.
+    /// Returns the priority of a file as source; the highest is preferred.
     fn rank(&self, _number: usize) -> u8 {
         0
     }
 }
 
-/// How one file can come to share what another has.
+/// How a file can share the data of another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// Both have the extents.
+    /// By sharing extents.
     Extents,
-    /// Both are names of one file.
+    /// As a hard link.
     Link,
-    /// Not at all.
+    /// Not possible.
     Never,
 }
 
-/// What has become of a file.
+/// The outcome for a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// The others share it.
+    /// The file is the source.
     Source,
-    /// It shared everything already.
+    /// The file shared all its data already.
     Already,
-    /// It shares everything now (or would); with what so many bytes came free, if nobody else holds
-    /// them.
+    /// The file now shares all its data (or would).
     Shared {
-        /// So many.
+        /// Bytes freed, unless a file outside the set shares them.
         freed: u64,
     },
-    /// It is another name of the source now (or would be).
+    /// The file is now a hard link to the source (or would be).
     Linked {
-        /// So many bytes came free.
+        /// Bytes freed.
         freed: u64,
     },
-    /// Nothing of it lies anywhere that could be shared: it is a hole, or stands beside its
-    /// attributes.
+    /// The file has no shareable extents: it is a hole, or its data is inline.
     Unplaced,
-    /// It holds something else than was believed.
+    /// The content differs from all others.
     Differs,
-    /// It cannot be opened, read or shared.
+    /// The file cannot be opened, read or shared.
     Failed(Errno),
 }
 
-/// What a step has done.
+/// The result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Done {
-    /// A file was looked at, or shares some bytes more.
+    /// A file was examined, or shares more of its bytes.
     Some,
-    /// It is known what has become of a file.
+    /// The outcome for a file is final.
     Fate(usize, Fate),
-    /// All of them.
+    /// All outcomes are final.
     All,
 }
 
-/// Where a member's data is: a number for each place, so that equal ones share.
+/// A file with the number of its extent map; equal maps have equal numbers.
 #[derive(Clone, Copy, Debug)]
 struct Member {
     number: usize,
-    /// `None`: the place does not tell.
+    /// `None`: the map does not show sharing.
     place: Option<usize>,
     pieces: usize,
     bytes: u64,
@@ -109,27 +106,28 @@ enum Work {
         left: Vec<Member>,
         now: Option<(Member, Sharing<Arc<File>>)>,
     },
-    /// What differs, to the end.
+    /// Reporting the files that still differ.
     Telling(Vec<usize>),
 }
 
-/// Files that are believed to hold the same. See the module.
+/// A set of files that probably have the same content. See the module.
 #[derive(Debug)]
 pub struct Same {
     size: u64,
-    /// Nothing is to be changed.
+    /// Only report; change nothing.
     only_tell: bool,
     work: Work,
     members: Vec<Member>,
     places: HashMap<ExtentMap, usize>,
-    /// Of each place: members that hold it still.
+    /// The number of members with each extent map.
     holders: HashMap<usize, u64>,
     differ: Vec<usize>,
     rounds: u32,
 }
 
 impl Same {
-    /// Files of this size, by number. `only_tell`: what would become of them.
+    /// Creates a set of files of this size, by number. With `only_tell` the outcomes are predicted
+    /// and nothing changes.
     pub fn new(size: u64, numbers: Vec<usize>, only_tell: bool) -> Same {
         Same {
             size,
@@ -143,7 +141,7 @@ impl Same {
         }
     }
 
-    /// Does a little more.
+    /// Performs the next step.
     pub fn step(&mut self, files: &mut dyn Files) -> Done {
         match std::mem::replace(&mut self.work, Work::Telling(Vec::new())) {
             Work::Looking(mut numbers) => match numbers.pop() {
@@ -218,7 +216,7 @@ impl Same {
         Done::Some
     }
 
-    /// Chooses the source, and opens it.
+    /// Selects and opens the source.
     fn choose(&mut self, files: &mut dyn Files) -> Done {
         let mut members = std::mem::take(&mut self.members);
         let few = members
@@ -269,7 +267,7 @@ impl Same {
                 Done::Fate(source.number, Fate::Source)
             }
             Err(errno) => {
-                // The others are still there.
+                // Another member may still be a source.
                 self.members = members;
                 self.work = Work::Looking(Vec::new());
                 Done::Fate(source.number, Fate::Failed(errno))
@@ -344,7 +342,8 @@ impl Same {
         (Done::Some, None)
     }
 
-    /// What came free with a member: what it held, if none of the others holds it still.
+    /// Returns the bytes freed with a member: its own, if no other member still has the same
+    /// extents.
     fn freed(&mut self, member: &Member) -> u64 {
         let Some(holders) = member.place.and_then(|place| self.holders.get_mut(&place)) else {
             return member.bytes;
@@ -353,7 +352,7 @@ impl Same {
         if *holders == 0 { member.bytes } else { 0 }
     }
 
-    /// What differs from the source may be the same among itself.
+    /// Files that differ from the source may equal each other.
     fn end_round(&mut self) -> Done {
         let differ = std::mem::take(&mut self.differ);
         self.rounds += 1;
@@ -371,7 +370,7 @@ impl Same {
 
 type Working = (Done, Option<(Member, Sharing<Arc<File>>)>);
 
-/// `None`: the place does not tell what is shared.
+/// Returns the extent map; `None` if the filesystem does not support sharing.
 fn place_of(file: &File, size: u64) -> SysResult<Option<ExtentMap>> {
     match sys::extent_map(file, size) {
         Err(errno) if extents::cannot_share(errno) => Ok(None),

@@ -1,4 +1,4 @@
-//! What can go wrong in the store, and which errno each case is for a caller of the filesystem.
+//! Errors of the store, and the errno of each for a caller of the filesystem.
 
 use std::io;
 
@@ -9,48 +9,48 @@ use crate::sys::Errno;
 /// The result of a store operation.
 pub type StoreResult<T> = Result<T, StoreError>;
 
-/// Why a store operation failed. Nothing was changed unless the operation says otherwise.
+/// Why a store operation failed. Nothing was changed unless the operation documents otherwise.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// A system call failed.
     #[error("cannot {what} {on}")]
     Io {
-        /// The attempt, as a verb: "open", "sync".
+        /// The attempted action, as a verb: "open", "sync".
         what: &'static str,
-        /// On what, relative to `.ckptfs`.
+        /// Its object, relative to `.ckptfs`.
         on: String,
-        /// What the kernel said.
+        /// The error of the system call.
         #[source]
         source: io::Error,
     },
-    /// There is no `.ckptfs` in the directory, and none was to be made.
+    /// The directory has no `.ckptfs`, and none was to be created.
     #[error("there is no store here")]
     NoStore,
-    /// There is a `.ckptfs`, and it is not a store of ours.
+    /// A `.ckptfs` exists but is not a store.
     #[error(".ckptfs is not a ckptfs store")]
     NotAStore,
     /// `.ckptfs` or a part of it cannot be trusted.
     #[error("{on} is not trusted: {why}")]
     Untrusted {
-        /// The part.
+        /// The untrusted part.
         on: String,
-        /// What is wrong with it.
+        /// The reason.
         why: Mistrust,
     },
     /// Another process serves this store.
     #[error("the store is in use by another process")]
     Locked,
-    /// A later program wrote this store.
+    /// A newer program wrote this store.
     #[error(
         "the store was made by a newer ckptfs: it has format {found}, and this program knows formats up to {supported}"
     )]
     NewerFormat {
         /// The version in the file `format`.
         found: u32,
-        /// The newest that is known here.
+        /// The newest version supported.
         supported: u32,
     },
-    /// The store uses a feature that this program does not know.
+    /// The store uses a feature that this program does not support.
     #[error(
         "the store was made by a newer ckptfs: it has the feature {feature:?}, which this program does not know"
     )]
@@ -58,46 +58,46 @@ pub enum StoreError {
         /// Its name in the file `format`.
         feature: String,
     },
-    /// An older program made it, and kept the tree where other users could write to it.
+    /// An older program created the store and kept the tree where other users could write to it.
     #[error("it was made by an older ckptfs, and other users could have forged what is in it")]
     Forgeable,
-    /// The store was opened for reading only.
+    /// The store was opened read-only.
     #[error("the store was opened read-only")]
     ReadOnly,
-    /// What is noted of a branch cannot be understood.
+    /// The record of a branch cannot be parsed.
     #[error("the record of a branch in {file} cannot be parsed")]
     BadBranch {
         /// The name of the file.
         file: String,
     },
-    /// A frame of the journal is damaged, and it is not the torn end.
+    /// A frame of the journal is damaged, other than at a torn end.
     #[error("the journal is damaged at segment {segment}, offset {offset}")]
     JournalDamaged {
         /// Number of the segment file.
         segment: u32,
-        /// Byte offset in it.
+        /// Byte offset in the segment.
         offset: u32,
     },
-    /// A frame is whole, but what it says has no meaning here.
+    /// A frame is intact, but its record is invalid.
     #[error("the record at {at} cannot be decoded")]
     BadRecord {
-        /// Where the frame begins.
+        /// Start of the frame.
         at: Address,
-        /// What is wrong with it.
+        /// The decoding error.
         #[source]
         source: CodecError,
     },
-    /// A record cannot be written.
+    /// A record cannot be encoded.
     #[error("a record cannot be encoded")]
     Encode(#[from] CodecError),
     /// The records of one append do not fit in one segment.
     #[error("{bytes} bytes of records are more than one append may hold")]
     TooBig {
-        /// Their size with frames.
+        /// Their size, including frames.
         bytes: usize,
     },
-    /// A write or sync of the journal failed before; it takes nothing more until the store is
-    /// opened again.
+    /// An earlier write or sync of the journal failed; it rejects all writes until the store is
+    /// reopened.
     #[error("the journal has failed, and nothing more can be written to it")]
     Latched,
     /// The index failed.
@@ -106,20 +106,20 @@ pub enum StoreError {
     /// The index panicked.
     #[error("the index broke down while it was asked to {what}")]
     IndexPanic {
-        /// The attempt, as a verb.
+        /// The attempted action, as a verb.
         what: &'static str,
     },
-    /// A key or value of the index is not what was written.
+    /// The checksum of an index entry does not match.
     #[error("the index is damaged")]
     IndexDamaged,
-    /// The index is closed: a rebuild failed half-way.
+    /// The index is closed because a rebuild failed.
     #[error("the index is closed")]
     IndexClosed,
-    /// The index cannot be reached by a path: there is no `/proc`, and the caller named no other
-    /// place.
+    /// The index cannot be reached by a path: `/proc` is missing, and the caller named no other
+    /// location.
     #[error("there is no path by which the index can be opened")]
     NoIndexPath,
-    /// The object is not a regular file, so it has no data to open.
+    /// The object is not a regular file, and has no data to open.
     #[error("{0} is not a regular file")]
     NotAFile(String),
     /// All serial numbers of an epoch are used up.
@@ -127,21 +127,21 @@ pub enum StoreError {
     SerialsUsedUp(Epoch),
 }
 
-/// Why a part of the store is refused.
+/// Why a part of the store is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Mistrust {
     /// It is a symbolic link, or not a directory.
     #[error("it is not a directory")]
     NotADirectory,
-    /// It belongs to somebody else.
+    /// It belongs to another user.
     #[error("it belongs to another user")]
     OtherOwner,
-    /// It is on another filesystem than the directory that it is for.
+    /// It is on another filesystem than the served directory.
     #[error("it is on another filesystem")]
     OtherDevice,
 }
 
-/// Why bytes are no record, or a record cannot become bytes.
+/// Why bytes cannot be decoded, or a record cannot be encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CodecError {
     /// The bytes end too early.
@@ -150,34 +150,34 @@ pub enum CodecError {
     /// Bytes are left over.
     #[error("bytes are left over")]
     Trailing,
-    /// A number is out of its range.
+    /// A number is out of range.
     #[error("a number is out of range")]
     Range,
     /// A kind or tag is unknown.
     #[error("a kind is unknown")]
     Unknown,
-    /// A name is empty, too long, `.` or `..`, or holds `/` or NUL.
+    /// A name is empty, too long, `.` or `..`, or contains `/` or NUL.
     #[error("a name is not a name")]
     Name,
     /// Text is not UTF-8.
     #[error("a text is not UTF-8")]
     Text,
-    /// A list or string is longer than its limit.
+    /// A list or string exceeds its limit.
     #[error("something is longer than its limit")]
     Limit,
-    /// It says that the store is a part of the tree.
+    /// The record treats the store as a part of the tree.
     #[error("it speaks of the store as a part of the tree")]
     Reserved,
-    /// A directory is in itself, or the root in another.
+    /// A directory is its own ancestor, or the root has a parent.
     #[error("a directory leads to itself")]
     Circle,
-    /// It is of an epoch, a checkpoint or an operation that it cannot be of where it stands.
+    /// The epoch, checkpoint or operation of the record is impossible at its position.
     #[error("it is not of the time at which it stands")]
     OutOfTime,
 }
 
 impl StoreError {
-    /// For `map_err`: what was tried on what.
+    /// Creates a converter for `map_err` from the attempted action and its object.
     pub(super) fn io<E: Into<io::Error>>(
         what: &'static str,
         on: impl Into<String>,
@@ -189,7 +189,7 @@ impl StoreError {
         }
     }
 
-    /// The errno that a caller of the filesystem gets.
+    /// Returns the errno for a caller of the filesystem.
     pub fn errno(&self) -> Errno {
         match self {
             StoreError::Io { source, .. } => Errno(source.raw_os_error().unwrap_or(Errno::EIO.0)),

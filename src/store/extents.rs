@@ -1,8 +1,8 @@
-//! The same content once: two files with the same bytes come to share their extents.
+//! Deduplication by shared extents: two files with the same bytes share them.
 //!
-//! Whoever asks believes them to be equal; the kernel compares, with both files locked, and shares
-//! nothing that differs. So neither a hash that is another content's too, nor a stale index, nor a
-//! writer that comes between can change a byte. No time changes either.
+//! The caller only assumes that they are equal. The kernel compares them with both files locked,
+//! and shares nothing that differs. A hash collision, a stale index or a concurrent writer can
+//! therefore not change a byte. Timestamps do not change.
 //!
 //! Locking: none.
 
@@ -10,21 +10,21 @@ use std::fs::File;
 
 use crate::sys::{self, Errno, SysResult};
 
-/// Bytes of one call: what btrfs takes at most, and what nobody waits long for.
+/// Bytes of one call: the maximum of btrfs, and short enough to wait for.
 pub const CALL_BYTES: u64 = 16 << 20;
 
-/// How far it is after a step.
+/// Progress after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// So many bytes more share, or are holes in both.
+    /// This many more bytes are shared, or are holes in both.
     More(u64),
-    /// All do.
+    /// All bytes are shared.
     Done,
-    /// The files hold something else from here on; what shares before does.
+    /// The files differ from here on; the bytes before are shared.
     Differs,
 }
 
-/// Two files on the way to share what they hold.
+/// Two files whose data is being shared.
 #[derive(Debug)]
 pub struct Sharing<F> {
     source: F,
@@ -34,7 +34,7 @@ pub struct Sharing<F> {
 }
 
 impl<F: AsRef<File>> Sharing<F> {
-    /// `target` is to share the `size` bytes of `source`.
+    /// Prepares to share the `size` bytes of `source` with `target`.
     pub fn new(source: F, target: F, size: u64) -> Sharing<F> {
         Sharing {
             source,
@@ -44,7 +44,7 @@ impl<F: AsRef<File>> Sharing<F> {
         }
     }
 
-    /// Shares the next bytes, [`CALL_BYTES`] at most.
+    /// Shares up to the next [`CALL_BYTES`] bytes.
     ///
     /// # Errors
     /// As [`sys::dedupe_range`].
@@ -68,7 +68,7 @@ impl<F: AsRef<File>> Sharing<F> {
             self.offset,
             CALL_BYTES.min(self.size - self.offset),
         )? {
-            // The last block of a file that has grown meanwhile.
+            // The last block of a file that has grown.
             None | Some(0) => Ok(Step::Differs),
             Some(shared) => {
                 self.offset = self.offset.saturating_add(shared).min(self.size);
@@ -82,7 +82,7 @@ impl<F: AsRef<File>> Sharing<F> {
     }
 }
 
-/// That two files cannot share is so for good, and no failure.
+/// Returns whether two files can never share, which is no failure.
 pub fn cannot_share(errno: Errno) -> bool {
     [
         Errno::EOPNOTSUPP,
@@ -94,7 +94,7 @@ pub fn cannot_share(errno: Errno) -> bool {
     .contains(&errno)
 }
 
-/// Two files hold the same bytes: their extents are shared, or a comparison says so.
+/// Returns whether two files have the same bytes, by shared extents or by comparison.
 pub fn same_bytes(a: &File, b: &File) -> SysResult<bool> {
     if sys::stat_fd(a)?.size != sys::stat_fd(b)?.size {
         return Ok(false);
@@ -105,7 +105,7 @@ pub fn same_bytes(a: &File, b: &File) -> SysResult<bool> {
     let (mut left, mut right) = (vec![0_u8; 128 * 1024], vec![0_u8; 128 * 1024]);
     let mut offset = 0_u64;
     loop {
-        // What is a hole in both is equal: a sparse file has more of it than can be read.
+        // Skips common holes: a sparse file may have more of them than can be read.
         match (next_data(a, offset), next_data(b, offset)) {
             (None, None) => return Ok(true),
             (Some(one), None) | (None, Some(one)) => offset = one,
@@ -133,8 +133,8 @@ pub fn same_bytes(a: &File, b: &File) -> SysResult<bool> {
     }
 }
 
-/// Where the first data at or after an offset begins, `None` if there is none; the offset itself
-/// where the filesystem does not tell.
+/// Returns the start of the first data at or after an offset, `None` without data; the offset
+/// itself if the filesystem does not support the query.
 fn next_data(file: &File, offset: u64) -> Option<u64> {
     match sys::seek_data(file, offset) {
         Ok(start) => Some(start),

@@ -1,23 +1,23 @@
-//! What the journal tells of checkpoints and operations that nobody can ask for any more, once
-//! checkpoints were deleted for good.
+//! Selects journal records of checkpoints and operations that no request can reach any more,
+//! because checkpoints were freed.
 //!
-//! The rules, which `docs/adr/0022-sorted-runs.md` gives reasons for:
-//! - a *checkpoint* is gone if it was deleted for good; all that was said of it goes, but for when
-//!   it was made and deleted as long as an older one is kept: there epochs end, by which is told
-//!   who changed what. Never the newest, so that no number is given twice, nor one that closed an
-//!   epoch that the index has not got yet, nor the one by whose record the index says how far it
-//!   is;
-//! - an *operation* goes if all that it is about is gone, unless it is the newest (for its number),
-//!   belongs to one that stays (which it undoes, or which undoes it), or ended a line in which one
-//!   stays that could have been done again;
-//! - a *restore* goes if it is complete and its guard is gone, unless the checkpoint after it came
-//!   from what was restored in a way that still counts ([`Lineage::unneeded`]);
-//! - *mounts and absences* go that were over before the oldest checkpoint that is kept, with what
-//!   is said of them;
-//! - *dropped versions* go that no kept checkpoint showed.
+//! The rules (reasons in `docs/adr/0022-sorted-runs.md`):
+//! - a *checkpoint* is forgotten once it is freed, with all records about it. Records of its
+//!   creation and deletion stay while an older checkpoint is kept, because they mark ends of
+//!   epochs, which attribute changes to processes. Never forgotten are the newest checkpoint, so
+//!   that no id is reused, one whose epoch is not indexed yet, and the one whose record the index
+//!   has applied last;
+//! - an *operation* is forgotten if all its checkpoints are. Exceptions are the newest (for its
+//!   number), one related to an operation that stays (which it undoes, or which undoes it), and one
+//!   that ended a redo line with an operation that stays;
+//! - a *restore* is forgotten if it is complete and its guard is forgotten, unless the parent of
+//!   the checkpoint after it still counts ([`Lineage::unneeded`]);
+//! - *mounts and absences* are forgotten if they ended before the oldest kept checkpoint, with the
+//!   records about them;
+//! - *dropped versions* are forgotten if no kept checkpoint showed them.
 //!
-//! Whoever asks again, with more in the journal, finds all that was found before: deleted stays
-//! deleted, and nothing comes to what is about it alone.
+//! The selection is monotonic: with a longer journal all earlier results are found again, because a
+//! deletion is final and nothing is added about forgotten items alone.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -27,39 +27,39 @@ use super::lineage::Lineage;
 use super::operation::Line;
 use super::record::{Record, range_of};
 
-/// Of what nothing is left.
+/// Items to forget.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Forgotten {
     /// Checkpoints.
     pub checkpoints: BTreeSet<CheckpointId>,
-    /// Checkpoints that came from another than the one before, which does not count any more.
+    /// Checkpoints whose parent is not the preceding checkpoint, and no longer counts.
     pub lineage: BTreeSet<CheckpointId>,
     /// Operations.
     pub operations: BTreeSet<u64>,
     /// Absences, by their ends.
     pub absences: BTreeSet<i64>,
-    /// Records of dropped versions, by their layers and where they are.
+    /// Records of dropped versions, by layer and address.
     pub dropped: BTreeSet<(Epoch, Address)>,
-    /// All records that go.
+    /// All records to remove.
     pub records: HashSet<Address>,
 }
 
-/// What a journal tells of such things, read from its beginning.
+/// Records of such items in a journal, read from its start.
 #[derive(Default)]
 pub(super) struct Catalogue {
     made: BTreeMap<CheckpointId, Address>,
     deleted: HashMap<CheckpointId, Address>,
-    /// Records of one checkpoint alone, and whether each says that it was made or deleted.
+    /// Records about one checkpoint, and whether each is its creation or deletion.
     about: Vec<(Address, CheckpointId, bool)>,
     restores: Vec<Restore>,
     lineage: Lineage,
     operations: Vec<Done>,
-    /// Records of mounts, with the end of the absence before.
+    /// Mount records, with the end of the preceding absence.
     mounts: Vec<(Address, Option<i64>)>,
-    /// Records that all of an absence is on record, with its end.
+    /// Records that all changes of an absence are recorded, with its end.
     told: Vec<(Address, i64)>,
     dropped: Vec<(Epoch, Address, CheckpointId, CheckpointId)>,
-    /// Who asked, and where what they asked for is.
+    /// Records of actors, and the records of what they requested.
     asked: Vec<(Address, Address)>,
     by: Option<Address>,
     only: Vec<Address>,
@@ -67,10 +67,10 @@ pub(super) struct Catalogue {
 
 struct Restore {
     guard: CheckpointId,
-    /// The checkpoint that comes from what was restored.
+    /// The checkpoint whose parent is the restored one.
     child: Option<CheckpointId>,
     records: Vec<Address>,
-    /// Where its end is, or that of none.
+    /// Address of the record that ended it.
     end: Option<Address>,
 }
 
@@ -90,7 +90,7 @@ impl Catalogue {
             Record::Checkpoint(checkpoint) => {
                 self.made.insert(checkpoint.id, at);
                 self.about.push((at, checkpoint.id, true));
-                // A restore that was never begun: they are of a time, and of nothing else.
+                // A restore that never began: these records expire with time alone.
                 self.mounts.extend(self.only.drain(..).map(|at| (at, None)));
             }
             Record::Deleted { id } => {
@@ -114,7 +114,7 @@ impl Catalogue {
             }
             Record::RestoreEnd => match self.restores.last_mut() {
                 Some(begun) if begun.end.is_none() => begun.end = Some(at),
-                // Its beginning is gone.
+                // The start was forgotten.
                 _ => self.mounts.push((at, None)),
             },
             Record::Operation(operation) => {
@@ -156,7 +156,7 @@ impl Catalogue {
         });
     }
 
-    /// The records that each checkpoint was made, and deleted.
+    /// Returns the records of each checkpoint's creation and deletion.
     pub fn ends(&self) -> HashMap<CheckpointId, Vec<Address>> {
         let mut ends: HashMap<CheckpointId, Vec<Address>> = HashMap::new();
         self.about
@@ -166,8 +166,8 @@ impl Catalogue {
         ends
     }
 
-    /// What goes. `upto`: everything before this place of the journal is on the disk, deletions
-    /// too; `applied`: where the record that the index has last begins and ends.
+    /// Returns the items to forget. Everything before `upto` is on disk, including deletions; the
+    /// pair is start and end of the last record in the index.
     pub fn forgotten(self, upto: Address, (last, indexed): (Address, Address)) -> Forgotten {
         let Some(newest) = self.made.last_key_value().map(|(id, _)| *id) else {
             return Forgotten::default();
@@ -200,8 +200,7 @@ impl Catalogue {
             .copied()
             .filter(|id| is_gone(*id))
             .collect();
-        // Who changed what is asked between any two that are kept, and told by epochs: their ends
-        // stay.
+        // Changes between any two kept checkpoints are attributed by epochs, whose ends stay.
         let is_end = |id: CheckpointId| kept.first().is_some_and(|oldest| *oldest < id);
         let about = self
             .about
@@ -247,13 +246,13 @@ impl Catalogue {
         }
     }
 
-    /// `oldest`: where the oldest checkpoint is that is kept.
+    /// `oldest`: address of the oldest kept checkpoint.
     fn forget_absences(&self, found: &mut Forgotten, oldest: Address) {
         for (at, to_ns) in self.mounts.iter().filter(|(at, _)| *at < oldest) {
             found.records.insert(*at);
             found.absences.extend(to_ns);
         }
-        // What is said of an absence goes with it, or after it.
+        // Records about an absence are forgotten with it or later.
         let known: HashSet<i64> = self
             .mounts
             .iter()
@@ -268,7 +267,7 @@ impl Catalogue {
 
     fn forget_dropped(&self, found: &mut Forgotten, kept: &BTreeSet<CheckpointId>, upto: Address) {
         for (epoch, at, first, last) in self.dropped.iter().filter(|(_, at, ..)| *at < upto) {
-            // A record of nothing has its first after its last.
+            // In an empty record the first checkpoint is after the last.
             if first > last || kept.range(first..=last).next().is_none() {
                 found.records.insert(*at);
                 found.dropped.insert((*epoch, *at));
@@ -283,7 +282,8 @@ impl Catalogue {
     ) -> BTreeSet<u64> {
         let mut goes: BTreeSet<u64> = self.operations.iter().map(|done| done.number).collect();
         goes.pop_last();
-        // Those that undid one another, directly or not, go together: by the first of them.
+        // Operations that undid one another, directly or indirectly, are forgotten together,
+        // identified by the first.
         let mut first_of: HashMap<u64, u64> = HashMap::new();
         for done in &self.operations {
             let first = done

@@ -1,4 +1,4 @@
-//! Properties of the names and texts of a store.
+//! Properties of names and texts in a store.
 
 use proptest::collection::vec;
 use proptest::prelude::*;

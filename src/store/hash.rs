@@ -1,9 +1,9 @@
-//! Hashes of whole files: BLAKE3, front to back, in blocks.
+//! BLAKE3 hashes of whole files, read sequentially in blocks.
 //!
-//! One thread hashes unless more are asked for; then a block is large enough for all of them
-//! (BLAKE3 is a tree, so its parts can be hashed at once). Files are read and not mapped: of a
-//! mapping, a page that the disk cannot give back, or that a truncation takes away, ends the
-//! process (SIGBUS); reading it is an error like others.
+//! One thread hashes unless more are requested; a block is then large enough for all of them
+//! (BLAKE3 is a tree, so its parts can be hashed in parallel). Files are read, not mapped: an
+//! unreadable or truncated page of a mapping kills the process (SIGBUS), while read(2) returns an
+//! error.
 
 use std::fmt;
 use std::fs::File;
@@ -13,25 +13,25 @@ use crate::sys::{self, SysResult};
 /// A hash: 32 bytes of unkeyed BLAKE3.
 pub type Hash = [u8; 32];
 
-/// Bytes that one thread reads at once.
+/// Bytes per read with one thread.
 pub const BLOCK_BYTES: usize = 256 << 10;
-/// Bytes that are read at once for several.
+/// Bytes per read with several threads.
 const WIDE_BLOCK_BYTES: usize = 8 << 20;
-/// Threads at most.
+/// Maximum number of threads.
 pub const THREADS_MAX: usize = 64;
 
-/// Who hashes.
+/// The threads that hash.
 #[derive(Default)]
 pub struct Hashers(Option<rayon_core::ThreadPool>);
 
 impl Hashers {
-    /// So many threads; 0 and 1: the one that calls. Should they not start, it is that one too.
+    /// Starts this many threads. With 0 or 1, or if they cannot start, the calling thread hashes.
     pub fn new(threads: usize) -> Hashers {
         if threads <= 1 {
             return Hashers(None);
         }
         let started = |_| {
-            // Best effort: where the class cannot be set it is merely less polite.
+            // Best effort: without the I/O class the threads only have a higher priority.
             let _ = sys::set_thread_io_idle();
         };
         let pool = rayon_core::ThreadPoolBuilder::new()
@@ -66,7 +66,7 @@ impl fmt::Debug for Hashers {
     }
 }
 
-/// A file that is being hashed.
+/// A file being hashed.
 #[derive(Default)]
 pub struct Hashing {
     hasher: blake3::Hasher,
@@ -75,16 +75,16 @@ pub struct Hashing {
 }
 
 impl Hashing {
-    /// Nothing is read yet.
+    /// Creates the state before the first read.
     pub fn new() -> Hashing {
         Hashing::default()
     }
 
-    /// Reads the next block; the size and the hash of the file when it has ended. `forget`: what
-    /// was read for it leaves the page cache.
+    /// Reads the next block, and returns size and hash at the end of the file. With `forget` the
+    /// pages read for it are dropped from the page cache.
     ///
     /// # Errors
-    /// Those of pread(2): EIO if the disk cannot give the bytes back.
+    /// Those of pread(2): EIO if the disk cannot read the data.
     pub fn step(
         &mut self,
         file: &File,
@@ -93,7 +93,8 @@ impl Hashing {
     ) -> SysResult<Option<(u64, Hash)>> {
         let wanted = hashers.block_bytes();
         if self.block.len() != wanted {
-            // calloc(3) maps pages on first use: those beyond the end of a small file are not zeroed.
+            // calloc(3) maps pages on first use: those beyond the end of a small file are not
+            // zeroed.
             self.block = vec![0; wanted];
         }
         let read = sys::read_full_at(file, &mut self.block, self.offset)?;
@@ -109,7 +110,7 @@ impl Hashing {
         Ok((read < wanted).then(|| (self.offset, *self.hasher.finalize().as_bytes())))
     }
 
-    /// Bytes that were read.
+    /// Returns the number of bytes read.
     pub fn done(&self) -> u64 {
         self.offset
     }
@@ -123,8 +124,8 @@ impl fmt::Debug for Hashing {
     }
 }
 
-/// Size and hash of a file; `go_on` is asked before each block, with its size, and ends it with
-/// `None`.
+/// Returns size and hash of a file. `go_on` is called before each block with its size; `false` ends
+/// the call with `None`.
 ///
 /// # Errors
 /// As [`Hashing::step`].

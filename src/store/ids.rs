@@ -1,4 +1,4 @@
-//! The ids that everything is named by. No bare `u64` crosses a module.
+//! Newtypes for all ids. No bare `u64` crosses a module.
 
 use std::fmt;
 
@@ -7,17 +7,16 @@ use serde::{Deserialize, Serialize};
 /// Number of an inode of the live tree: the backing filesystem's inode number, and 1 for the root
 /// of the tree.
 ///
-/// A slot is a variable: what inode it holds can change over time, once an inode is gone and the
-/// filesystem gives its number to another. History records what a slot held at each checkpoint, so
-/// reuse needs no care there (docs/design.md).
+/// Once an inode is removed, the filesystem may reuse its number for another. History records the
+/// inode of a slot at each checkpoint, so it needs no special case for reuse (docs/design.md).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Slot(pub u64);
 
 impl Slot {
     /// The root of the tree.
     pub const ROOT: Slot = Slot(1);
-    /// The directory in the store where a restore prepares what it puts into the tree. It is no
-    /// part of the tree and has no history.
+    /// The directory in the store where a restore stages its files. It is not part of the tree and
+    /// has no history.
     pub const STAGING: Slot = Slot(0);
 }
 
@@ -27,7 +26,7 @@ impl fmt::Debug for Slot {
     }
 }
 
-/// A stretch of time between two checkpoints. Epoch N ends with checkpoint N; the first is 1.
+/// The time between two checkpoints. Epoch N ends with checkpoint N; the first is 1.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Default,
 )]
@@ -35,24 +34,24 @@ impl fmt::Debug for Slot {
 pub struct Epoch(pub u64);
 
 impl Epoch {
-    /// The epoch after this one.
+    /// Returns the next epoch.
     pub fn next(self) -> Epoch {
         Epoch(self.0.saturating_add(1))
     }
 
-    /// The checkpoint that closes this epoch.
+    /// Returns the checkpoint that closes this epoch.
     pub fn checkpoint(self) -> CheckpointId {
         CheckpointId(self.0)
     }
 }
 
-/// Number of a checkpoint: 1, 2, 3 ...; never given twice in a store.
+/// Number of a checkpoint: 1, 2, 3 ...; never reused in a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct CheckpointId(pub u64);
 
 impl CheckpointId {
-    /// The epoch that this checkpoint closed.
+    /// Returns the epoch that this checkpoint closed.
     pub fn epoch(self) -> Epoch {
         Epoch(self.0)
     }
@@ -64,18 +63,18 @@ impl fmt::Display for CheckpointId {
     }
 }
 
-/// A name in a directory: 1 to 255 bytes, neither `/` nor NUL, any encoding.
+/// A name in a directory: 1 to 255 bytes of any encoding, without `/` and NUL.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Name(pub Box<[u8]>);
 
 impl Name {
-    /// The name with these bytes. The caller has checked them: a name comes from the kernel or from
-    /// our own records.
+    /// Creates a name from bytes that the caller has validated: they are from the kernel or from a
+    /// record.
     pub fn new(bytes: &[u8]) -> Name {
         Name(bytes.into())
     }
 
-    /// Its bytes.
+    /// Returns the bytes.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
@@ -93,7 +92,7 @@ impl From<&std::ffi::OsStr> for Name {
     }
 }
 
-/// How an object came to be: what the suffix of its file says.
+/// The origin of an object, encoded in the suffix of its file name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ObjectOrigin {
     /// The data was cloned or copied from the live file (`.c`).
@@ -102,25 +101,25 @@ pub enum ObjectOrigin {
     Moved,
 }
 
-/// Names one captured version: `layers/<epoch>/objects/<slot>-<serial>.<c|m>`.
+/// Identifies a captured version: `layers/<epoch>/objects/<slot>-<serial>.<c|m>`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ObjectId {
-    /// The epoch in which it was captured: the checkpoints before it may need it.
+    /// The epoch in which it was captured: earlier checkpoints may need it.
     pub epoch: Epoch,
-    /// Whose version it is.
+    /// The inode of the file.
     pub slot: Slot,
-    /// Tells apart captures of one slot in one epoch.
+    /// Distinguishes captures of one slot in one epoch.
     pub serial: u32,
     /// Cloned or moved.
     pub origin: ObjectOrigin,
 }
 
-/// A place in the journal: the beginning of a frame, or the end of the last.
+/// A position in the journal: the start of a frame, or the end of the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Address {
     /// Number of the segment file.
     pub segment: u32,
-    /// Byte offset in it.
+    /// Byte offset in the segment.
     pub offset: u32,
 }
 

@@ -1,17 +1,16 @@
-//! Small files that reach the disk whole, and in the order in which they were written, without a
-//! sync.
+//! Small files that reach the disk completely, and in the order of their writes, without a sync.
 //!
-//! What a file holds is data, which a filesystem brings to the disk when it likes; its extended
-//! attributes are metadata, which comes there in order (see `journal::tail`). So bytes are put
-//! there too. Where that cannot be (no such attributes, no room for them, too many bytes; btrfs, where
-//! a file that somebody syncs comes to the disk ahead of what was done before) they are
-//! data alone, and synced.
+//! A filesystem writes back data in any order, but metadata, including extended attributes, in
+//! order (see `journal::tail`). The bytes are therefore stored in attributes as well as in the
+//! file. Without attributes or space for them, with too many bytes, or on btrfs, where a synced
+//! file reaches the disk ahead of earlier changes, the bytes are stored only in the file, and
+//! synced.
 //!
 //! ```text
-//! FILE                      the bytes; which of them were not synced may be anything
-//!   user.ckptfs.OOOOOOOO    what is there from this offset (hexadecimal) on, whatever the data are: at most 1,960 bytes
+//! FILE                      the bytes; unsynced ones may be anything
+//!   user.ckptfs.OOOOOOOO    the content from this offset (hexadecimal) on, which overrides the data: at most 1,960 bytes
 //! ```
-//! An attribute that leaves a gap counts for nothing.
+//! An attribute that would leave a gap is ignored.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -27,18 +26,18 @@ use crate::sys::{self, Xattrs};
 
 /// Bytes of an attribute: a whole number of pairs of `merges/ID.same`.
 const CHUNK_BYTES: usize = 35 * 56;
-/// Attributes of one file that are worth to be looked through.
+/// Maximum number of attributes of a file.
 const CHUNKS_MAX: usize = 128;
-/// From so many on [`fold`] makes data of them.
+/// Number of attributes from which [`fold`] writes them to the file.
 const FOLDED_FROM: usize = 64;
 
-/// A file, and what of it is in attributes.
+/// A file and its attributes.
 struct Held {
     file: File,
     attributes: Xattrs,
 }
 
-/// The content of a file; of more than `limit` bytes only the first.
+/// Returns the first `limit` bytes of a file.
 ///
 /// # Errors
 /// Those of open(2), read(2), getxattr(2).
@@ -46,9 +45,9 @@ pub(super) fn read(dir: impl AsFd, name: &str, limit: u64) -> io::Result<Vec<u8>
     Held::open(dir, name, OFlags::RDONLY)?.bytes(limit)
 }
 
-/// Writes a file anew, in place of what has the name: whoever looks finds all of it or what was
-/// there before, also after a power cut, and then what was done before too. Where it must be synced
-/// for that `before` is called first, and it is durable on return.
+/// Replaces a file atomically, in order with earlier changes: after a power cut it has the old or
+/// the new content, and with the new one all earlier changes are on disk. If that requires a sync,
+/// `before` is called first, and the file is durable on return.
 ///
 /// # Errors
 /// Those of `before`, write(2), fsync(2), rename(2).
@@ -79,8 +78,8 @@ pub(super) fn write(
     at::write_whole(dir, name, bytes)
 }
 
-/// Adds bytes to the end of a file, in parts of so many, each at a multiple of that: what is there
-/// of another part is written over. As far as there is room for `limit`, and in order as by
+/// Appends bytes in parts of `part` bytes, each at a multiple of that; an incomplete part at the
+/// end is overwritten. Appends only as many parts as fit into `limit` bytes, in order like
 /// [`write()`].
 ///
 /// # Errors
@@ -104,7 +103,7 @@ pub(super) fn append(
     }
 }
 
-/// Makes data of what is in attributes, if that is much.
+/// Writes the attributes to the file if they are many.
 ///
 /// # Errors
 /// Those of write(2), fsync(2), removexattr(2).
@@ -120,7 +119,7 @@ pub(super) fn fold(dir: impl AsFd, name: &str) -> io::Result<()> {
     held.sync(dir.as_fd(), end, &[])
 }
 
-/// Metadata comes to the disk in the order in which it was made, whatever somebody syncs.
+/// Returns whether metadata reaches the disk in order, even if a program syncs a file.
 pub(super) fn is_kept(dir: impl AsFd) -> bool {
     sys::statfs_fd(dir).is_ok_and(|info| sys::fs_name(info.fs_type) != "btrfs")
 }
@@ -129,7 +128,7 @@ fn may_put(dir: BorrowedFd<'_>, there: usize, bytes: &[u8]) -> bool {
     there + bytes.len().div_ceil(CHUNK_BYTES) <= CHUNKS_MAX && is_kept(dir)
 }
 
-/// Puts bytes into attributes, all or none, and into the data.
+/// Writes bytes to attributes, all or none, and to the file.
 fn put(file: &File, at: u64, bytes: &[u8]) -> sys::SysResult<()> {
     let chunks = || (at..).step_by(CHUNK_BYTES).zip(bytes.chunks(CHUNK_BYTES));
     let mut all = chunks();
@@ -163,10 +162,11 @@ impl Held {
         Ok(Held { file, attributes })
     }
 
-    /// Calls with each piece in attributes, with where it begins, and says where all of it ends.
+    /// Calls `each` with the offset and bytes of each attribute, and returns the end of the
+    /// content.
     fn pieces<'a>(&'a self, len: u64, mut each: impl FnMut(u64, &'a [u8])) -> u64 {
         let mut end = len;
-        // Sorted by name, and so by where they begin.
+        // Sorted by name, and so by offset.
         for (name, bytes) in &self.attributes {
             if let Some(at) = offset(name).filter(|at| *at <= end) {
                 each(at, bytes);
@@ -197,7 +197,7 @@ impl Held {
         Ok(bytes)
     }
 
-    /// Makes data of all that is in attributes, and of these bytes at the end; durable on return.
+    /// Writes all attributes, and these bytes at the end, to the file. Durable on return.
     fn sync(&self, dir: BorrowedFd<'_>, end: u64, bytes: &[u8]) -> io::Result<()> {
         let mut written = Ok(());
         let mut write = |at, bytes: &[u8]| {
@@ -234,8 +234,8 @@ mod tests {
             .len()
     }
 
-    /// A directory, and whether so many bytes go to attributes there: on ext4 there is room for
-    /// some, on tmpfs for all.
+    /// Returns a directory, and whether so large a file is stored in attributes there: ext4 has
+    /// space for some, tmpfs for all.
     fn place(bytes: usize) -> (tempfile::TempDir, File, bool) {
         let temporary = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
         let temporary = temporary.unwrap();
@@ -266,7 +266,7 @@ mod tests {
             "there is no room"
         );
         assert_eq!(read(&dir, "same", 100).unwrap(), expected[..100]);
-        // More than fits, and a part that a kill has left.
+        // More than fits, and an incomplete part left by a kill.
         File::options()
             .append(true)
             .open(temporary.path().join("same"))
@@ -280,7 +280,7 @@ mod tests {
         assert_eq!(attributes(&dir, "same"), 0);
     }
 
-    /// As a power cut leaves it while it is folded: what is in attributes counts.
+    /// After a power cut during a fold, attributes override the data.
     #[test]
     fn what_is_in_attributes_counts_and_a_gap_does_not() {
         let (_temporary, dir, puts) = place(40 * PART);
@@ -303,7 +303,7 @@ mod tests {
     fn what_is_written_anew_is_whole_and_waits_only_where_it_is_synced() {
         let (temporary, dir, puts) = place(3000);
         let (short, long) = (vec![b's'; 3000], vec![b'l'; CHUNKS_MAX * CHUNK_BYTES + 1]);
-        // What a kill has left.
+        // A leftover of a kill.
         std::fs::write(temporary.path().join("note.new"), "left").unwrap();
         for (bytes, synced) in [(&short, !puts), (&long, true), (&short, !puts)] {
             let waited = std::cell::Cell::new(false);

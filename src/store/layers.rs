@@ -1,27 +1,26 @@
-//! The layers: captured versions, as plain files in a directory for each epoch.
+//! The layers: captured versions as plain files, in a directory for each epoch.
 //!
-//! The file name says what it is (slot, how it came to be), the directory says when it was
-//! captured, and the inode itself keeps what else is to be known: a moved inode (`.m`) *is* the old
-//! inode, with its mode, owner, times and extended attributes; a clone (`.c`) has the data.
+//! The file name encodes the slot and origin, the directory the epoch of the capture. The inode has
+//! the rest: a moved inode (`.m`) *is* the old inode, with its mode, owner, times and extended
+//! attributes; a clone (`.c`) has the data.
 //!
 //! Invariants:
-//! - a serial is given once in an epoch and mount, and after a mount only those above all that are
-//!   there: a new object never takes another's name;
-//! - an object that exists is never written, except by whoever made it before it was recorded in
-//!   the journal;
-//! - what has another name than an object's is not ours, and is left alone.
+//! - a serial is used once in an epoch and mount, and after a mount only serials above all existing
+//!   ones are used: a new object never takes the name of another;
+//! - an existing object is written only by its creator, before the journal records it;
+//! - a file whose name is not that of an object is foreign, and never touched.
 //!
-//! Locking: `epochs` is held for look-ups, and for writing while a directory is made (by the
-//! reserve, if need be), opened or removed; an epoch's `next` while its directory is listed, once.
-//! Neither is taken under the other. Objects need no lock: each has one maker. Creating, moving in
-//! and removing are durable when the journal's next sync is, where the filesystem orders metadata
-//! (xfs, btrfs, ext4); nothing here calls fsync.
+//! Locking: `epochs` is read-locked for look-ups, and write-locked while a directory is created
+//! (from the reserve if necessary), opened or removed. An epoch's `next` is locked while its
+//! directory is listed, once. Neither is taken under the other. Objects need no lock: each has one
+//! creator. Creations, moves and removals are durable after the journal's next sync if the
+//! filesystem orders metadata (xfs, btrfs, ext4); nothing here calls fsync(2).
 //!
 //! ```text
 //! layers/<epoch>/objects/<slot>-<serial>.c     data cloned or copied from a live file; mode 0600
-//! layers/<epoch>/objects/<slot>-<serial>.m     the inode itself, moved here when it lost its last name; any kind
+//! layers/<epoch>/objects/<slot>-<serial>.m     the inode itself, moved here when it lost its last name; any type
 //! ```
-//! All three are decimal without leading zeros.
+//! All three numbers are decimal without leading zeros.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -39,12 +38,12 @@ use super::reserve::Reserve;
 use crate::sys::lock::{Mutex, Rank, RwLock};
 use crate::sys::{self, Errno, Kind, SysResult};
 
-/// The directory in the store for what was set aside.
+/// The directory in the store for objects set aside.
 const ASIDE: &str = "aside";
-/// Directories that are kept open.
+/// Maximum number of open directories.
 const OPEN_EPOCHS_MAX: usize = 64;
 
-/// The file name of an object in its epoch's directory.
+/// Returns the file name of an object in its epoch's directory.
 pub fn file_name(id: ObjectId) -> String {
     let suffix = match id.origin {
         ObjectOrigin::Cloned => 'c',
@@ -53,7 +52,7 @@ pub fn file_name(id: ObjectId) -> String {
     format!("{}-{}.{suffix}", id.slot.0, id.serial)
 }
 
-/// What a file in an epoch's directory is; `None` if its name is not that of an object.
+/// Parses a file name in an epoch's directory; `None` if it is not that of an object.
 pub fn parse_name(epoch: Epoch, name: &[u8]) -> Option<ObjectId> {
     let text = std::str::from_utf8(name).ok()?;
     let (numbers, suffix) = text.rsplit_once('.')?;
@@ -69,14 +68,14 @@ pub fn parse_name(epoch: Epoch, name: &[u8]) -> Option<ObjectId> {
         serial: serial.parse().ok()?,
         origin,
     };
-    // One spelling only: no leading zeros, no plus sign.
+    // Only the canonical spelling: no leading zeros, no plus sign.
     (file_name(id) == text).then_some(id)
 }
 
 struct EpochDir {
     objects: Arc<OwnedFd>,
-    /// The next serial; above `u32::MAX` when all are used up. `None` until the directory was
-    /// listed: only the open epoch needs it.
+    /// The next serial; above `u32::MAX` when all are used up. `None` until the directory is
+    /// listed, which only the open epoch needs.
     next: Mutex<Option<u64>>,
 }
 
@@ -89,7 +88,7 @@ pub struct Layers {
 }
 
 impl Layers {
-    /// The layers of a store. Reads nothing yet.
+    /// Returns the layers of a store without reading them.
     pub fn new(layout: &Layout) -> StoreResult<Layers> {
         let dir = layout
             .layers_dir()
@@ -103,7 +102,7 @@ impl Layers {
         })
     }
 
-    /// With this to take from when the filesystem is full.
+    /// Sets the reserve to use when the filesystem is full.
     pub fn with_reserve(self, reserve: Arc<Reserve>) -> Layers {
         Layers {
             reserve: Some(reserve),
@@ -111,11 +110,11 @@ impl Layers {
         }
     }
 
-    /// A name for a new object, never given before. It makes nothing but the epoch's directory; a
-    /// name that is not used is lost, and that is fine.
+    /// Returns an unused name for a new object. Creates only the epoch's directory; an unused name
+    /// is lost without harm.
     ///
-    /// Errors: `SerialsUsedUp`; `Io` if the directory cannot be made or, the first time in an epoch
-    /// that was begun earlier, be listed.
+    /// Errors: `SerialsUsedUp`; `Io` if the directory cannot be created, or, the first time in an
+    /// epoch that began earlier, cannot be listed.
     pub fn next_object(
         &self,
         epoch: Epoch,
@@ -142,30 +141,30 @@ impl Layers {
         })
     }
 
-    /// The directory that holds an epoch's objects; it is made if it is missing.
+    /// Returns the directory of an epoch's objects, and creates it if missing.
     pub fn dir(&self, epoch: Epoch) -> StoreResult<Arc<OwnedFd>> {
         Ok(self.epoch(epoch, true)?.objects.clone())
     }
 
-    /// Where an object is or is to be, for renameat(2) and the like; the directory is made if it is
-    /// missing.
+    /// Returns the location of an object, for renameat(2) and similar calls, and creates the
+    /// directory if missing.
     pub fn location(&self, id: ObjectId) -> StoreResult<(Arc<OwnedFd>, String)> {
         Ok((self.dir(id.epoch)?, file_name(id)))
     }
 
-    /// Makes the empty file of a new object, mode 0600, open for reading and writing. `EEXIST` if
-    /// there is one.
+    /// Creates the empty file of a new object with mode 0600, open for reading and writing;
+    /// `EEXIST` if it exists.
     pub fn create(&self, id: ObjectId) -> StoreResult<File> {
         let (dir, name) = self.location(id)?;
         at::open_file(&*dir, &name, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL)
             .map_err(StoreError::io("create the object", name))
     }
 
-    /// Opens an object's data for reading. An object that is not a regular file is not touched:
-    /// opening a device does things.
+    /// Opens an object's data for reading. An object that is not a regular file is not opened,
+    /// because opening a device has side effects.
     ///
-    /// Errors: `NotAFile`; `Io` with ENOENT if it is not there, EACCES if it was moved, is somebody
-    /// else's, and has a mode that keeps the daemon out.
+    /// Errors: `NotAFile`; `Io` with ENOENT if it does not exist, with EACCES if it was moved,
+    /// belongs to another user, and has a mode that denies access.
     pub fn open(&self, id: ObjectId) -> StoreResult<File> {
         let (dir, name) = (self.epoch(id.epoch, false)?, file_name(id));
         let stat = sys::stat_at(&dir.objects, name.as_bytes())
@@ -175,8 +174,8 @@ impl Layers {
         }
         let open = || at::open_file(&*dir.objects, &name, OFlags::RDONLY);
         let opened = match open() {
-            // It was moved with a mode that keeps its owner out, who is not root. What mode it had is
-            // on record.
+            // Moved with a mode that denies access to its owner, who is not root. A record has the
+            // original mode.
             Err(error)
                 if error.kind() == std::io::ErrorKind::PermissionDenied
                     && sys::open_path_at(&dir.objects, name.as_bytes())
@@ -190,7 +189,7 @@ impl Layers {
         opened.map_err(StoreError::io("open the object", name))
     }
 
-    /// What an object is and how large; `None` if it is not there.
+    /// Returns the attributes of an object; `None` if it does not exist.
     pub fn stat(&self, id: ObjectId) -> StoreResult<Option<crate::sys::Stat>> {
         let dir = match self.epoch(id.epoch, false) {
             Ok(dir) => dir,
@@ -206,11 +205,11 @@ impl Layers {
         }
     }
 
-    /// Size and hash (BLAKE3) of an object's bytes, read front to back in blocks; `go_on` is asked
-    /// before each, with its size, and ends it with `None`. What was read for it does not stay in
-    /// the page cache.
+    /// Returns size and hash (BLAKE3) of an object, read sequentially in blocks. `go_on` is called
+    /// before each with its size; `false` ends the call with `None`. The pages read for it are
+    /// dropped from the page cache.
     ///
-    /// Errors: those of [`Layers::open`]; `Io` with EIO if the disk cannot give the bytes back.
+    /// Errors: those of [`Layers::open`]; `Io` with EIO if the disk cannot read the data.
     pub fn hash(
         &self,
         id: ObjectId,
@@ -224,8 +223,8 @@ impl Layers {
         })
     }
 
-    /// Puts an object out of the way, to `.ckptfs/aside/<epoch>-<name>`: nothing reads it any more,
-    /// and nothing is lost.
+    /// Moves an object to `.ckptfs/aside/<epoch>-<name>`, where nothing reads it and nothing is
+    /// lost.
     pub fn set_aside(&self, id: ObjectId, store: impl AsFd) -> StoreResult<()> {
         let failed = || StoreError::io("set aside the object", file_name(id));
         let dir = self.epoch(id.epoch, false)?;
@@ -236,7 +235,7 @@ impl Layers {
             .map_err(|errno| failed()(errno.into()))
     }
 
-    /// Names in an epoch's directory that are no object's.
+    /// Returns the names in an epoch's directory that are not those of objects.
     pub fn foreign(&self, epoch: Epoch) -> StoreResult<Vec<Vec<u8>>> {
         let dir = self.epoch(epoch, false)?;
         let mut names = at::names(&dir.objects)
@@ -246,7 +245,7 @@ impl Layers {
         Ok(names)
     }
 
-    /// Bytes of the filesystem that are free for the daemon's user.
+    /// Returns the free bytes of the filesystem available to the daemon's user.
     pub fn free_bytes(&self) -> StoreResult<u64> {
         let info = crate::sys::statfs_fd(&self.dir);
         let info = info.map_err(|errno| {
@@ -257,18 +256,18 @@ impl Layers {
         Ok(info.bavail.saturating_mul(u64::from(info.frsize)))
     }
 
-    /// Removes an object of any kind; a directory must be empty. `ENOENT` if it is not there.
+    /// Removes an object of any type; a directory must be empty. `ENOENT` if it does not exist.
     pub fn remove(&self, id: ObjectId) -> StoreResult<()> {
         let (dir, name) = (self.epoch(id.epoch, false)?, file_name(id));
         let removed = match sys::unlink_at(&dir.objects, name.as_bytes()) {
-            // Linux says EISDIR of a directory, POSIX EPERM.
+            // For a directory Linux returns EISDIR, POSIX EPERM.
             Err(Errno::EISDIR | Errno::EPERM) => sys::rmdir_at(&dir.objects, name.as_bytes()),
             result => result,
         };
         removed.map_err(StoreError::io("remove the object", name))
     }
 
-    /// Whether an object is there.
+    /// Returns whether an object exists.
     pub fn exists(&self, id: ObjectId) -> StoreResult<bool> {
         let dir = match self.epoch(id.epoch, false) {
             Ok(dir) => dir,
@@ -283,7 +282,7 @@ impl Layers {
         }
     }
 
-    /// The objects of an epoch, in order; none if it has no directory.
+    /// Returns the objects of an epoch in order; none without a directory.
     pub fn list(&self, epoch: Epoch) -> StoreResult<Vec<ObjectId>> {
         let dir = match self.epoch(epoch, false) {
             Ok(dir) => dir,
@@ -293,7 +292,7 @@ impl Layers {
         list_in(&dir.objects, epoch)
     }
 
-    /// The epochs that have a directory, in order.
+    /// Returns the epochs that have a directory, in order.
     pub fn epochs(&self) -> StoreResult<Vec<Epoch>> {
         let names = at::names(&self.dir).map_err(StoreError::io("list", "layers"))?;
         let parse = |name: Vec<u8>| {
@@ -306,8 +305,8 @@ impl Layers {
         Ok(epochs)
     }
 
-    /// Removes the directory of an epoch if nothing is in it; true if it is gone. The caller sees
-    /// to it that nobody makes an object there meanwhile.
+    /// Removes the directory of an epoch if it is empty. Returns whether it no longer exists. The
+    /// caller ensures that no object is created there concurrently.
     pub fn remove_epoch_if_empty(&self, epoch: Epoch) -> StoreResult<bool> {
         let name = epoch.0.to_string();
         let failed = || StoreError::io("remove the layer", &name);
@@ -322,8 +321,8 @@ impl Layers {
                 Err(Errno::ENOTEMPTY | Errno::EEXIST) => return Ok(false),
                 Err(errno) => return Err(failed()(errno.into())),
             }
-            // From here on the cached directory is a dead one. The lock is not held before: every
-            // capture needs it, and removals can take long.
+            // The cached directory is stale from here on. The lock is not taken earlier: every
+            // capture needs it, and removals may take long.
             self.epochs.write().remove(&epoch);
         }
         Ok(true)
@@ -339,7 +338,7 @@ impl Layers {
         }
         let dir = Arc::new(self.open_epoch(epoch, make && !self.read_only)?);
         while epochs.len() >= OPEN_EPOCHS_MAX {
-            // The newest is the one that is written, and its serials are counted here.
+            // The newest is the one being written, and its serials are counted here.
             epochs.pop_first();
         }
         epochs.insert(epoch, dir.clone());

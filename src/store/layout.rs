@@ -1,39 +1,37 @@
-//! The directory `.ckptfs`: what is in it, whether it is ours, and who may use it.
+//! The store directory `.ckptfs`: its contents, its trust checks, and its lock.
 //!
-//! Everything is opened relative to a descriptor of the backing directory that was taken before the
-//! mount; no path is ever used (module `at`).
+//! Everything is opened relative to a descriptor of the backing directory that was opened before
+//! the mount; no path is used (module `at`).
 //!
 //! Invariants:
-//! - a [`Layout`] from [`Layout::open`] holds the store's lock for as long as it lives: there is
-//!   one writer;
-//! - `.ckptfs` and its directories are real directories of the caller's own, on the filesystem of
-//!   the directory that they are for, so that rename and reflink between the live tree and the
-//!   layers work;
-//! - `format` is written last, so a store without it is one whose making was cut short, and making
-//!   it goes on.
+//! - a [`Layout`] from [`Layout::open`] holds the store's lock for its lifetime: a store has one
+//!   writer;
+//! - `.ckptfs` and its subdirectories are real directories owned by the caller, on the filesystem
+//!   of the backing directory, so that rename and reflink between live tree and layers work;
+//! - `format` is written last: a store without it was not completed, and its creation is resumed.
 //!
-//! Locking: none in the process; everything here is set when it is opened. Between processes:
-//! flock(2) on `lock`.
+//! Locking: none within the process; all state is set at open. Between processes: flock(2) on
+//! `lock`.
 //!
 //! ```text
 //! .ckptfs/            mode 0700
-//!   .gitignore        "*": nothing here is for a repository; only made if there is none
-//!   format            text, see below; written when the store is made, and when it gets a feature
-//!   lock              flock(2), exclusive; holds the process id of the last that had it, for people, and on which mount of the filesystem
-//!   synced            up to when everything was on disk: ns since 1970 (20 digits), blank, 16 digits of BLAKE3 of those 20, line feed
+//!   .gitignore        "*": keeps the store out of git repositories; only created if missing
+//!   format            text, see below; written when the store is created, and when it gets a feature
+//!   lock              flock(2), exclusive; contains the process id of the last holder, for people, and its mount of the filesystem
+//!   synced            time up to which everything was on disk: ns since 1970 (20 digits), space, 16 digits of BLAKE3 of those 20, line feed
 //!   snapdir           module `snapdir`
 //!   journal/          module `journal`
 //!   layers/           module `layers`
 //!   index/            module `index`; a cache, may be deleted while nothing is mounted
 //!   branches/         module `branches`, as are dropped/ and the file branch
-//!   tree/             module `branch_store`; of a tree that looks through to another: what it has of its own
-//!   tmp/              unfinished things; emptied when the store is opened, but for tmp/restore and tmp/links
+//!   tree/             module `branch_store`; the own part of a tree that looks through to another
+//!   tmp/              temporary files; emptied when the store is opened, except tmp/restore and tmp/links
 //!
 //! format:
 //!   ckptfs store
 //!   version 2
-//!   features -                                  names with one space between, or - for none
-//!   id 00112233445566778899aabbccddeeff         16 random bytes: which store it is
+//!   features -                                  names separated by one space, or - if there are no features
+//!   id 00112233445566778899aabbccddeeff         16 random bytes that identify the store
 //! ```
 
 use std::fmt;
@@ -66,48 +64,48 @@ use super::error::{Mistrust, StoreError, StoreResult};
 use super::reserve::Reserve;
 use crate::sys;
 
-/// The name of the store in the directory that it is for.
+/// Name of the store in the backing directory.
 pub const STORE_NAME: &str = ".ckptfs";
 
-/// Begins the names of the extended attributes in which ckptfs notes something: of files in a
-/// store, and of a directory that is an export. In a tree that is served there are none: who could
-/// set them could forge them.
+/// Prefix of the extended attributes reserved for ckptfs, on files of a store and on the directory
+/// of an export. A served tree shows none of them, because a user who could set them could forge
+/// them.
 pub const XATTR_PREFIX: &[u8] = sys::OWN_XATTR_PREFIX;
-/// The same, of inodes that can have none of a user's: links, devices, fifos.
+/// The same for inodes without user attributes: symbolic links, devices, FIFOs.
 const TRUSTED_PREFIX: &[u8] = b"trusted.ckptfs.";
 
-/// Whether an extended attribute is ckptfs's own, and no part of a tree.
+/// Reports whether an extended attribute is reserved for ckptfs and not part of a tree.
 pub fn is_own_xattr(name: &[u8]) -> bool {
     name.starts_with(XATTR_PREFIX) || name.starts_with(TRUSTED_PREFIX)
 }
-/// The directory of a store with what is known of content that is elsewhere.
+/// The directory of a store that describes remote content.
 pub const ORIGIN_NAME: &str = "origin";
-/// The directory of a store with what a tree that looks through to another has of its own.
+/// The directory of a store with the own part of a tree that looks through to another.
 const TREE_NAME: &str = "tree";
-/// Where it is below the directory of the store.
+/// Its path below the backing directory.
 pub const TREE_PATH: &str = ".ckptfs/tree";
 
-/// Whether the directory `root` has a store that was made to its end.
+/// Reports whether the directory `root` has a completed store.
 pub fn is_made(root: impl AsFd) -> bool {
     let dir = open_trusted(&root, &root, STORE_NAME);
     dir.is_ok_and(|dir| matches!(has_format(&dir), Ok(true)))
 }
 
-/// Whether the content of the tree in the directory `root` is elsewhere, as far as it has a store.
+/// Reports whether the store of the directory `root` shows that content of its tree is remote.
 pub fn has_origin(root: impl AsFd) -> bool {
     open_trusted(&root, &root, STORE_NAME).is_ok_and(|dir| {
-        // Whoever removes what is known of it does not make the rest a whole tree.
+        // Removing the description does not make the remaining tree complete.
         sys::stat_at(&dir, ORIGIN_NAME.as_bytes()).is_ok()
             || read_format(&dir)
                 .is_ok_and(|format| format.features.iter().any(|one| one == ORIGIN_NAME))
     })
 }
 
-/// Makes the store directory of `root` with what is known of content that is elsewhere, if there is
-/// none, and opens that part. The store itself is made by who serves it. Not durable on return.
+/// Creates the store directory of `root` and its description of remote content if missing, and
+/// opens the latter. The rest of the store is created when it is served. Not durable on return.
 ///
 /// # Errors
-/// Those of mkdir(2); `Untrusted`: it is somebody else's.
+/// Those of mkdir(2); `Untrusted`: it belongs to another user.
 pub fn make_origin(root: impl AsFd) -> StoreResult<OwnedFd> {
     let failed = || StoreError::io("make", ORIGIN_NAME);
     at::make_dir(&root, STORE_NAME).map_err(failed())?;
@@ -116,7 +114,7 @@ pub fn make_origin(root: impl AsFd) -> StoreResult<OwnedFd> {
     open_trusted(&dir, &dir, ORIGIN_NAME)
 }
 
-/// Brings what is known of content that is elsewhere to the disk, whose files were synced.
+/// Syncs the directory that describes remote content; its files must be synced already.
 ///
 /// # Errors
 /// Those of fsync(2).
@@ -129,25 +127,25 @@ pub fn sync_origin(root: impl AsFd) -> StoreResult<()> {
         .map_err(failed())
 }
 
-/// What is known of content that is elsewhere.
+/// Opens the directory that describes remote content.
 ///
 /// # Errors
-/// ENOENT: there is none; `Untrusted`: it is somebody else's.
+/// ENOENT: it does not exist; `Untrusted`: it belongs to another user.
 pub fn open_origin(root: impl AsFd) -> StoreResult<OwnedFd> {
     let dir = open_trusted(&root, &root, STORE_NAME)?;
     open_trusted(&dir, &dir, ORIGIN_NAME)
 }
 
-/// The file that says to git that nothing here is to be added.
+/// Keeps the store out of git repositories.
 const GITIGNORE_NAME: &str = ".gitignore";
-/// Which store it is: 16 random bytes, made once. Frames of the journal are keyed with it, so that
-/// no foreign bytes pass for a frame.
+/// Identifies a store: 16 random bytes. They key the frames of the journal, so that no foreign
+/// bytes pass for a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct StoreId(pub [u8; 16]);
 
 impl StoreId {
-    /// A new one. `RandomState` takes 128 bits from the operating system without a path, which is
-    /// all that is needed here.
+    /// Returns a new id. `RandomState` gets 128 random bits from the operating system without
+    /// opening a path.
     pub fn random() -> StoreId {
         let state = RandomState::new();
         let (low, high) = (state.hash_one(0u8), state.hash_one(1u8));
@@ -175,7 +173,7 @@ impl fmt::Debug for StoreId {
     }
 }
 
-/// An open store directory, locked unless it is read-only.
+/// An open store directory, locked unless read-only.
 #[derive(Debug)]
 pub struct Layout {
     id: StoreId,
@@ -189,28 +187,29 @@ pub struct Layout {
     tmp: Option<OwnedFd>,
     index_home: Option<PathBuf>,
     reserve: Arc<Reserve>,
-    /// It is the store of a branch, which uses its parent's reserve.
+    /// The store of a branch, which uses its parent's reserve.
     branch: bool,
     lock: Option<File>,
 }
 
-/// In `tmp/`, and never emptied with it: the directory through which a restore moves inodes of the
-/// live tree. One that was killed has left some there.
+/// A directory in `tmp/` that is never emptied: a restore moves inodes of the live tree through it,
+/// and an interrupted one leaves some there.
 pub const STAGING_NAME: &[u8] = b"restore";
-/// The same: links of inodes of a branch that have names which only its base has.
+/// Also never emptied: links of a branch's inodes whose remaining names exist only in its base.
 pub const LINKS_NAME: &str = "links";
 
 impl Layout {
-    /// Opens the store of a directory, and makes it if there is none and `create` says so: then it
-    /// is going to be served. Takes the lock and empties `tmp/`.
+    /// Opens the store of a directory for serving it; with `create`, creates a missing store.
+    /// Acquires the lock and empties `tmp/`. A created store is durable on return.
     ///
     /// Errors: `NoStore`, `NotAStore`, `Untrusted`, `Locked`, `NewerFormat`, `UnknownFeature`,
-    /// `Io`. A store that was made is durable on return.
+    /// `Io`.
     pub fn open(root: impl AsFd, create: bool) -> StoreResult<Layout> {
         Layout::open_with_reserve(root, create, None)
     }
 
-    /// As [`Layout::open`]; the reserve is another store's, of the same filesystem, if one is given.
+    /// As [`Layout::open`]; uses `lent`, the reserve of another store on the same filesystem, if
+    /// given.
     pub fn open_with_reserve(
         root: impl AsFd,
         create: bool,
@@ -230,8 +229,8 @@ impl Layout {
         opened
     }
 
-    /// Takes back a store that was made for nothing: what it was for could not be begun. To be
-    /// called by who holds it, before anything is in it.
+    /// Removes a store that this call of `open` created, if its purpose failed before it began. The
+    /// caller holds it, and it must be empty.
     pub fn unmake(&self, root: impl AsFd) {
         if self.created {
             unmake(root.as_fd());
@@ -249,8 +248,7 @@ impl Layout {
         }
         let dir = open_trusted(root, root, STORE_NAME)?;
         if !has_format(&dir)? {
-            // A directory that somebody else made under our name must not so much as get a lock
-            // file from us.
+            // A foreign directory with our name must not be modified, not even by a lock file.
             check_unfinished(&dir)?;
             if !create {
                 return Err(StoreError::NoStore);
@@ -303,10 +301,10 @@ impl Layout {
         })
     }
 
-    /// Opens a store to look at it: takes no lock, writes nothing. What a daemon writes meanwhile
+    /// Opens a store for reading, without the lock; writes nothing. Concurrent writes of a daemon
     /// may be seen in part.
     ///
-    /// Errors: as [`Layout::open`], but never `Locked`.
+    /// Errors: as [`Layout::open`], except `Locked`.
     pub fn open_existing_readonly(root: impl AsFd) -> StoreResult<Layout> {
         let root = root.as_fd();
         let dir = open_trusted(root, root, STORE_NAME)?;
@@ -338,8 +336,8 @@ impl Layout {
         })
     }
 
-    /// Opens a store that nobody serves to look at it, and holds the lock, so that nobody begins
-    /// to: writes nothing but that.
+    /// Opens an unserved store for checking: writes nothing, but holds the lock so that no daemon
+    /// starts.
     ///
     /// Errors: as [`Layout::open`].
     pub fn open_to_check(root: impl AsFd) -> StoreResult<Layout> {
@@ -351,72 +349,73 @@ impl Layout {
         })
     }
 
-    /// Names a directory for the index where the system has no `/proc/self/fd` (macOS). It must not
-    /// be below the mount. The index is a cache: it may be anywhere, and be lost.
+    /// Sets a directory for the index, for systems without `/proc/self/fd` (macOS). It must not be
+    /// below the mount. The index is a cache and may be lost.
     pub fn with_index_home(mut self, path: Option<PathBuf>) -> Layout {
         self.index_home = path;
         self
     }
 
-    /// Which store it is.
+    /// Returns the id of the store.
     pub fn id(&self) -> StoreId {
         self.id
     }
 
-    /// What is kept for when the filesystem is full; nothing, if the store is read-only.
+    /// Returns the space reserved for a full filesystem; empty if the store is read-only.
     pub fn reserve(&self) -> &Arc<Reserve> {
         &self.reserve
     }
 
-    /// It is the store of a branch: there may be many, so each takes little in advance.
+    /// Reports whether this is the store of a branch. Branches may be many, so each preallocates
+    /// little.
     pub fn is_branch(&self) -> bool {
         self.branch
     }
 
-    /// The file that is locked: it is there, and may be written where nothing new can be made.
+    /// Returns the locked file, which exists and is writable even when no file can be created.
     pub fn lock_file(&self) -> StoreResult<&File> {
         self.lock.as_ref().ok_or(StoreError::ReadOnly)
     }
 
-    /// It is the store of a branch that is being made, and is synced all at once:
-    /// [`branch_store::sync_branch`].
+    /// Reports whether this is the store of a branch under construction, which is synced as a whole
+    /// by [`branch_store::sync_branch`].
     pub fn is_unsynced(&self) -> bool {
         self.branch && self.created
     }
 
-    /// This call of `open` made it.
+    /// Reports whether this call of `open` created the store.
     pub fn created(&self) -> bool {
         self.created
     }
 
-    /// It was opened to look at only.
+    /// Reports whether the store was opened for reading only.
     pub fn read_only(&self) -> bool {
         self.read_only
     }
 
-    /// The last process that had the store had it on this very mount of the filesystem: nothing
-    /// that it wrote can have been lost since.
+    /// Reports whether the previous holder of the lock used this very mount of the filesystem, so
+    /// that none of its writes can be lost.
     pub fn same_mount(&self) -> bool {
         self.same_mount
     }
 
-    /// The directory `.ckptfs`.
+    /// Returns the directory `.ckptfs`.
     pub fn dir(&self) -> BorrowedFd<'_> {
         self.dir.as_fd()
     }
 
-    /// The directory `.ckptfs/journal`.
+    /// Returns the directory `.ckptfs/journal`.
     pub fn journal_dir(&self) -> BorrowedFd<'_> {
         self.journal.as_fd()
     }
 
-    /// The directory `.ckptfs/layers`.
+    /// Returns the directory `.ckptfs/layers`.
     pub fn layers_dir(&self) -> BorrowedFd<'_> {
         self.layers.as_fd()
     }
 
-    /// The directory `.ckptfs/tmp`, on the filesystem of the tree: for things to be renamed into
-    /// place. `ReadOnly` if opened so.
+    /// Returns the directory `.ckptfs/tmp`, on the filesystem of the tree, for files to be renamed
+    /// into place; `ReadOnly` if the store was opened read-only.
     pub fn tmp_dir(&self) -> StoreResult<BorrowedFd<'_>> {
         self.tmp
             .as_ref()
@@ -424,11 +423,11 @@ impl Layout {
             .ok_or(StoreError::ReadOnly)
     }
 
-    /// The directory that holds `index`, and a path to it for sled, which can be opened by path
-    /// only.
+    /// Returns the directory that contains `index`, and a path to it for sled, which only opens
+    /// paths.
     ///
-    /// On Linux the path leads through `/proc/self/fd`: from the descriptor straight down, not
-    /// through what is mounted over the tree.
+    /// On Linux the path uses `/proc/self/fd`: it resolves from the descriptor, below anything
+    /// mounted over the tree.
     pub(super) fn index_home(&self) -> StoreResult<(OwnedFd, PathBuf)> {
         let failed = || StoreError::io("open the place of", "index");
         if let Some(path) = &self.index_home {
@@ -447,7 +446,7 @@ impl Layout {
     }
 }
 
-/// Opens a directory and checks that it is one, ours, and on the filesystem of `like`.
+/// Opens a directory and checks its type, its owner, and that it is on the filesystem of `like`.
 fn open_trusted(like: impl AsFd, parent: impl AsFd, name: &str) -> StoreResult<OwnedFd> {
     let refuse = |why| StoreError::Untrusted {
         on: name.to_owned(),
@@ -476,7 +475,7 @@ fn unmake(root: BorrowedFd<'_>) {
     }
 }
 
-/// No `git add` takes the history of a directory into its repository.
+/// Prevents `git add` from adding the store to a repository.
 fn hide_from_git(dir: &OwnedFd) -> io::Result<()> {
     match at::open_file(
         dir,
@@ -489,8 +488,7 @@ fn hide_from_git(dir: &OwnedFd) -> io::Result<()> {
     }
 }
 
-/// Opens a directory of the store, and makes it if it is missing: an empty directory does not
-/// outlive every backup.
+/// Opens a subdirectory of the store, creating it if missing: some backups omit empty directories.
 fn own_dir(dir: &OwnedFd, name: &str) -> StoreResult<OwnedFd> {
     at::make_dir(dir, name).map_err(StoreError::io("make", name))?;
     open_trusted(dir, dir, name)
@@ -504,8 +502,8 @@ fn has_format(dir: &OwnedFd) -> StoreResult<bool> {
     }
 }
 
-/// A directory without `format` is a store whose making was cut short, if all that is in it is what
-/// making it makes.
+/// Checks that a directory without `format` is an incomplete store: it must contain only files of
+/// store creation.
 fn check_unfinished(dir: &OwnedFd) -> StoreResult<()> {
     for name in at::names(dir).map_err(StoreError::io("list", STORE_NAME))? {
         let empty = |name| -> StoreResult<bool> {
@@ -514,7 +512,7 @@ fn check_unfinished(dir: &OwnedFd) -> StoreResult<()> {
             Ok(names.is_empty())
         };
         let ours = match name.as_slice() {
-            // The last ones: an import is making the tree, it is a branch, or its content is elsewhere.
+            // The last three belong to an import, a branch, and remote content.
             b"lock" | b"format.new" | b"importing" | b"importing.new" | b"branch" | b"origin" => {
                 true
             }
@@ -531,18 +529,17 @@ fn check_unfinished(dir: &OwnedFd) -> StoreResult<()> {
     Ok(())
 }
 
-/// How long a lock may be held by a process that is ending.
+/// How long to wait for a lock whose holder may be exiting.
 const LOCK_WAIT: Duration = Duration::from_secs(5);
-/// Bytes of the lock file that are looked at.
+/// Read limit of the lock file, in bytes.
 const LOCK_BYTES_MAX: u64 = 256;
-/// Between two attempts at it.
+/// Pause between attempts.
 const LOCK_PAUSE: Duration = Duration::from_millis(2);
 
-/// Takes the lock, and says whether the last process that had it had it on this mount of the
-/// filesystem.
+/// Acquires the lock. Reports whether its previous holder used this mount of the filesystem.
 ///
-/// Only who is going to `serve` notes that it had it: what a power cut left is told by that at the
-/// next mount.
+/// Only with `serve` is the holder recorded; the next mount uses this to detect losses by a power
+/// cut.
 fn take_lock(dir: &OwnedFd, serve: bool) -> StoreResult<(File, bool)> {
     let lock = at::open_file(dir, "lock", OFlags::RDWR | OFlags::CREATE)
         .map_err(StoreError::io("open", "lock"))?;
@@ -550,8 +547,8 @@ fn take_lock(dir: &OwnedFd, serve: bool) -> StoreResult<(File, bool)> {
     loop {
         match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => break,
-            // A process that ends closes its sockets before its other files, so whoever waited for
-            // it there can come too early.
+            // An exiting process closes its sockets before its other files, so a client that waited
+            // for that may arrive too early.
             Err(Errno::WOULDBLOCK) if started.elapsed() < LOCK_WAIT => {
                 std::thread::sleep(LOCK_PAUSE)
             }
@@ -559,8 +556,7 @@ fn take_lock(dir: &OwnedFd, serve: bool) -> StoreResult<(File, bool)> {
             Err(error) => return Err(StoreError::io("lock", "lock")(error)),
         }
     }
-    // The number is for people; a full disk must not keep anybody from a store that is otherwise
-    // fine.
+    // The process id is for people; a full disk must not prevent opening an intact store.
     let (mut last, here) = (String::new(), crate::sys::host::mount_instance(dir));
     let read = (&lock).take(LOCK_BYTES_MAX).read_to_string(&mut last);
     let same = read.is_ok()
@@ -571,7 +567,7 @@ fn take_lock(dir: &OwnedFd, serve: bool) -> StoreResult<(File, bool)> {
         return Ok((lock, same));
     }
     let text = format!("{}\n{}\n", std::process::id(), here.unwrap_or_default());
-    // In place: where there is no room for it, what was there must stay.
+    // In place, so that the old text remains if the disk is full.
     let noted = lock
         .write_all_at(text.as_bytes(), 0)
         .and_then(|()| lock.set_len(text.len() as u64));
@@ -585,7 +581,7 @@ fn make(dir: &OwnedFd, branch: bool) -> StoreResult<StoreId> {
     if branch || sys::stat_at(dir, ORIGIN_NAME.as_bytes()).is_ok() {
         at::make_dir(dir, TREE_NAME).map_err(StoreError::io("make", TREE_NAME))?;
     }
-    // What is moved here from the tree may be of any project.
+    // Inodes moved here from the tree may belong to any project (quota).
     sys::give_no_project(dir);
     for name in ["journal", "layers", "tmp"] {
         at::make_dir(dir, name).map_err(StoreError::io("make", name))?;

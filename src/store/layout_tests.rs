@@ -1,4 +1,4 @@
-//! Making a store, opening it, and refusing what is none.
+//! Creating and opening a store, and rejecting anything else.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -149,8 +149,7 @@ fn an_older_store_opens_and_is_migrated_once_it_is_written_to() {
     );
 }
 
-/// Whatever call of the migration is the last, what is left is a store of the one version or of the
-/// other.
+/// A migration interrupted after any call leaves a store of one version or the other.
 #[test]
 #[cfg(debug_assertions)]
 fn a_migration_that_is_cut_short_goes_on() {
@@ -276,8 +275,9 @@ fn tmp_is_emptied_and_the_mode_is_mended() {
     assert!(dir.path().exists(), "a link was removed and not followed");
 }
 
-/// The syncer and `checkpoint --sync` sync at the same time, and the first to begin may end last: its
-/// note took the place of the later one, and a power cut had a synced checkpoint named as not whole.
+/// The syncer and `checkpoint --sync` run concurrently, and the first to begin may end last. Its
+/// note replaced the later one, and after a power cut a synced checkpoint was reported as
+/// incomplete.
 #[test]
 fn a_sync_that_ends_late_takes_no_later_note_back() {
     let dir = made();

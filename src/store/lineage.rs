@@ -1,21 +1,21 @@
-//! Which checkpoint each comes from: its parent.
+//! The parent of each checkpoint.
 //!
-//! A checkpoint comes from the one before it, unless the whole tree was restored in between: then
-//! from what was restored. The journal says so without a record of its own: a restore names the
-//! checkpoint that was made right before it, its guard, so the next one comes from what it
-//! restored. A restore of some paths changes nothing of it.
+//! The parent is the preceding checkpoint, unless the whole tree was restored in between: then it
+//! is the restored one. The journal needs no extra record for this: a restore names its guard, the
+//! checkpoint made right before it, so the next one is a child of the restored one. A restore of
+//! some paths has no effect.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::ids::CheckpointId;
 
-/// Where checkpoints come from. Knows nothing of which are kept.
+/// Parents of checkpoints, independent of which are kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lineage(BTreeMap<CheckpointId, CheckpointId>);
 
 impl Lineage {
-    /// A restore of `target` began, guarded by `guard`: which checkpoint will come from `target`,
-    /// if it is another than would have anyway.
+    /// Adds a restore of `target` guarded by `guard`. Returns the checkpoint that becomes a child
+    /// of `target`, or `None` for a restore of some paths.
     pub fn restored(
         &mut self,
         target: CheckpointId,
@@ -30,17 +30,17 @@ impl Lineage {
         Some(child)
     }
 
-    /// `child` comes from `parent`.
+    /// Sets `parent` as the parent of `child`.
     pub fn put(&mut self, child: CheckpointId, parent: CheckpointId) {
-        // Each comes from an older one; what says otherwise is no lineage.
+        // A parent is older than its child; other entries are invalid.
         if parent < child {
             self.0.insert(child, parent);
         }
     }
 
-    /// Of which children nobody need know where they come from, if these checkpoints are kept,
-    /// oldest first, and `next` is the next: whichever of the kept ones are asked for,
-    /// [`Lineage::parent`] answers the same without.
+    /// Returns the children whose entries are not needed if these checkpoints are kept, and `next`
+    /// is the next id. For any subset of the kept checkpoints [`Lineage::parent`] returns the same
+    /// without them.
     pub fn unneeded(
         &self,
         kept: &BTreeSet<CheckpointId>,
@@ -50,7 +50,7 @@ impl Lineage {
         let Some(oldest) = kept.first() else {
             return unneeded;
         };
-        // Below the oldest nothing is found, whichever way.
+        // No parent is found below the oldest.
         for id in kept.iter().skip(1).chain([&next]) {
             unneeded.remove(id);
             let mut at = self
@@ -62,25 +62,25 @@ impl Lineage {
                 .and_then(|at| self.0.range(..=at).next_back())
                 .filter(|(branch, _)| *branch > oldest)
             {
-                // Where one went already, this goes on as it did.
+                // The rest of the path was already followed if this branch was removed before.
                 at = Some(*parent).filter(|_| unneeded.remove(branch));
             }
         }
         unneeded
     }
 
-    /// These are not asked for any more.
+    /// Removes entries that are not needed.
     pub fn forget(&mut self, unneeded: &BTreeSet<CheckpointId>) {
         self.0.retain(|child, _| !unneeded.contains(child));
     }
 
-    /// Whether `id` is what checkpoint `epoch` was to become, or comes from that: so from what was
-    /// done between the one before and `epoch`, whether or not that is kept.
+    /// Returns whether `id` is checkpoint `epoch` or descends from it, and so from the changes of
+    /// that epoch, even if that checkpoint is not kept.
     pub fn comes_by(&self, id: CheckpointId, epoch: CheckpointId) -> bool {
         let mut at = id;
         while at >= epoch {
             match self.0.range(..=at).next_back() {
-                // From `branch` on each comes from the one before.
+                // From `branch` on, each parent is the preceding checkpoint.
                 Some((branch, parent)) if *branch > epoch => at = *parent,
                 _ => return true,
             }
@@ -88,9 +88,9 @@ impl Lineage {
         false
     }
 
-    /// The nearest checkpoint that `id` comes from and that is kept; `kept` gives the newest one
-    /// that is, up to a number. Costs the branches in between, and not what was deleted there: many
-    /// are deleted the oldest first.
+    /// Returns the nearest kept ancestor of `id`; `kept` returns the newest kept checkpoint up to a
+    /// number. The cost depends on the branches in between, not on deleted checkpoints: often many
+    /// of the oldest are deleted.
     pub fn parent(
         &self,
         id: CheckpointId,
@@ -102,7 +102,7 @@ impl Lineage {
         };
         while at.0 > 0 {
             let found = kept(at).filter(|found| found.0 > 0);
-            // Down to the beginning of this branch each comes from the one before.
+            // Down to the start of this branch, each parent is the preceding checkpoint.
             match self.0.range(..=at).next_back() {
                 Some((branch, parent)) if found.is_none_or(|found| found < *branch) => at = *parent,
                 _ => return found,
@@ -144,7 +144,7 @@ mod tests {
                 Some(7)
             ]
         );
-        // What is not kept is passed over, along the branch.
+        // Checkpoints that are not kept are skipped along the branch.
         assert_eq!(
             parents(|id| ![1, 3, 5].contains(&id.0)),
             [
@@ -164,7 +164,8 @@ mod tests {
     fn what_was_restored_away_is_nothing_that_one_comes_by() {
         let id = CheckpointId;
         let mut lineage = Lineage::default();
-        // Guarded by 5 it is what 3 was: 6 comes from 3. Guarded by 8 it is what 5 was.
+        // The restore guarded by 5 restores 3, so 6 is a child of 3. The one guarded by 8 restores
+        // 5.
         lineage.put(id(6), id(3));
         lineage.put(id(9), id(5));
         let by = |at| {
@@ -177,7 +178,7 @@ mod tests {
         assert_eq!(by(10), [1, 2, 3, 4, 5, 9, 10]);
     }
 
-    /// Each set of kept ones has the parents that it had.
+    /// The parents of every set of kept checkpoints are unchanged.
     #[test]
     fn what_no_kept_checkpoint_comes_by_is_not_needed() {
         let id = CheckpointId;
@@ -209,15 +210,15 @@ mod tests {
                 }
             }
         }
-        // One that was restored again and again leaves a single branch.
+        // Repeated restores of one checkpoint leave a single branch.
         let mut lineage = Lineage::default();
         (1..1000).for_each(|number| lineage.put(id(2 * number), id(1)));
         let kept = [1, 1996, 1997, 1998].map(id).into();
         assert_eq!(lineage.unneeded(&kept, id(1999)).len(), 997);
     }
 
-    /// It went from number to number: to delete 5,000 of 67,000, the oldest first, took half a
-    /// minute.
+    /// The search visited every number: deleting 5,000 of 67,000 checkpoints, oldest first, took
+    /// half a minute.
     #[test]
     fn a_parent_is_found_beyond_any_number_that_was_deleted() {
         let (id, asked) = (CheckpointId, std::cell::Cell::new(0));

@@ -1,10 +1,10 @@
-//! The same content once where files cannot share extents: an object becomes another name of one
-//! that holds the same.
+//! Deduplication where files cannot share extents: an object becomes a hard link to one with the
+//! same content.
 //!
-//! Only clones (`.c`) qualify: of them nothing but the bytes counts, while a moved inode *is* the
-//! old inode, with its attributes. The new name is made beside and exchanged with the old one, so
-//! that there is an object at every moment, and a removal that comes between is not undone. What a
-//! crash leaves in `tmp/` goes at the next opening.
+//! Only clones (`.c`) qualify, of which only the bytes count; a moved inode *is* the old inode,
+//! with its attributes. The new link is created in `tmp/` and exchanged with the old name, so that
+//! the object always exists and a concurrent removal is not undone. Leftovers of a crash in `tmp/`
+//! are removed at the next opening.
 
 use super::Store;
 use super::extents::same_bytes;
@@ -13,12 +13,13 @@ use super::layers::file_name;
 use crate::sys::{self, Errno, RenameMode, SysResult};
 
 impl Store {
-    /// Makes `target` another name of `source`, both of closed epochs, if they hold the same;
-    /// whether they do.
+    /// Makes `target` a hard link to `source` if their contents are equal, and returns whether they
+    /// are. Both must be of closed epochs.
     ///
     /// # Errors
-    /// EOPNOTSUPP if one of them is no clone, or belongs to somebody else; ENOENT if one is gone;
-    /// EMLINK if the source has all the names that it can have; those of linking.
+    /// EOPNOTSUPP if one of them is not a clone, or their modes, owners or devices differ; ENOENT
+    /// if one does not exist; EMLINK if the source has the maximum number of links; those of
+    /// link(2).
     pub fn link_same(&self, source: ObjectId, target: ObjectId) -> SysResult<bool> {
         if source.origin != ObjectOrigin::Cloned || target.origin != ObjectOrigin::Cloned {
             return Err(Errno::EOPNOTSUPP);
@@ -35,7 +36,7 @@ impl Store {
         if !same_bytes(&from, &to)? {
             return Ok(false);
         }
-        // It is to stand for another whose bytes are on disk.
+        // It replaces an object whose bytes are on disk.
         sys::fsync(&from)?;
         let tmp = self.layout.tmp_dir().map_err(|error| error.errno())?;
         let beside = format!("same-{}-{}", target.epoch.0, file_name(target));

@@ -1,15 +1,16 @@
-//! What is on disk in `.ckptfs/`: the journal, the layers, and the index over them.
+//! The contents of `.ckptfs/`: the journal, the layers, and the index over them.
 //!
-//! The journal is the truth about the past, the layers hold the data of old versions, the index
-//! finds things in the journal and can be made from it. This layer knows what is written and how it
-//! is checked, and nothing of what it means: which record is made when is decided above.
+//! The journal is the source of truth about the past, the layers have the data of old versions, and
+//! the index locates records in the journal and can be rebuilt from it. This module knows the
+//! encoding of records and their verification, not their meaning: callers decide which record is
+//! written when.
 //!
 //! Invariants: one process writes a store at a time (`layout`); nothing is opened by a path below
-//! the mount (`at`); bytes from the disk are checked before they are believed, and bad ones are
-//! errors, never panics. `docs/format.md` is the format in one place.
+//! the mount (`at`); bytes from the disk are verified before use, and bad ones are errors, never
+//! panics. `docs/format.md` has the complete format.
 //!
-//! Locking: each part has its own locks, told in its module; none is held when another part is
-//! called, except that [`Index::rebuild`] reads the journal under the index's.
+//! Locking: each module documents its locks. None is held while another part is called, except that
+//! [`Index::rebuild`] reads the journal under the index's lock.
 
 mod at;
 pub mod baseline;
@@ -49,40 +50,39 @@ use self::layout::Layout;
 use self::record::{Kept, Record};
 use self::reserve::Reserve;
 
-/// An open store. Shared by reference between threads; its lock is given back when it is dropped.
+/// An open store. Shared by reference between threads; dropping it releases its lock.
 #[derive(Debug)]
 pub struct Store {
-    // Dropped in this order: the lock in `layout` goes last.
-    /// Finds things in the journal.
+    // Dropped in this order: the lock in `layout` last.
+    /// Locates records in the journal.
     pub index: Index,
     /// The data of old versions.
     pub layers: Layers,
-    /// What is kept for when the filesystem is full.
+    /// Space and inodes for a full filesystem.
     pub reserve: Arc<Reserve>,
-    /// Every change to the past.
+    /// All changes to the past.
     pub journal: Journal,
     /// Number of the last frame with a deletion of a checkpoint since the store was opened.
     deleted: AtomicU64,
-    /// The directory itself.
+    /// The directory of the store.
     pub layout: Layout,
 }
 
-/// What opening a store found.
+/// Result of opening a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Opened {
-    /// It did not exist before.
+    /// The store was created.
     pub created: bool,
-    /// The journal's end was torn, as a power cut tears it; it was repaired.
+    /// The end of the journal was torn, as after a power cut, and was repaired.
     pub torn: bool,
-    /// The index was made anew from the journal, for this reason.
+    /// The index was rebuilt from the journal, for this reason.
     pub rebuilt: Option<Doubt>,
 }
 
 impl Store {
-    /// Opens the store of a directory, and makes it if there is none and `create` says so; locks
-    /// it, repairs the journal's end after a power cut, and makes an index anew that cannot be
-    /// trusted. Records after [`Index::applied`] are not applied: that is for the caller, who keeps
-    /// them in memory.
+    /// Opens and locks the store of a directory; with `create`, creates it if missing. Repairs the
+    /// end of the journal after a power cut, and rebuilds an index that cannot be trusted. Records
+    /// after [`Index::applied`] are not applied: the caller loads them into memory.
     ///
     /// `root` is the backing directory itself, opened before anything was mounted over it.
     ///
@@ -91,7 +91,7 @@ impl Store {
         Store::open_with(root, create, None)
     }
 
-    /// [`Store::open`], with a directory for the index where the system has no `/proc/self/fd`: see
+    /// As [`Store::open`], with a directory for the index on a system without `/proc/self/fd`: see
     /// [`Layout::with_index_home`].
     pub fn open_with(
         root: impl AsFd,
@@ -101,15 +101,15 @@ impl Store {
         Store::open_in(Layout::open(root, create)?.with_index_home(index_home))
     }
 
-    /// [`Store::open`] of the store of a branch, which is made if there is none. `reserve`: that of
-    /// its parent, which keeps it filled.
+    /// As [`Store::open`], for the store of a branch, which is created if missing. `reserve` is
+    /// that of its parent, which refills it.
     pub fn open_branch(root: impl AsFd, reserve: Arc<Reserve>) -> StoreResult<(Store, Opened)> {
         Store::open_in(Layout::open_with_reserve(root, true, Some(reserve))?)
     }
 
     fn open_in(layout: Layout) -> StoreResult<(Store, Opened)> {
-        // The journal is there before anything is kept. Without this a history that lost it would
-        // begin anew, as if there had been none.
+        // The journal exists before any object does. Without this check a store that lost its
+        // journal would start an empty history.
         if Journal::is_missing(&layout)? && !Layers::new(&layout)?.epochs()?.is_empty() {
             return Err(StoreError::JournalDamaged {
                 segment: 1,
@@ -127,7 +127,7 @@ impl Store {
             Index::open(&layout)?
         };
         let rebuilt = match opening {
-            // Of nothing there is nothing to index.
+            // An empty journal needs no index.
             index::Opening::Rebuild(Doubt::Missing) if found.end == journal.start() => None,
             index::Opening::Rebuild(doubt) => Some(doubt),
             index::Opening::Ready => doubt_of(&index, &journal)?,
@@ -163,8 +163,8 @@ impl Store {
         ))
     }
 
-    /// Has the index of a branch on disk once there is enough in it. To be called by who applies to
-    /// it, before that.
+    /// Moves the index of a branch to disk once it is large enough. The thread that applies batches
+    /// calls this first.
     ///
     /// Errors: those of [`Index::rebuild`].
     pub fn index_where_due(&self) -> StoreResult<()> {
@@ -175,8 +175,8 @@ impl Store {
         Ok(())
     }
 
-    /// Sets the index aside and makes it anew from the journal, as opening does with one that
-    /// cannot be trusted.
+    /// Sets the index aside and rebuilds it from the journal, as opening does with one that cannot
+    /// be trusted.
     ///
     /// Errors: those of [`Index::rebuild`].
     pub fn rebuild_index(&self) -> StoreResult<()> {
@@ -184,7 +184,7 @@ impl Store {
             .rebuild(&self.journal, Some(end_of_closed(&self.journal)?))
     }
 
-    /// As [`Journal::append`], with what room the reserve has for it.
+    /// As [`Journal::append`], with space from the reserve if necessary.
     ///
     /// Errors: those of [`Journal::append`].
     pub fn append(&self, records: &[Record]) -> StoreResult<Vec<Address>> {
@@ -206,12 +206,13 @@ impl Store {
         }
     }
 
-    /// Whether the deletions of checkpoints are on the disk: after a power cut none of those comes back.
+    /// Returns whether all deletions of checkpoints are on disk and no deleted one reappears after
+    /// a power cut.
     pub fn has_synced_deletions(&self) -> bool {
         self.journal.is_on_disk(self.deleted.load(Ordering::SeqCst))
     }
 
-    /// As [`Index::apply`]; on a filesystem that has no room for it the index goes on in memory.
+    /// As [`Index::apply`]; without space on the filesystem the index continues in memory.
     ///
     /// Errors: those of [`Index::apply`] and [`Index::rebuild`].
     pub fn apply(&self, batch: &mut Batch) -> StoreResult<()> {
@@ -224,7 +225,7 @@ impl Store {
         }
     }
 
-    /// Makes the index anew in memory, for `why`; that on disk stays as it is.
+    /// Rebuilds the index in memory because of the error `why`. The index on disk stays unchanged.
     ///
     /// Errors: those of [`Index::rebuild`].
     pub fn index_into_memory(&self, why: &StoreError) -> StoreResult<()> {
@@ -237,12 +238,12 @@ impl Store {
     }
 }
 
-/// A journal of at most so many bytes is read in less time than the files of an index are opened
-/// in, which take 600 KiB and a dozen inodes: the index of a branch is in memory as long as its
-/// journal is that short. There may be many branches.
+/// Reading a journal of up to this size is faster than opening the files of an index, which take
+/// 600 KiB and a dozen inodes. Because many branches may exist, the index of one with so short a
+/// journal is in memory.
 const SHORT_JOURNAL: u32 = 256 << 10;
 
-/// Whether there need be no index of this store on disk: it is that of a branch, with a short
+/// Returns whether this store needs no index on disk: it belongs to a branch and has a short
 /// journal.
 pub fn may_lack_index(layout: &Layout, journal: &Journal) -> bool {
     layout.is_branch() && is_short(journal)
@@ -253,7 +254,7 @@ fn is_short(journal: &Journal) -> bool {
     segment == Address::START.segment && offset < SHORT_JOURNAL
 }
 
-/// The checkpoints in what can be read of a journal, in order of their numbers.
+/// Returns the checkpoints in the readable part of a journal, in order of their ids.
 pub fn checkpoints_of(journal: &Journal) -> Vec<Kept> {
     let mut batch = Batch::new();
     for (at, record) in journal.scan(journal.start(), None).map_while(Result::ok) {
@@ -264,8 +265,8 @@ pub fn checkpoints_of(journal: &Journal) -> Vec<Kept> {
     batch.into_checkpoints()
 }
 
-/// The record says something of checkpoints, of what they show no more, or who asked for what the
-/// next record says.
+/// Returns whether the record is about checkpoints, versions dropped from them, or the actor of the
+/// next record.
 pub fn is_of_checkpoints(record: &Record) -> bool {
     matches!(
         record,
@@ -281,8 +282,8 @@ pub fn is_of_checkpoints(record: &Record) -> bool {
     )
 }
 
-/// A journal that ends before the place where it ended at the last orderly end has lost what was on
-/// disk, however whole its last frame is.
+/// Checks that the journal reaches the end noted at the last orderly shutdown. A shorter one has
+/// lost durable data, even if its last frame is intact.
 ///
 /// Errors: `JournalDamaged`.
 pub(crate) fn check_end(layout: &Layout, journal: &Journal) -> StoreResult<()> {
@@ -295,8 +296,8 @@ pub(crate) fn check_end(layout: &Layout, journal: &Journal) -> StoreResult<()> {
     }
 }
 
-/// Where the record of the last checkpoint ends. An index holds closed epochs only: the open one is
-/// in memory, where its records may be taken back.
+/// Returns the end of the last checkpoint's record. An index contains only closed epochs: the open
+/// one is in memory, where its records may be voided.
 fn end_of_closed(journal: &Journal) -> StoreResult<Address> {
     let mut end = journal.start();
     for entry in journal.scan(journal.start(), None) {
@@ -308,8 +309,8 @@ fn end_of_closed(journal: &Journal) -> StoreResult<Address> {
     Ok(end)
 }
 
-/// Whether the index that was opened fits the journal: it may be behind, but not ahead, and its
-/// last record must be there.
+/// Checks the opened index against the journal: it may lag behind but not be ahead, and its last
+/// record must exist.
 fn doubt_of(index: &Index, journal: &Journal) -> StoreResult<Option<Doubt>> {
     let (last, end) = match index.last_applied() {
         Ok(Some(applied)) => applied,
@@ -326,9 +327,9 @@ fn doubt_of(index: &Index, journal: &Journal) -> StoreResult<Option<Doubt>> {
     Ok(if fits { None } else { Some(Doubt::Unfit) })
 }
 
-/// The checkpoints of a store that need not be mounted, in order of their numbers, read from the
-/// journal. Takes no lock and writes nothing; of a store in use, checkpoints that are being made
-/// may or may not be seen.
+/// Returns the checkpoints of a store, mounted or not, in order of their ids, read from the
+/// journal. Takes no lock and writes nothing; of a store in use, the newest checkpoints may be
+/// missing.
 ///
 /// Errors: those of [`Layout::open_existing_readonly`] and of reading the journal.
 pub fn read_checkpoints(root: impl AsFd) -> StoreResult<Vec<Kept>> {

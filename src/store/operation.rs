@@ -1,110 +1,109 @@
-//! Operations on the history: each mutation that somebody asked for, with what it takes to undo it.
+//! Operations on the history: each requested mutation, with the data needed to undo it.
 //!
-//! The record of an operation is appended together with the records of what it did, behind them:
-//! both are there after a crash, or neither is. It names what it did only as far as the way back
-//! needs it. To undo one is an operation too, which names the one that it undoes.
+//! The record of an operation follows the records of its effects in the same append: after a crash
+//! both exist or neither does. It describes the effects only as far as undo requires. An undo is
+//! itself an operation that names the one it undoes.
 
 use super::ids::CheckpointId;
 use super::record::Actor;
 
-/// What an operation did.
+/// The effect of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Deed {
-    /// A checkpoint was made.
+    /// A checkpoint was created.
     Made {
-        /// Which.
+        /// The checkpoint.
         id: CheckpointId,
     },
-    /// The tree, or these paths, became what they were; or something was merged into it, which
-    /// restores nothing but is undone like it: then the target is the guard.
+    /// The tree, or these paths, were restored. A merge, which restores nothing, is recorded and
+    /// undone in the same way, with the guard as target.
     Restored {
-        /// What was restored.
+        /// The restored checkpoint.
         target: CheckpointId,
-        /// The checkpoint of what was there before.
+        /// The checkpoint of the state before.
         guard: CheckpointId,
-        /// Only these; empty: the whole tree.
+        /// Only these paths; empty: the whole tree.
         paths: Vec<Vec<u8>>,
-        /// Only these and nothing below them; empty: those were too many to be told here.
+        /// Only these paths and nothing below them; if empty, the paths were too many to record.
         only: bool,
     },
-    /// A checkpoint was deleted, or its making undone.
+    /// A checkpoint was deleted, or its creation undone.
     Deleted {
-        /// Which.
+        /// The checkpoint.
         id: CheckpointId,
-        /// What only it needed was freed at once.
+        /// The versions that only it needed were freed at once.
         freed: bool,
     },
     /// A deleted checkpoint was brought back.
     Revived {
-        /// Which.
+        /// The checkpoint.
         id: CheckpointId,
     },
-    /// Tags came and went.
+    /// Tags were added and removed.
     Tagged {
-        /// Of which checkpoints, each once.
+        /// The changes of each checkpoint, each once.
         changes: Vec<Retagged>,
     },
     /// A checkpoint was pinned or unpinned.
     Pinned {
-        /// Which.
+        /// The checkpoint.
         id: CheckpointId,
-        /// Why it was pinned before, if it was.
+        /// The reason of the earlier pin, if any.
         before: Option<String>,
-        /// Why it is now, if it is.
+        /// The reason of the new pin, if any.
         after: Option<String>,
     },
     /// A branch was dropped, or brought back.
     Branch {
-        /// The checkpoint that it is based on.
+        /// The checkpoint on which it is based.
         base: CheckpointId,
-        /// What it is called.
+        /// Its name.
         name: String,
-        /// Which store is its: the id as text.
+        /// The id of its store, as text.
         store: String,
-        /// It was dropped.
+        /// Whether it was dropped.
         dropped: bool,
     },
 }
 
-/// [`Operation::undoes`] of a deletion by a retention rule. There is no operation 0, so [`Line`]
-/// leaves the deletion out: `undo`, `redo` and `undo --to` do not come to it, and it does not end
-/// what can be redone.
+/// [`Operation::undoes`] of a deletion by a retention rule. Operation 0 does not exist, so [`Line`]
+/// ignores the deletion: `undo`, `redo` and `undo --to` skip it, and it does not end the redo line.
 pub const BY_RULE: Option<u64> = Some(0);
 
-/// How the tags of a checkpoint changed.
+/// The change of a checkpoint's tags.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Retagged {
-    /// Whose.
+    /// The checkpoint.
     pub id: CheckpointId,
-    /// Tags that it lost.
+    /// Removed tags.
     pub lost: Vec<String>,
-    /// Tags that it got.
+    /// Added tags.
     pub got: Vec<String>,
 }
 
-/// An operation. Their numbers are 1, 2, 3 ... in the order in which they were done.
+/// An operation. They are numbered 1, 2, 3 ... in order of execution.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Operation {
     /// Its number.
     pub number: u64,
-    /// When: wall clock, nanoseconds since 1970.
+    /// Wall-clock time in nanoseconds since 1970.
     pub at_ns: i64,
-    /// Who asked for it.
+    /// The actor that requested it.
     pub by: Actor,
-    /// The operation that it undoes, if it is the undoing of one.
+    /// The operation that it undoes, if any.
     pub undoes: Option<u64>,
-    /// What it did.
+    /// Its effect.
     pub deed: Deed,
 }
 
 impl Deed {
-    /// Something was merged into the tree.
+    /// Returns whether this was a merge into the tree.
     pub fn is_merge(&self) -> bool {
         matches!(self, Deed::Restored { target, guard, .. } if target == guard)
     }
 
-    /// The checkpoints that it is about; of a restore that is its guard, without which there is no
-    /// way back.
+    /// Returns the checkpoints involved; for a restore its guard, without which it cannot be
+    /// undone.
     pub fn about(&self) -> Vec<CheckpointId> {
         match self {
             Deed::Made { id }
@@ -118,17 +117,17 @@ impl Deed {
     }
 }
 
-/// Which operations can be undone next, and which of those that were undone can be done again.
+/// The undo and redo stacks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Line {
-    /// Those that can be undone, newest last.
+    /// Operations that can be undone, newest last.
     pub undo: Vec<u64>,
-    /// Those that undid one, newest last.
+    /// Undo operations that can be redone, newest last.
     pub redo: Vec<u64>,
 }
 
 impl Line {
-    /// An operation was done. What it ended: what could have been done again until now.
+    /// Adds an operation. Returns the entries of the redo stack that it discarded.
     pub fn note(&mut self, number: u64, undoes: Option<u64>) -> Vec<u64> {
         let place_in = |stack: &[u64]| {
             undoes.and_then(|undone| stack.iter().rposition(|known| *known == undone))
@@ -140,14 +139,14 @@ impl Line {
             self.redo.remove(place);
             self.undo.push(number);
         } else {
-            // Something new, or of a line that was left: from here on it is the one.
+            // A new operation, or one of an abandoned line, starts a new line.
             self.undo.push(number);
             return std::mem::take(&mut self.redo);
         }
         Vec::new()
     }
 
-    /// Operations that nobody can undo any more are forgotten.
+    /// Removes operations that can no longer be undone.
     pub fn forget(&mut self, is_gone: impl Fn(u64) -> bool) {
         [&mut self.undo, &mut self.redo]
             .into_iter()

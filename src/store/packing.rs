@@ -1,6 +1,6 @@
-//! What of the journal stays when it is packed: what the index has of it, which leaves out what no
-//! checkpoint reads; and of what tells of checkpoints, operations and mounts that which can be
-//! asked for ([`super::forget`]).
+//! Selection of the records that stay when the journal is packed. Of changes to the tree these are
+//! the records in the index, which omits those that no checkpoint reads. Of checkpoints, operations
+//! and mounts they are the records that a request can still reach ([`super::forget`]).
 
 use std::collections::{HashMap, HashSet};
 
@@ -14,15 +14,14 @@ use super::layers::Layers;
 use super::record::{ObjectHash, Record, Undo};
 use crate::sys;
 
-/// With more bytes than this in it the segment that is written is closed, to be packed after a
-/// deletion.
+/// A segment being written with more bytes than this is closed, to be packed after a deletion.
 const CLOSED_BYTES: u32 = 256 << 10;
 
 impl Store {
-    /// Packs the segments that were closed since the last time, until `stop` says so. All that is
-    /// in them stays. It takes its time: for a helper thread.
+    /// Packs the segments closed since the last call, until `stop` returns true. All records stay.
+    /// Slow: for a helper thread.
     ///
-    /// Errors: those of reading and writing the journal; what is packed is.
+    /// Errors: those of reading and writing the journal; segments packed before stay packed.
     pub fn pack(&self, stop: &dyn Fn() -> bool) -> StoreResult<()> {
         if closed_bytes() < CLOSED_BYTES {
             self.journal.close_segment(closed_bytes())?;
@@ -41,10 +40,9 @@ impl Store {
         Ok(())
     }
 
-    /// Packs closed segments, also those that are, without what nobody needs any more: after
-    /// [`Index::compact`] with the same `needs`. What is forgotten of checkpoints and operations
-    /// leaves the index first, and then whoever `forget` tells. It takes its time: for a helper
-    /// thread.
+    /// Packs closed segments, including packed ones, without records that are not needed. Requires
+    /// [`Index::compact`] with the same `needs` before. Forgotten items are removed from the index
+    /// first and then passed to `forget`. Slow: for a helper thread.
     ///
     /// Errors: as [`Store::pack`], and those of the index.
     pub fn repack(
@@ -57,12 +55,12 @@ impl Store {
         let Some(mut judge) = Judge::new(self, needs, stop)? else {
             return Ok(());
         };
-        // On the disk before a record goes: what is in the index is in the journal, and a deletion
-        // that it has not got yet is not needed any more.
+        // On disk before a record is removed, so that every index entry has its record in the
+        // journal. A deletion not yet indexed is not needed any more.
         self.index.forget(&judge.forgotten)?;
         forget(&judge.forgotten);
-        // In order: what is said of a checkpoint goes after its record, so that none is there
-        // without its deletion.
+        // In order: records about a checkpoint are removed after its own record, so that no
+        // checkpoint remains without its deletion.
         for (number, _) in self.journal.closed()? {
             if stop() {
                 break;
@@ -72,7 +70,8 @@ impl Store {
                 .pack(number, &mut |at, record| judge.judge(at, record))?;
             let gone = std::mem::take(&mut judge.gone);
             if let Some(packed) = packed {
-                // Before, and durable: what is in the index is in the journal, after a kill too.
+                // Durable before the pack: every index entry has its record in the journal, even
+                // after a kill.
                 if !gone.is_empty() {
                     self.index.apply(&mut Batch::forget_hashes(&gone))?;
                     self.index.flush_durable()?;
@@ -84,7 +83,7 @@ impl Store {
     }
 }
 
-/// A test has everything packed.
+/// Tests let everything be packed.
 fn closed_bytes() -> u32 {
     if sys::host::left_out("pack-size") {
         CLOSED_BYTES / 256
@@ -93,32 +92,32 @@ fn closed_bytes() -> u32 {
     }
 }
 
-/// Says of each record whether it is needed, in the order of the journal.
+/// Decides for each record, in journal order, whether it is needed.
 struct Judge<'a> {
     index: &'a Index,
     layers: &'a Layers,
     needs: &'a Needs<'a>,
-    /// From here on everything stays: the index has not got it yet, or it is not on the disk.
+    /// Everything from here on stays: it is not indexed yet, or not on disk.
     upto: Address,
     /// The open epoch.
     epoch: Epoch,
     told: Told,
     forgotten: Forgotten,
-    /// The objects that are left of the epoch that was asked for last.
+    /// Existing objects of the epoch queried last.
     left: (Epoch, Vec<ObjectId>),
-    /// Records of hashes that go.
+    /// Hash records to remove.
     gone: Vec<(Epoch, Address)>,
 }
 
-/// What the journal tells before and after the place up to which records go.
+/// Facts from the journal before and after the address up to which records are removed.
 #[derive(Default)]
 struct Told {
-    /// The last place of each inode before: the frame, and the number in it. After a power cut the
-    /// tree may be as it was then, whatever came after.
+    /// The last place of each inode before: frame, and position in it. After a power cut the tree
+    /// may be in that state, despite later records.
     places: HashMap<Slot, (Address, usize)>,
-    /// Records that are taken back before, and whether one of them stays; ...
+    /// Records voided before, and whether one of them stays.
     voids: HashMap<(Epoch, Slot), bool>,
-    /// ... and after.
+    /// Records voided after.
     later: HashSet<(Epoch, Slot)>,
 }
 
@@ -150,7 +149,7 @@ impl Told {
 }
 
 impl<'a> Judge<'a> {
-    /// `None`: `stop` says so.
+    /// Scans the journal; `None` if `stop` returns true.
     fn new(
         store: &'a Store,
         needs: &'a Needs<'a>,
@@ -171,8 +170,8 @@ impl<'a> Judge<'a> {
             }
         }
         let ends = catalogue.ends();
-        // One that is in memory has another on the disk, which the next mount brings up to date: it
-        // must hear of each deletion.
+        // An index in memory has an outdated one on disk, which the next mount updates: it needs
+        // every deletion.
         let forgotten = if index.is_in_memory() {
             Forgotten::default()
         } else {
@@ -224,7 +223,7 @@ impl<'a> Judge<'a> {
                 objects,
                 whole,
             } => self.sealed(at, epoch, objects, whole)?,
-            // Who changed what is asked between two checkpoints that are kept.
+            // Changes are attributed to processes between kept checkpoints.
             Record::Touched { .. } => keep_if(
                 self.needs
                     .kept
@@ -232,7 +231,7 @@ impl<'a> Judge<'a> {
                     .is_some_and(|oldest| oldest.epoch() < self.epoch),
             ),
             Record::OpenAt { id, .. } => keep_if(self.is_kept(id)),
-            // A crash long ago was mended, a comparison then is over.
+            // The crash was repaired and the comparison ended long ago.
             Record::Replacing { .. } | Record::Comparing(_) => Verdict::LeaveOut,
             Record::Checkpoint(_)
             | Record::Tags { .. }
@@ -251,7 +250,7 @@ impl<'a> Judge<'a> {
         })
     }
 
-    /// Which epoch is open.
+    /// Updates the open epoch.
     fn read(&mut self, record: &Record) {
         match record {
             Record::Checkpoint(checkpoint) => self.epoch = checkpoint.id.epoch().next(),
@@ -260,8 +259,8 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// The index has places by epochs: where one stays that no undo record tells, the checkpoint
-    /// before its epoch stays on record, with its deletion.
+    /// The index assigns places to epochs. If a place outside undo records stays, so do the records
+    /// of the checkpoint before its epoch, and of its deletion.
     fn keep_ends(
         &mut self,
         journal: &Journal,
@@ -306,12 +305,12 @@ impl<'a> Judge<'a> {
         self.needs.kept.binary_search(&id).is_ok()
     }
 
-    /// Whether this is where an inode was seen last, of which the index still says where it is.
+    /// Returns whether this is the last place of an inode whose place is in the index.
     fn is_place(&self, told: (Address, usize), slot: Slot) -> StoreResult<bool> {
         Ok(self.told.places.get(&slot) == Some(&told) && self.index.place(slot)?.is_some())
     }
 
-    /// Whether the index has a place that no undo record tells, or it is the last.
+    /// Returns whether the index has a place outside undo records here, or this is the last place.
     fn needs_place(&self, told: (Address, usize), slot: Slot) -> StoreResult<bool> {
         Ok(self.index.has_place(slot, self.epoch)? || self.is_place(told, slot)?)
     }
@@ -324,7 +323,7 @@ impl<'a> Judge<'a> {
     ) -> StoreResult<bool> {
         let stays = match item {
             Undo::Home { slot, .. } if self.is_place(told, *slot)? => true,
-            // It is taken back by a record that may not be on the disk.
+            // The record that voids it may not be on disk.
             Undo::Data { slot, .. } if self.told.later.contains(&(epoch, *slot)) => true,
             _ => self.index.has_record(&item.key(), epoch)?,
         };
@@ -336,7 +335,7 @@ impl<'a> Judge<'a> {
         Ok(stays)
     }
 
-    /// The hashes of objects that are there.
+    /// Keeps the hashes of existing objects.
     fn sealed(
         &mut self,
         at: Address,
@@ -372,7 +371,7 @@ fn keep_if(stays: bool) -> Verdict {
     }
 }
 
-/// What is left of a list.
+/// Filters a list, and decides about its record.
 fn less<T>(
     mut items: Vec<T>,
     mut stays: impl FnMut(usize, &T) -> StoreResult<bool>,

@@ -1,4 +1,4 @@
-//! What is left out when the journal is packed, and an index that is compared with it.
+//! Records omitted from packs, and the comparison of the index with a packed journal.
 
 use std::fs::{self, File};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +17,7 @@ fn store(dir: &tempfile::TempDir) -> Store {
         .0
 }
 
-/// Appends records, applies them, and closes the segment they are in.
+/// Appends and applies records, and closes their segment.
 fn put(store: &Store, records: &[Record]) {
     let places = store.journal.append(records).unwrap();
     let mut batch = Batch::after(store.index.catalogue().last_checkpoint().unwrap());
@@ -38,7 +38,7 @@ fn repack(store: &Store, kept: &[CheckpointId]) {
     store.repack(&needs, &|| false, |_| {}).unwrap();
 }
 
-/// Hashes of objects of an epoch, of which none is there.
+/// Hashes of objects of an epoch, none of which exists.
 fn hashes(epoch: u64) -> Record {
     let object = ObjectId {
         epoch: Epoch(epoch),
@@ -57,8 +57,8 @@ fn hashes(epoch: u64) -> Record {
     }
 }
 
-/// "N entries are missing" while a gc ran: the comparison read one record before its segment was
-/// packed, and what belonged to it after.
+/// A comparison during a gc reported "N entries are missing": it read one record before its segment
+/// was packed, and a related one afterwards.
 #[test]
 fn a_comparison_while_segments_are_packed_finds_nothing() {
     let dir = tempfile::tempdir().unwrap();
@@ -74,7 +74,7 @@ fn a_comparison_while_segments_are_packed_finds_nothing() {
     }
     let gone: Vec<Record> = (1..EPOCHS - 1).map(deleted).collect();
     put(&store, &gone);
-    // The index goes as far as the last checkpoint.
+    // The index is applied up to the last checkpoint.
     put(
         &store,
         &[undo(EPOCHS + 1, vec![data(10, 0)]), closed(EPOCHS + 1)],
@@ -98,8 +98,8 @@ fn a_comparison_while_segments_are_packed_finds_nothing() {
     assert!(store.index.compare(&store.journal).unwrap().is_none());
 }
 
-/// "N should not be there" for good after a gc and a kill: the index on the disk still had the
-/// hashes whose records had left the journal. What older programs left so is no damage.
+/// After a gc and a kill a comparison reported "N should not be there": the index on disk still had
+/// hashes whose records had left the journal. Entries left by older programs are no damage.
 #[test]
 fn hashes_that_a_pack_leaves_out_stay_forgotten_after_a_kill() {
     for of_an_older_program in [false, true] {
@@ -117,7 +117,7 @@ fn hashes_that_a_pack_leaves_out_stay_forgotten_after_a_kill() {
         repack(&store, &[CheckpointId(1)]);
         assert_eq!(store.index.catalogue().seals(Epoch(1)).unwrap(), []);
         if !of_an_older_program {
-            // What is on the disk now is what a kill leaves.
+            // A kill leaves this state on disk.
             copy();
         }
         drop(store);
@@ -146,8 +146,8 @@ fn copy_dir(from: &std::path::Path, to: &std::path::Path) {
     }
 }
 
-/// "N are wrong" while the indexer was between two pieces of an epoch, and a later epoch said
-/// something else of a key.
+/// A comparison reported "N are wrong" while the indexer was between two pieces of an epoch, and a
+/// later epoch had another value of a key.
 #[test]
 fn an_epoch_that_is_half_applied_is_right() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,8 +1,9 @@
-//! What the journal says: undo records, and the operations that are more than one change.
+//! The journal's records: undo records, and operations of several changes.
 //!
-//! History is kept as **undo records**. Each says what a key held *before* it first changed in an
-//! epoch; the state of a key at checkpoint N is what the first record with an epoch above N says,
-//! and what the live tree says where there is none. Within an epoch the first record of a key wins.
+//! History is stored as **undo records**. Each contains the value of a key *before* its first
+//! change in an epoch. The value of a key at checkpoint N is that of its first record with an epoch
+//! above N, or that of the live tree without such a record. Within an epoch the first record of a
+//! key is authoritative.
 
 use std::collections::HashMap;
 
@@ -21,11 +22,11 @@ use crate::sys::{Kind, Stat, Xattrs};
 pub struct Child {
     /// Its slot.
     pub slot: Slot,
-    /// What it is.
+    /// Its type.
     pub kind: Kind,
 }
 
-/// Where an inode was found: one of its names.
+/// One of the names of an inode.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Place {
     /// The directory.
@@ -34,11 +35,11 @@ pub struct Place {
     pub name: Name,
 }
 
-/// An inode whose places lead back to itself, if there is one: of one instant there is none unless
-/// somebody forged it. O(places).
+/// Returns an inode that is its own ancestor. A consistent state has no such cycle unless it was
+/// forged. O(places).
 pub fn in_a_circle<'a>(places: impl Iterator<Item = (Slot, &'a Place)>) -> Option<Slot> {
     let up: HashMap<Slot, Slot> = places.map(|(slot, place)| (slot, place.parent)).collect();
-    // By which climb each was passed.
+    // Slot -> start of the climb that passed it.
     let mut passed: HashMap<Slot, Slot> = HashMap::with_capacity(up.len());
     for start in up.keys() {
         let mut at = start;
@@ -56,28 +57,28 @@ pub fn in_a_circle<'a>(places: impl Iterator<Item = (Slot, &'a Place)>) -> Optio
 /// Attributes of an inode before a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AttrState {
-    /// Everything stat(2) said.
+    /// The result of stat(2).
     pub stat: Stat,
-    /// Where a symbolic link led; `None` for every other kind.
+    /// Target of a symbolic link; `None` for other types.
     pub target: Option<Vec<u8>>,
 }
 
-/// The data of a regular file before a change, and what a moved inode of another kind became.
+/// The data of a regular file before a change, or the object of a moved inode of another type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataState {
-    /// Where the bytes are; `None`: the file was empty, nothing is kept.
+    /// The object with the bytes; `None`: the file was empty, or its content is lost.
     pub object: Option<ObjectId>,
     /// Size in bytes.
     pub size: u64,
-    /// The capture was made ahead of a change that may never come (a writable open, a file held
-    /// open over a checkpoint); it can be voided.
+    /// Captured ahead of a change that may never happen (a writable open, a file open across a
+    /// checkpoint); it can be voided.
     pub provisional: bool,
 }
 
-/// What a record is about.
+/// The subject of an undo record.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Key {
-    /// What a name in a directory led to.
+    /// The inode that a name in a directory led to.
     Entry(Slot, Name),
     /// The attributes of an inode.
     Attr(Slot),
@@ -85,12 +86,12 @@ pub enum Key {
     Xattrs(Slot),
     /// Its data.
     Data(Slot),
-    /// Where it was: one of its names. Made for every directory above a change, so that a past path
-    /// can be told without a scan.
+    /// Its place, one of its names. Recorded for every directory above a change, so that a past
+    /// path is found without a scan.
     Home(Slot),
 }
 
-/// One undo record: what a key held before it first changed in the epoch.
+/// An undo record: the value of a key before its first change in the epoch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Undo {
     /// A name led to `before`; `None`: it did not exist.
@@ -99,31 +100,31 @@ pub enum Undo {
         dir: Slot,
         /// The name.
         name: Name,
-        /// What it led to.
+        /// The inode that it led to.
         before: Option<Child>,
     },
-    /// An inode had these attributes.
+    /// The attributes of an inode.
     Attr {
         /// The inode.
         slot: Slot,
         /// Its attributes.
         before: AttrState,
     },
-    /// An inode had these extended attributes.
+    /// The extended attributes of an inode.
     Xattrs {
         /// The inode.
         slot: Slot,
         /// All of them, sorted by name.
         before: Xattrs,
     },
-    /// A file had this content.
+    /// The content of a file.
     Data {
         /// The file.
         slot: Slot,
         /// Its content.
         before: DataState,
     },
-    /// An inode was to be found here.
+    /// The place of an inode.
     Home {
         /// The inode.
         slot: Slot,
@@ -133,7 +134,7 @@ pub enum Undo {
 }
 
 impl Undo {
-    /// The key that the record is about.
+    /// Returns the key of the record.
     pub fn key(&self) -> Key {
         match self {
             Undo::Entry { dir, name, .. } => Key::Entry(*dir, name.clone()),
@@ -145,12 +146,11 @@ impl Undo {
     }
 }
 
-/// Beginning of the tags that name checkpoints as not whole: they were not on the disk yet when the
-/// power was cut.
+/// Prefix of the tags of incomplete checkpoints: these were not on disk at a power cut.
 pub const INCOMPLETE_PREFIX: &str = "!incomplete-";
 
 impl Checkpoint {
-    /// It is named as not whole.
+    /// Reports whether the checkpoint is tagged as incomplete.
     pub fn is_incomplete(&self) -> bool {
         self.tags
             .iter()
@@ -158,58 +158,57 @@ impl Checkpoint {
     }
 }
 
-/// A checkpoint as the journal keeps it.
+/// A checkpoint as stored in the journal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Checkpoint {
-    /// Its number, and the epoch that it closed.
+    /// Its number, which is also that of the epoch it closed.
     pub id: CheckpointId,
-    /// Names given to it, sorted.
+    /// Its tags, sorted.
     pub tags: Vec<String>,
-    /// The note of whoever made it; empty if none.
+    /// The user's note; may be empty.
     pub note: String,
     /// Wall clock, nanoseconds since 1970.
     pub created_ns: i64,
-    /// All files held open for writing were captured at one instant.
+    /// All files open for writing were captured at one instant.
     pub atomic: bool,
     /// Number of changed keys recorded in the epoch that it closed.
     pub dirty: u64,
-    /// Why it was made: by a person, as the guard of a restore, ...
+    /// The reason for its creation.
     pub reason: Reason,
 }
 
-/// Why a checkpoint was made.
+/// The reason for the creation of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Reason {
-    /// Somebody asked for it.
+    /// A request.
     Asked,
-    /// Somebody made the directory `.snapshots/NAME`; it is listed as a directory, so that rmdir(2)
-    /// can delete it.
+    /// mkdir(2) of `.snapshots/NAME`; it is listed as a directory, so that rmdir(2) can delete it.
     Directory {
-        /// NAME, which is also a tag; or `.branches/NAME`: it is the base of the branch that
-        /// somebody made so, and no name in `.snapshots`.
+        /// NAME, which is also a tag; or `.branches/NAME`: the base of a branch created by
+        /// mkdir(2), with no name in `.snapshots`.
         name: String,
     },
-    /// It guards what a restore of this checkpoint replaced, or a merge.
+    /// The guard of a restore or merge: the state before it.
     Guard {
-        /// The checkpoint that was restored; before a merge this one.
+        /// The restored checkpoint; for a merge, the guard itself.
         restored: CheckpointId,
     },
-    /// Nobody asked for it: the daemon made it by itself.
+    /// Created by the daemon without a request.
     Auto {
-        /// What made it do so.
+        /// The trigger.
         trigger: Trigger,
     },
-    /// It was imported from a history that somebody else kept.
+    /// Imported from another tool's history.
     Imported {
-        /// When the state was there, nanoseconds since 1970.
+        /// Time of the imported state, nanoseconds since 1970.
         of_ns: i64,
     },
 }
 
 impl Checkpoint {
-    /// When the tree was so, nanoseconds since 1970: what rules of retention and people go by.
-    /// `created_ns` is when it was written down, which is what tells changes that nobody saw.
+    /// Returns the time of the state, nanoseconds since 1970, for people and for retention rules.
+    /// `created_ns` is when it was recorded, and is the reference for detecting unrecorded changes.
     pub fn state_ns(&self) -> i64 {
         if let Reason::Imported { of_ns } = self.reason {
             of_ns
@@ -220,7 +219,7 @@ impl Checkpoint {
 }
 
 impl Reason {
-    /// The tripwire made it.
+    /// Reports whether the tripwire created it.
     pub fn is_mark(&self) -> bool {
         matches!(
             self,
@@ -230,12 +229,12 @@ impl Reason {
         )
     }
 
-    /// The daemon made it by itself.
+    /// Reports whether the daemon created it without a request.
     pub fn is_auto(&self) -> bool {
         matches!(self, Reason::Auto { .. })
     }
 
-    /// Somebody asked for it: it can be somebody's `latest`.
+    /// Reports whether it was requested, and can thus be `latest`.
     pub fn is_asked(&self) -> bool {
         matches!(
             self,
@@ -243,37 +242,37 @@ impl Reason {
         )
     }
 
-    /// The guard of a restore, or a mark of the tripwire: it is there so that something can be
-    /// undone, and no rule counts it.
+    /// Reports whether it is a guard or a tripwire mark. These exist for undo, and retention rules
+    /// do not count them.
     pub fn is_guard_or_mark(&self) -> bool {
         matches!(self, Reason::Guard { .. }) || self.is_mark()
     }
 
-    /// Somebody made the directory `.snapshots/NAME`.
+    /// Reports whether it was created by mkdir(2) of `.snapshots/NAME`.
     pub fn is_directory(&self, name: &str) -> bool {
         matches!(self, Reason::Directory { name: made } if made == name)
     }
 }
 
-/// What makes the daemon make a checkpoint by itself.
+/// The trigger of an automatic checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Trigger {
-    /// A process began to destroy things, and went on (`--tripwire`).
+    /// A process began to destroy files and continued (`--tripwire`).
     Tripwire,
-    /// Something had changed, and it was time (`--auto-every`).
+    /// The interval elapsed, with changes since the last checkpoint (`--auto-every`).
     Interval,
-    /// Something had changed, and then nothing was written for a while (`--auto-quiet`).
+    /// No writes for a while after a change (`--auto-quiet`).
     Quiet,
-    /// The tree as it was when it was last served: it was changed while nothing was mounted
+    /// The state at the end of the last service, if the tree was changed while unmounted
     /// (`--auto-absence`).
     Unmount,
-    /// The tree as it was found then.
+    /// The state found at the next mount in that case.
     Absence,
 }
 
 impl Trigger {
-    /// Its name, as in `auto:tripwire`.
+    /// Returns its name, as in `auto:tripwire`.
     pub fn name(self) -> &'static str {
         match self {
             Trigger::Tripwire => "tripwire",
@@ -285,38 +284,38 @@ impl Trigger {
     }
 }
 
-/// Who asked for something.
+/// The origin of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Actor {
     /// User id.
     pub uid: u32,
     /// Group id.
     pub gid: u32,
-    /// Process (of a request of the kernel: thread) id; 0 if it is not known.
+    /// Process id, for a kernel request thread id; 0: unknown.
     pub pid: u32,
-    /// Name of the process; empty if it is not known.
+    /// Name of the process; empty: unknown.
     pub process: String,
 }
 
-/// A checkpoint with what the journal says of it besides.
+/// A checkpoint with its later state in the journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kept {
-    /// As it was made, with the tags that it has now.
+    /// The checkpoint as created, with its current tags.
     pub checkpoint: Checkpoint,
-    /// Who asked for it, if that was recorded.
+    /// The origin of the request, if recorded.
     pub by: Option<Actor>,
-    /// It is not to be deleted, for this reason, which may be empty.
+    /// Protects it from deletion, with a reason that may be empty.
     pub pinned: Option<String>,
-    /// It was deleted or undone, and everything that it needs is still there.
+    /// Deleted or undone, but all its data still exists.
     pub hidden: bool,
     /// The checkpoint that the tree came from.
     pub parent: Option<CheckpointId>,
-    /// The content of something that it shows was dropped.
+    /// The content of a file that it shows was dropped.
     pub has_dropped: bool,
 }
 
-/// Whether this can be a tag: a name in a directory, that nothing else goes by. A journal may have
-/// others, if a stranger made it: they name nothing.
+/// Reports whether a string can be a tag: a directory entry without another meaning. A forged
+/// journal may contain other tags; these are ignored.
 pub fn is_tag(tag: &str) -> bool {
     let taken = ["latest", "live", ".", ".."].contains(&tag)
         || tag.bytes().all(|byte| byte.is_ascii_digit());
@@ -324,7 +323,7 @@ pub fn is_tag(tag: &str) -> bool {
 }
 
 impl Kept {
-    /// A checkpoint of which nothing else is known; it comes from the one before.
+    /// Returns a checkpoint without later state; its parent is the previous one.
     pub fn new(mut checkpoint: Checkpoint, by: Option<Actor>) -> Kept {
         checkpoint.tags.retain(|tag| is_tag(tag));
         let parent = checkpoint
@@ -352,7 +351,7 @@ impl std::ops::Deref for Kept {
     }
 }
 
-/// What an object held when it was hashed.
+/// The hash of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ObjectHash {
     /// The object.
@@ -363,22 +362,22 @@ pub struct ObjectHash {
     pub hash: [u8; 32],
 }
 
-/// A version whose content is not kept any more, because of where it was.
+/// A version whose content was freed by a tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dropped {
-    /// Where its bytes were. One that was moved stays, empty: it keeps its number from being given
-    /// away.
+    /// The object that contained the bytes. A moved inode stays, empty, so that its number is not
+    /// reused.
     pub object: ObjectId,
-    /// How many there were.
+    /// Their number.
     pub size: u64,
-    /// The first checkpoint that was there and shows it, ...
+    /// The first existing checkpoint that shows the version.
     pub first: CheckpointId,
-    /// ... and the last.
+    /// The last such checkpoint.
     pub last: CheckpointId,
 }
 
-/// The first and the last checkpoint that show one of these versions; of none: no checkpoint is
-/// between them.
+/// Returns the first and the last checkpoint that show any of these versions; an empty range if
+/// `dropped` is empty.
 pub fn range_of(dropped: &[Dropped]) -> (CheckpointId, CheckpointId) {
     let first = dropped.iter().map(|one| one.first).min();
     let last = dropped.iter().map(|one| one.last).max();
@@ -387,32 +386,32 @@ pub fn range_of(dropped: &[Dropped]) -> (CheckpointId, CheckpointId) {
         .unwrap_or((CheckpointId(1), CheckpointId(0)))
 }
 
-/// A comparison of the tree with its baseline, at the beginning of a mount. Until it is over
-/// nothing is served, and whoever mounts next goes on with it.
+/// A comparison of the tree with its baseline at mount. The tree is not served until it ends; an
+/// interrupted comparison is continued by the next mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Comparing {
-    /// Which baseline: the one of this end of the journal.
+    /// The baseline, identified by the end of the journal.
     pub baseline: Address,
     /// When the tree was last served, nanoseconds since 1970.
     pub left_ns: i64,
-    /// Where what differs is recorded.
+    /// The epoch for the differences.
     pub apart: Apart,
 }
 
-/// Whether what was changed while nothing was mounted is an epoch of its own.
+/// Whether changes made while nothing was mounted form a separate epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Apart {
-    /// It is a part of the epoch that was open.
+    /// They belong to the epoch that was open.
     No,
-    /// It will be, if there is anything: the epoch that was open is to be closed first.
+    /// They will, if any exist: the open epoch is to be closed first.
     Unclosed,
-    /// It is: the newest checkpoint is the tree as it was when it was last served.
+    /// They do: the newest checkpoint is the state at the end of the last service.
     Closed,
 }
 
 impl Record {
-    /// It is of what mounts, unmounts or frees, and is there also where there is no room for what
-    /// keeps the past.
+    /// Reports whether the record belongs to mounting, unmounting or freeing. Such a record may use
+    /// the last reserved space, where captures fail.
     pub fn has_last_room(&self) -> bool {
         matches!(
             self,
@@ -433,26 +432,26 @@ impl Record {
 /// One frame of the journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
-    /// Who is about to change what, for the first time in the open epoch. Inodes made in it count
-    /// as changed by whoever made them, and what is in a directory made in it as made by whoever
-    /// made that, unless a touch says otherwise.
+    /// The processes about to make their first changes in the open epoch. Unless a touch differs,
+    /// an inode created in the epoch counts as changed by its creator, and the entries of a
+    /// directory created in it as created by that directory's creator.
     Touched {
         /// The processes that get a number.
         processes: Vec<(ProcessNumber, Process)>,
-        /// What they touch.
+        /// Their touches.
         touches: Vec<Touch>,
     },
-    /// What was open for writing when a checkpoint was made.
+    /// The files open for writing when a checkpoint was made.
     OpenAt {
         /// The checkpoint.
         id: CheckpointId,
-        /// Path, and who had it open.
+        /// Path, and the process that had it open.
         open: Vec<(Vec<u8>, Process)>,
-        /// So many more.
+        /// The number of further files.
         more: u64,
     },
-    /// The next restore begins with these names alone, not with what is below them. Several of
-    /// these in a row belong together.
+    /// The following restore covers these names only, not everything below them. Consecutive
+    /// records of this kind belong together.
     RestoreOnly {
         /// Paths, as in `RestoreBegin`.
         paths: Vec<Vec<u8>>,
@@ -461,126 +460,124 @@ pub enum Record {
     Undo {
         /// The epoch that was open.
         epoch: Epoch,
-        /// What held before.
+        /// The previous values.
         undo: Vec<Undo>,
     },
-    /// The data record of this slot in this epoch is void: the file was opened for writing and left
-    /// alone.
+    /// Voids the data record of this slot in this epoch: the file was opened for writing and not
+    /// changed.
     Void {
         /// The epoch.
         epoch: Epoch,
         /// The file.
         slot: Slot,
     },
-    /// Inodes with a past, and new directories above them, are to be found at these names now; the
-    /// last record for a slot counts.
+    /// The current places of inodes with history, and of new directories above them; the last
+    /// record of a slot is authoritative.
     Moved {
         /// Slot and place.
         places: Vec<(Slot, Place)>,
     },
-    /// A checkpoint was made: its epoch is closed, the next one is open.
+    /// A checkpoint was made: its epoch is closed, and the next one is open.
     Checkpoint(Checkpoint),
-    /// A checkpoint's tags are these from now on.
+    /// Replaces the tags of a checkpoint.
     Tags {
-        /// Which one.
+        /// The checkpoint.
         id: CheckpointId,
         /// All its tags, sorted.
         tags: Vec<String>,
     },
-    /// A checkpoint was deleted for good: what only it needed is freed.
+    /// A checkpoint was deleted permanently: data that only it needed is freed.
     Deleted {
-        /// Which one.
+        /// The checkpoint.
         id: CheckpointId,
     },
-    /// A rename over an existing inode is under way: names were exchanged, and what is now at
-    /// `place` (still `slot`) is to be moved into `object`.
+    /// A rename over an existing inode is in progress: the names were exchanged, and `slot`, now at
+    /// `place`, is to be moved to `object`.
     Replacing {
         /// The inode that lost its name.
         slot: Slot,
-        /// Where it is between the two steps.
+        /// Its place between the two steps.
         place: Place,
-        /// Where it goes.
+        /// Its destination.
         object: ObjectId,
-        /// A whiteout is left at the place.
+        /// A whiteout stays at the place.
         whiteout: bool,
     },
     /// A restore began.
     RestoreBegin {
-        /// What is restored.
+        /// The restored checkpoint.
         target: CheckpointId,
-        /// The checkpoint made before.
+        /// The guard checkpoint made before.
         guard: CheckpointId,
         /// Only these paths (relative, `/`-separated bytes); empty: the whole tree.
         paths: Vec<Vec<u8>>,
     },
-    /// The restore that began last is complete.
+    /// The most recently begun restore is complete.
     RestoreEnd,
     /// A daemon began to serve the tree.
     Mounted {
         /// Wall clock, nanoseconds since 1970.
         at_ns: i64,
-        /// When the daemon before ended, or was last known to live, if there was one: between the
-        /// two, nobody served the tree.
+        /// When the previous daemon ended or was last known to run, if one existed. Between the two
+        /// times the tree was not served.
         stopped_ns: Option<i64>,
     },
-    /// A daemon stopped serving in an orderly way.
+    /// A daemon shut down in an orderly way.
     Unmounted {
         /// Wall clock, nanoseconds since 1970.
         at_ns: i64,
     },
-    /// The tree is being compared with a baseline: until the next checkpoint or the next of these,
-    /// undo records tell what it was when it was last served, and the baseline goes on to count.
-    /// `None`: no more.
+    /// The tree is being compared with a baseline. Until the next checkpoint or the next record of
+    /// this kind, undo records describe the state at the end of the last service, and the baseline
+    /// stays valid. `None`: the comparison ended.
     Comparing(Option<Comparing>),
-    /// All that was changed while nobody served the tree, between these times, is on record, as far
-    /// as it can be told: a comparison has come to its end.
+    /// All detectable changes made between these times, without service, are recorded: a comparison
+    /// is complete.
     Told {
-        /// When the last daemon ended, wall clock, nanoseconds since 1970.
+        /// When the previous daemon ended; wall clock, nanoseconds since 1970.
         from_ns: i64,
-        /// When the next one began: that of its [`Record::Mounted`].
+        /// When the next one began, as in its [`Record::Mounted`].
         to_ns: i64,
     },
-    /// Who asked for what the next record says; appended together with it.
+    /// The origin of the next record's operation; appended together with it.
     By {
         /// Wall clock, nanoseconds since 1970.
         at_ns: i64,
-        /// Who it was.
+        /// The origin.
         actor: Actor,
     },
-    /// A checkpoint is pinned, so that it is not deleted, or no longer.
+    /// A checkpoint is pinned against deletion, or unpinned.
     Pinned {
-        /// Which one.
+        /// The checkpoint.
         id: CheckpointId,
-        /// Why, which may be empty; `None`: it is not pinned any more.
+        /// The reason, which may be empty; `None`: unpinned.
         reason: Option<String>,
     },
-    /// A checkpoint is hidden: nobody sees it, and everything that it needs stays; or it is seen
-    /// again.
+    /// A checkpoint is hidden, with all its data retained, or visible again.
     Hidden {
-        /// Which one.
+        /// The checkpoint.
         id: CheckpointId,
-        /// It is.
+        /// The new state.
         hidden: bool,
     },
-    /// What the records before it, appended together with it, were: an operation.
+    /// The operation that the preceding records form; appended together with them.
     Operation(Operation),
-    /// The content of these versions is freed, though checkpoints show them: they were where little
-    /// is kept of the past.
+    /// The content of these versions is freed although checkpoints show them, according to a tier.
     Dropped {
-        /// The layer that they are in.
+        /// Their layer.
         epoch: Epoch,
-        /// The patterns of the tier, as the configuration has them.
+        /// The patterns of the tier, as configured.
         paths: Vec<String>,
-        /// Each once.
+        /// The versions, each once.
         objects: Vec<Dropped>,
     },
     /// Objects of a closed epoch were hashed.
     Hashes {
         /// Their epoch.
         epoch: Epoch,
-        /// Each once.
+        /// The objects, each once.
         objects: Vec<ObjectHash>,
-        /// With this record every object that the epoch had then is hashed.
+        /// With this record all objects that the epoch had then are hashed.
         whole: bool,
     },
 }

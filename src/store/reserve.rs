@@ -1,24 +1,22 @@
-//! What is kept for the time when the filesystem is full: space, inodes and directories that exist
-//! already.
+//! The reserve for a full filesystem: space, inodes and directories allocated in advance.
 //!
-//! A full filesystem refuses to make anything, but what keeps the past must go on: an unlink moves
-//! the inode into a layer, a first write clones the file into an object, the journal grows. On a
-//! full disk a clone into a file that exists, a rename into a directory that need not grow, and a
-//! write to space that was allocated before still work; for the rest there is the **ballast**,
-//! files of allocated blocks, one of which is emptied whenever something that keeps the past finds
-//! no room. The last of them is for what mounts and what frees: a disk that is full for good can be
-//! mounted, and checkpoints be deleted. Where inodes are what is missing an empty file is removed
-//! instead.
+//! A full filesystem refuses to create anything, but history must still be recorded: an unlink
+//! moves the inode into a layer, a first write clones the file into an object, the journal grows.
+//! These still work on a full disk: a clone into an existing file, a rename into a directory that
+//! need not grow, and a write to allocated space. For the rest the **ballast** exists, files of
+//! allocated blocks. One is truncated whenever recording history finds no space. The last one is
+//! for mounting and freeing: a permanently full disk can be mounted, and checkpoints can be
+//! deleted. If inodes are missing, an empty file is removed instead.
 //!
-//! Invariants: nothing here holds anything that is needed, so all of it can be deleted while
-//! nothing is mounted; ballast takes no more than about a sixtieth of what was free, the inodes no
-//! more than a thirtieth; a filesystem with little room gets none.
+//! Invariants: the reserve contains no data, so all of it can be deleted while nothing is mounted;
+//! ballast takes up to about a thirtieth of the free space, the inodes up to a thirtieth of the
+//! free ones; a filesystem with little space gets no ballast.
 //!
-//! Locking: `state` is held for a moment, never across a call that makes something. One thread
-//! refills (the engine's syncer).
+//! Locking: `state` is held briefly, never across a call that creates something. One thread refills
+//! (the engine's syncer).
 //!
 //! ```text
-//! reserve/ballast-<n>            n = 0 ... 7; allocated blocks that hold nothing, or given up: empty
+//! reserve/ballast-<n>            n = 0 ... 7; allocated blocks without data, or empty after use
 //! reserve/file-<n>               an empty file, mode 0600: becomes an object
 //! reserve/layer-<n>/objects/     becomes layers/<epoch>
 //! ```
@@ -32,63 +30,64 @@ use crate::sys::lock::{Mutex, Rank};
 use crate::sys::{self, Errno, Open, RenameMode, SysResult};
 
 const NAME: &[u8] = b"reserve";
-/// Files of ballast.
+/// Number of ballast files.
 const SLICES: u32 = 8;
-/// Bytes of one of them at most.
+/// Maximum size of a ballast file.
 const SLICE_BYTES_MAX: u64 = 1 << 20;
-/// ... and at least: a filesystem for which that is too much gets none.
+/// Minimum size: a filesystem without space for that gets none.
 const SLICE_BYTES_MIN: u64 = 64 << 10;
-/// One of them takes at most this part of the free space.
+/// A ballast file takes up to this fraction of the free space.
 const SLICE_PART: u64 = 512;
-/// Empty files at most.
+/// Maximum number of empty files.
 const FILES: u32 = 64;
-/// Empty layers at most.
+/// Maximum number of empty layers.
 const LAYERS: u32 = 4;
-/// The last of them may take this part.
+/// The last ballast file may take up to this fraction.
 const LAST_PART: u64 = 64;
-/// The empty files take at most this part of the free inodes.
+/// The empty files and layers take up to this fraction of the free inodes.
 const INODES_PART: u64 = 32;
-/// With less free space than this a filesystem counts as full.
+/// A filesystem with less free space counts as full.
 const FULL_BYTES: u64 = 4 << 20;
-/// With less free space than this part of the filesystem, in these bounds, space is short.
+/// Space is short if the free fraction of the filesystem is smaller, within these bounds.
 const SHORT_PART: u64 = 64;
 const SHORT_BYTES: std::ops::RangeInclusive<u64> = FULL_BYTES..=1 << 30;
 
-/// See the module.
+/// The reserve of a store. See the module.
 #[derive(Debug, Default)]
 pub struct Reserve {
-    /// `None`: the store is read-only. Then there is no reserve.
+    /// `None`: the store is read-only, and has no reserve.
     store: Option<OwnedFd>,
-    /// Its directory, once it is there.
+    /// The reserve's directory, once it exists.
     dir: OnceLock<OwnedFd>,
     state: Mutex<State>,
-    /// When there was no room last, seconds since 1970; 0: always was.
+    /// Time of the last lack of space in seconds since 1970; 0: never.
     refused_s: AtomicI64,
 }
 
-/// For whom space is given up.
+/// The purpose for which space is released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum For {
-    /// What keeps the past: whoever fills the disk makes work for it without end, so it never gets
-    /// the last file of ballast.
+    /// Recording history. A process that fills the disk causes unlimited work of this kind, so it
+    /// never gets the last ballast file.
     ThePast,
-    /// What mounts, and what frees.
+    /// Mounting and freeing.
     All,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// What is there is known.
+    /// The directory has been listed.
     known: bool,
     ballast: BTreeSet<u32>,
     files: BTreeSet<u32>,
     layers: BTreeSet<u32>,
-    /// Something was taken since it was last filled.
+    /// Something was used since the last refill.
     short: bool,
 }
 
 impl Reserve {
-    /// The reserve of a store, whose directory this is. Makes its own directory, and nothing in it.
+    /// Creates the reserve for the store in this directory; its own directory is created on first
+    /// use.
     pub fn open(store: impl AsFd) -> Reserve {
         let state = State {
             short: true,
@@ -103,7 +102,8 @@ impl Reserve {
         }
     }
 
-    /// Its directory. On a full filesystem it cannot be made: that is tried again.
+    /// Returns the reserve's directory. If it cannot be created on a full filesystem, the next call
+    /// retries.
     fn dir(&self) -> Option<&OwnedFd> {
         if let Some(dir) = self.dir.get() {
             return Some(dir);
@@ -112,8 +112,8 @@ impl Reserve {
         Some(self.dir.get_or_init(|| dir))
     }
 
-    /// Does what must not fail for want of space: when it does, something is given up and it is
-    /// done again, as long as there is any. The last file of ballast stays, see
+    /// Runs a call that must not fail for lack of space. On such a failure it releases a part of
+    /// the reserve and retries until none is left. The last ballast file is kept for
     /// [`Reserve::with_last_room`].
     pub fn with_room<T, E>(
         &self,
@@ -123,8 +123,8 @@ impl Reserve {
         self.with_room_for(For::ThePast, call, errno)
     }
 
-    /// As [`Reserve::with_room`], with all there is: for what mounts, and for what frees. It makes
-    /// no more than a few records.
+    /// As [`Reserve::with_room`], with the whole reserve: for mounting and freeing. Such a call
+    /// writes only a few records.
     pub fn with_last_room<T, E>(
         &self,
         call: impl FnMut() -> Result<T, E>,
@@ -133,7 +133,7 @@ impl Reserve {
         self.with_room_for(For::All, call, errno)
     }
 
-    /// When something that must not fail did, for want of space; seconds since 1970.
+    /// Returns the time of the last failure for lack of space, in seconds since 1970.
     pub fn refused_s(&self) -> Option<i64> {
         Some(self.refused_s.load(Ordering::Relaxed)).filter(|at| *at != 0)
     }
@@ -157,29 +157,30 @@ impl Reserve {
         }
     }
 
-    /// Gives up an inode, if that is what is missing, or empties a file of ballast; false if there
-    /// is none.
+    /// Releases an inode if those are missing, or truncates a ballast file. Returns whether it
+    /// released one.
     fn give_up(&self, whom: For) -> bool {
         let Some(dir) = self.dir() else { return false };
         self.look(dir);
         (self.lacks_inodes() && self.remove_file(dir)) || self.empty_ballast(dir, whom)
     }
 
-    /// Every inode is taken. XFS makes them as they are needed: what is missing there is space.
+    /// Returns whether all inodes are in use. XFS allocates inodes on demand, so there space is
+    /// missing instead.
     fn lacks_inodes(&self) -> bool {
         self.space().is_some_and(|info| {
             info.files > 0 && info.ffree == 0 && sys::fs_name(info.fs_type) != "xfs"
         })
     }
 
-    /// Removes an empty file, so that its inode is free.
+    /// Removes an empty file to free its inode.
     fn remove_file(&self, dir: &OwnedFd) -> bool {
         let number = self.take(|state| &mut state.files);
         number.is_some_and(|number| sys::unlink_at(dir, file_name(number).as_bytes()).is_ok())
     }
 
-    /// Empties one file of ballast, or removes it where a quota of btrfs forbids even that; false
-    /// if there is none.
+    /// Truncates a ballast file, or removes it where a btrfs quota forbids the truncation. Returns
+    /// `false` if none is left.
     fn empty_ballast(&self, dir: &OwnedFd, whom: For) -> bool {
         loop {
             let there = self.state.lock().ballast.len();
@@ -209,7 +210,7 @@ impl Reserve {
         }
     }
 
-    /// Gives an empty file of the reserve this name; false if there is none.
+    /// Moves an empty file of the reserve to this name; `false` if none is left.
     ///
     /// # Errors
     /// Those of rename(2).
@@ -217,7 +218,7 @@ impl Reserve {
         self.take_named(|state| &mut state.files, file_name, to, name)
     }
 
-    /// Gives an empty layer of the reserve this name; false if there is none.
+    /// Moves an empty layer of the reserve to this name; `false` if none is left.
     ///
     /// # Errors
     /// Those of rename(2).
@@ -225,7 +226,7 @@ impl Reserve {
         self.take_named(|state| &mut state.layers, layer_name, to, name)
     }
 
-    /// There is so little free space that anything may fail for want of it.
+    /// Returns whether any call may fail for lack of space.
     pub fn is_full(&self) -> bool {
         self.space().is_some_and(|info| {
             info.bavail.saturating_mul(u64::from(info.bsize)) < FULL_BYTES
@@ -233,8 +234,8 @@ impl Reserve {
         })
     }
 
-    /// Free space is below a 64th of the filesystem (4 MiB to 1 GiB): a removal must free space, so
-    /// nothing that no user asked for may keep what it removes.
+    /// Returns whether free space is below a 64th of the filesystem (4 MiB to 1 GiB). A removal
+    /// must then free space, so a capture that no user requested must not retain it.
     pub fn is_short(&self) -> bool {
         self.space().is_some_and(|info| {
             let size = info.blocks.saturating_mul(u64::from(info.frsize));
@@ -247,7 +248,7 @@ impl Reserve {
         sys::statfs_fd(self.store.as_ref()?).ok()
     }
 
-    /// Makes what is missing, as far as there is room enough. One thread calls it, now and then.
+    /// Creates missing parts as far as space allows. One thread calls this periodically.
     pub fn refill(&self) {
         let Some(dir) = self.dir() else { return };
         if !std::mem::take(&mut self.state.lock().short) {
@@ -255,7 +256,7 @@ impl Reserve {
         }
         self.look(dir);
         if let Err(errno) = self.fill(dir) {
-            // Not enough room, or not now. It is tried again.
+            // Not enough space at present; the next call retries.
             self.state.lock().short = true;
             tracing::debug!(%errno, "the reserve is not full");
         }
@@ -293,7 +294,7 @@ impl Reserve {
         Ok(())
     }
 
-    /// Makes the last file of ballast: XFS wants 400 KiB for a new inode, whatever it then takes.
+    /// Creates the last ballast file. XFS needs 400 KiB for a new inode, whatever it uses then.
     fn fill_last(&self, dir: &OwnedFd, free: u64) -> SysResult<()> {
         let bytes = (free / LAST_PART).min(SLICE_BYTES_MAX) & !4095;
         if bytes >= SLICE_BYTES_MIN && !self.missing(|state| &mut state.ballast, 1).is_empty() {
@@ -348,7 +349,7 @@ impl Reserve {
         Ok(false)
     }
 
-    /// Learns what is there, once.
+    /// Lists the directory, once.
     fn look(&self, dir: &OwnedFd) {
         if self.state.lock().known {
             return;
@@ -427,7 +428,7 @@ fn make_ballast(dir: &OwnedFd, name: &str, bytes: u64) -> SysResult<()> {
     match sys::fallocate(&file, 0, 0, bytes) {
         Ok(()) => Ok(()),
         Err(errno) => {
-            // What was taken before there was no more must not stay taken.
+            // Blocks allocated before the failure must be released.
             let _ = sys::truncate(&file, 0);
             Err(errno)
         }

@@ -1,4 +1,4 @@
-//! The store as a whole: opening, and an index that does not fit.
+//! The store as a whole: opening, and an index that does not match.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -123,7 +123,7 @@ fn an_index_that_is_gone_or_ahead_or_does_not_fit_is_made_anew() {
     let known = store.index.dump().unwrap();
     drop(store);
 
-    // The journal lost its last frame, as after a power cut that the index's pages survived.
+    // The journal lost its last frame in a power cut that the index's pages survived.
     let file = fs::OpenOptions::new().write(true).open(&segment).unwrap();
     file.write_all_at(&[0; 300], u64::from(at[3].offset))
         .unwrap();
@@ -147,7 +147,7 @@ fn an_index_that_is_gone_or_ahead_or_does_not_fit_is_made_anew() {
     put(&store, &[made(2)], true);
     assert_eq!(store.index.dump().unwrap(), known);
 
-    // An index of this store that was brought up to another history.
+    // An index of this store that was applied from another history.
     let mut batch = Batch::new();
     batch
         .add(
@@ -169,7 +169,7 @@ fn an_index_that_is_gone_or_ahead_or_does_not_fit_is_made_anew() {
 fn sled_needs_no_path_through_the_tree() {
     let dir = tempfile::tempdir().unwrap();
     let root = File::open(dir.path()).unwrap();
-    // As if something were mounted over it: the path leads elsewhere while the descriptor stays.
+    // As under a mount: the path leads elsewhere while the descriptor stays.
     let away = tempfile::tempdir().unwrap();
     let (hidden, path) = (away.path().join("hidden"), dir.path().to_owned());
     fs::rename(&path, &hidden).unwrap();
@@ -241,8 +241,8 @@ fn checkpoints_are_read_without_the_lock() {
     );
 }
 
-/// A store that lost its journal began a new one without a word: all checkpoints were gone, and
-/// their versions stayed.
+/// A store that lost its journal silently started a new one: all checkpoints were lost, and their
+/// versions stayed.
 #[test]
 fn a_journal_that_is_gone_is_damage_unless_nothing_was_kept() {
     let dir = tempfile::tempdir().unwrap();

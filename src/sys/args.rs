@@ -1,32 +1,33 @@
-//! The plain types that this layer's calls take and give, besides those of [`super::types`].
+//! The argument and result types of this layer, in addition to those of [`super::types`].
 
 use std::collections::HashSet;
 use std::path::PathBuf;
 
 use super::types::{Kind, Time};
 
-/// How a file is opened (`flags` of open(2)). Neither `read` nor `write` set means for reading.
+/// The mode of opening a file (`flags` of open(2)). If neither `read` nor `write` is set, the file
+/// is opened for reading.
 ///
-/// Every open adds `O_NOFOLLOW`, `O_NONBLOCK` and `O_CLOEXEC`: the last component is never a link
-/// that leads elsewhere, a FIFO does not hang the daemon, and no child inherits the descriptor.
+/// Every open adds `O_NOFOLLOW`, `O_NONBLOCK` and `O_CLOEXEC`: it follows no symbolic link in the
+/// last component, does not block on a FIFO, and no child inherits the descriptor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Open {
     /// For reading.
     pub read: bool,
     /// For writing.
     pub write: bool,
-    /// Writes go to the end (`O_APPEND`). pwrite(2) on Linux then ignores its offset.
+    /// Writes append (`O_APPEND`). On Linux pwrite(2) then ignores its offset.
     pub append: bool,
-    /// Empties the file (`O_TRUNC`).
+    /// Truncates the file (`O_TRUNC`).
     pub truncate: bool,
-    /// Goes past the page cache (`O_DIRECT`; `F_NOCACHE` on macOS).
+    /// Bypasses the page cache (`O_DIRECT`; `F_NOCACHE` on macOS).
     pub direct: bool,
     /// Each write is durable when it returns (`O_SYNC`).
     pub sync: bool,
     /// Each write's data is durable when it returns (`O_DSYNC`).
     pub dsync: bool,
-    /// Reads leave the access time alone (`O_NOATIME`): EPERM unless owner or privileged. Does
-    /// nothing on macOS.
+    /// Reads leave the access time unchanged (`O_NOATIME`): EPERM unless owner or privileged. No
+    /// effect on macOS.
     pub noatime: bool,
 }
 
@@ -55,10 +56,10 @@ impl Open {
     };
 }
 
-/// What kind of descriptor [`super::open_beneath`] gives.
+/// The kind of descriptor that [`super::open_beneath`] returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpenKind {
-    /// One that names the inode only, of any kind, a link included (`O_PATH`).
+    /// One that only names the inode, of any kind, including a symbolic link (`O_PATH`).
     Path,
     /// A directory, for reading.
     Dir,
@@ -66,64 +67,66 @@ pub enum OpenKind {
     File(Open),
 }
 
-/// What `rename_at` does with the target's name.
+/// How `rename_at` treats an existing target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RenameMode {
-    /// Replaces what is there (rename(2)).
+    /// Replaces it (rename(2)).
     Replace,
-    /// Fails with EEXIST when something is there (`RENAME_NOREPLACE`).
+    /// Fails with EEXIST (`RENAME_NOREPLACE`).
     NoReplace,
-    /// Swaps the two, both of which must exist (`RENAME_EXCHANGE`).
+    /// Exchanges the two names, both of which must exist (`RENAME_EXCHANGE`).
     Exchange,
-    /// As `Replace`, and leaves a device node 0/0 where it was (`RENAME_WHITEOUT`).
+    /// As `Replace`, and leaves a whiteout, a character device 0/0, under the old name
+    /// (`RENAME_WHITEOUT`).
     Whiteout,
-    /// Both of `NoReplace` and `Whiteout`.
+    /// `NoReplace` and `Whiteout` combined.
     NoReplaceWhiteout,
 }
 
 impl RenameMode {
-    /// A device node 0/0 is left behind.
+    /// Returns whether the rename leaves a whiteout.
     pub fn leaves_whiteout(self) -> bool {
         matches!(self, RenameMode::Whiteout | RenameMode::NoReplaceWhiteout)
     }
 }
 
-/// What `utimens_fd` does with one of the two times.
+/// How `utimens_fd` sets one of the two times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SetTime {
-    /// Leaves it (`UTIME_OMIT`).
+    /// Leaves it unchanged (`UTIME_OMIT`).
     Omit,
     /// Sets it to the kernel's clock (`UTIME_NOW`).
     Now,
-    /// Sets it to this time; the filesystem clamps what it cannot keep.
+    /// Sets it to this time; the filesystem clamps values outside its range.
     At(Time),
 }
 
-/// What `setxattr` demands of the attribute.
+/// The precondition of `setxattr`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum XattrMode {
-    /// Nothing: creates or replaces.
+    /// None: creates or replaces.
     Any,
-    /// That it is new: EEXIST otherwise (`XATTR_CREATE`).
+    /// The attribute is new: EEXIST otherwise (`XATTR_CREATE`).
     Create,
-    /// That it exists: [`super::Errno::NO_XATTR`] otherwise (`XATTR_REPLACE`).
+    /// The attribute exists: [`super::Errno::NO_XATTR`] otherwise (`XATTR_REPLACE`).
     Replace,
 }
 
-/// One name of a directory.
+/// A directory entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirEntry {
     /// The name: one component, not necessarily UTF-8.
     pub name: Vec<u8>,
-    /// Inode number on the backing filesystem. At a mount point it is the covered directory's.
+    /// Inode number on the backing filesystem. At a mount point it is that of the covered
+    /// directory.
     pub ino: u64,
-    /// Kind, where the filesystem says it in the listing; otherwise stat it.
+    /// Kind, if the listing contains it; otherwise use stat.
     pub kind: Option<Kind>,
-    /// Where the listing goes on after this name: stays right while other names come and go.
+    /// Position after this entry; it stays valid while other names are added and removed.
     pub next: u64,
 }
 
-/// What statfs(2) says of a filesystem.
+/// The result of statfs(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FsInfo {
     /// Size, in units of `frsize` bytes.
@@ -132,61 +135,60 @@ pub struct FsInfo {
     pub bfree: u64,
     /// Free blocks for unprivileged users.
     pub bavail: u64,
-    /// Inodes; 0 where they are not limited.
+    /// Inodes; 0 if they are not limited.
     pub files: u64,
     /// Free inodes.
     pub ffree: u64,
-    /// Preferred size of I/O in bytes.
+    /// Preferred I/O size in bytes.
     pub bsize: u32,
-    /// Size of a block in bytes.
+    /// Block size in bytes.
     pub frsize: u32,
-    /// Longest name in bytes.
+    /// Maximum length of a name in bytes.
     pub namelen: u32,
     /// The filesystem's magic number (`f_type`); `fs_name` names it.
     pub fs_type: u64,
 }
 
-/// One mount of this process's mount namespace (proc_pid_mountinfo(5)).
+/// A mount in the mount namespace of this process (proc_pid_mountinfo(5)).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountPoint {
-    /// The mount's number; reused after unmounting.
+    /// ID of the mount; reused after unmounting.
     pub id: u64,
-    /// Number of the mount that it is mounted on.
+    /// ID of the parent mount.
     pub parent: u64,
     /// Device of its filesystem, as `st_dev` encodes it.
     pub dev: u64,
-    /// What of the filesystem is mounted, as a path inside it.
+    /// The mounted part of the filesystem, as a path inside it.
     pub root: PathBuf,
-    /// Where it is mounted.
+    /// The mount point.
     pub at: PathBuf,
-    /// Nobody can write there through this mount; the filesystem may be mounted elsewhere for
-    /// writing.
+    /// This mount is read-only; another mount of the filesystem may be writable.
     pub read_only: bool,
     /// Type, such as `xfs` or `fuse.ckptfs`.
     pub fs_type: String,
-    /// Source, such as `/dev/vda1`; filesystems without a device put any word here.
+    /// Source, such as `/dev/vda1`; an arbitrary word for filesystems without a device.
     pub source: String,
-    /// Who answers for what is in it, where that is a user and not the kernel: the one who mounted
-    /// it (FUSE, `user_id=`).
+    /// The user who mounted it and thereby controls its content (FUSE, `user_id=`); `None` if the
+    /// kernel serves it.
     pub owner: Option<u32>,
 }
 
-/// What of one filesystem is watched by somebody (inotify(7), fanotify(7)).
+/// The inodes of one filesystem with watches (inotify(7), fanotify(7)).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Watched {
-    /// All of it.
+    /// The whole filesystem is watched.
     pub all: bool,
-    /// Inodes, by number.
+    /// Inode numbers.
     pub inodes: HashSet<u64>,
 }
 
 impl Watched {
-    /// Whether this inode is watched.
+    /// Returns whether this inode is watched.
     pub fn has(&self, ino: u64) -> bool {
         self.all || self.inodes.contains(&ino)
     }
 
-    /// Whether nothing is.
+    /// Returns whether nothing is watched.
     pub fn is_empty(&self) -> bool {
         !self.all && self.inodes.is_empty()
     }

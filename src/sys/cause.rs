@@ -1,4 +1,5 @@
-//! Which system call has failed with EIO on this thread: where an EIO that a client gets comes from.
+//! The system call that last failed with EIO on this thread: the origin of an EIO reported to a
+//! client.
 
 use std::cell::Cell;
 
@@ -9,14 +10,14 @@ thread_local! {
     static FAILED: Cell<Option<Call>> = const { Cell::new(None) };
 }
 
-/// A call has failed with this.
+/// Records a failed call.
 pub(super) fn note(call: Call, errno: Errno) {
     if errno == Errno::EIO {
         FAILED.set(Some(call));
     }
 }
 
-/// The call that failed last since this was last asked.
+/// Returns and resets the last call that failed with EIO.
 pub fn take() -> Option<Call> {
     FAILED.take()
 }

@@ -1,4 +1,4 @@
-//! The lowest rung of the ladder under reflink: a copy that keeps holes.
+//! Copying file data where reflink is not available: preserves holes.
 
 use std::fs::File;
 
@@ -6,15 +6,15 @@ use super::data::{read_at, seek_data, seek_hole, truncate, write_all_at};
 use super::os::copy_file_range;
 use super::types::{Errno, SysResult};
 
-/// Bytes of one read and write where the kernel cannot copy by itself.
+/// Size of a read and write where the kernel cannot copy, in bytes.
 const BUFFER_LEN: usize = 256 * 1024;
 
-/// Copies `size` bytes of `src` to `dst`, holes kept, and gives `dst` that size.
+/// Copies `size` bytes of `src` to `dst`, preserving holes, and sets the size of `dst`.
 ///
-/// `dst` must read as zeros: new, or truncated to nothing. Where `src` has become shorter, the rest
-/// reads as zeros. On xfs and btrfs the kernel may share the extents instead (copy_file_range(2)).
-/// Nothing is durable when it returns; after a failure `dst` holds some part. Stores through a
-/// shared mapping of `src` are seen up to some moment during the copy.
+/// `dst` must read as zeros: new, or truncated to nothing. If `src` has become shorter, the rest
+/// reads as zeros. On XFS and btrfs the kernel may share the extents instead (copy_file_range(2)).
+/// Nothing is durable on return; after a failure `dst` holds an unspecified part. Stores through a
+/// shared mapping of `src` are included up to some moment during the copy.
 pub fn copy_data(src: &File, dst: &File, size: u64) -> SysResult<()> {
     truncate(dst, size)?;
     let mut buffer = Vec::new();
@@ -29,23 +29,23 @@ pub fn copy_data(src: &File, dst: &File, size: u64) -> SysResult<()> {
         }
         offset = end;
     }
-    // A copy that ended exactly where the file grew leaves the size as set above: writes within
-    // `size` cannot change it.
+    // A copy that ended exactly where the file grew keeps the size set above: writes within `size`
+    // cannot change it.
     Ok(())
 }
 
-/// Copies what `src` has from `start` up to `size` to the end of `dst`, which is as long as
-/// `start`, by reading and writing, so that no extent is shared and nothing need be written back:
-/// on xfs and btrfs the kernel's own copy (copy_file_range(2)) is a reflink and waits for the dirty
-/// pages of `src`. For what is small: holes become zeros.
+/// Appends the data of `src` from `start` up to `size` to `dst`, whose size is `start`, by reading
+/// and writing. It shares no extent and causes no writeback. On XFS and btrfs the kernel's copy
+/// (copy_file_range(2)) is a reflink and waits for the dirty pages of `src`. Meant for small files:
+/// holes become zeros.
 ///
-/// Where `src` has become shorter, so is `dst`. Nothing is durable when it returns.
+/// If `src` has become shorter, so is `dst`. Nothing is durable on return.
 pub fn copy_apart(src: &File, dst: &File, start: u64, size: u64) -> SysResult<()> {
     copy_plain(src, dst, start, size, &mut Vec::new()).map(drop)
 }
 
-/// The first range with data at or after `offset`, cut at `size`; the whole rest where the
-/// filesystem does not tell.
+/// The first range with data at or after `offset`, up to `size`; the whole rest if the filesystem
+/// does not report holes.
 fn next_data(src: &File, offset: u64, size: u64) -> SysResult<Option<(u64, u64)>> {
     let start = match seek_data(src, offset) {
         Ok(start) => start,
@@ -57,8 +57,8 @@ fn next_data(src: &File, offset: u64, size: u64) -> SysResult<Option<(u64, u64)>
         return Ok(None);
     }
     let end = match seek_hole(src, start) {
-        // Another thread may have punched the data away meanwhile: then the hole begins at `start`,
-        // and a copy of zeros does no harm.
+        // Another thread may punch the data out at the same time: then the hole begins at `start`,
+        // and copying zeros is harmless.
         Ok(end) if end > start => end.min(size),
         Ok(_) | Err(Errno::ENXIO) => size,
         Err(errno) => return Err(errno),
@@ -66,7 +66,7 @@ fn next_data(src: &File, offset: u64, size: u64) -> SysResult<Option<(u64, u64)>
     Ok(Some((start, end)))
 }
 
-/// Copies the bytes from `start` up to `end`; false when `src` ended before.
+/// Copies the bytes from `start` up to `end`; returns false if `src` ends before.
 fn copy_range(
     src: &File,
     dst: &File,
@@ -80,7 +80,7 @@ fn copy_range(
             .unwrap_or(usize::MAX)
             .min(1 << 30);
         match copy_file_range(src, &mut from, dst, &mut to, want) {
-            // Some filesystems (procfs, FUSE) answer 0 without being at the end: plain reads
+            // Some filesystems (procfs, FUSE) return 0 before the end of the file, so plain reads
             // decide.
             Ok(0) => return copy_plain(src, dst, from, end, buffer),
             Ok(_) => {}
@@ -93,7 +93,7 @@ fn copy_range(
     Ok(true)
 }
 
-/// Copies by reading and writing; false when `src` ended before `end`.
+/// Copies by reading and writing; returns false if `src` ends before `end`.
 fn copy_plain(
     src: &File,
     dst: &File,

@@ -1,4 +1,4 @@
-//! Reading, writing and flushing of one open file, where both systems have the same calls.
+//! Reading, writing and syncing one open file: the calls that both systems share.
 
 use std::os::fd::AsFd;
 
@@ -8,17 +8,18 @@ use super::fault::{self, Call};
 use super::name::retry;
 use super::types::{Errno, SysResult};
 
-/// Reads at `offset` bytes into `buffer`; gives how many bytes, 0 at the end of the file. It may
-/// give fewer than asked (pread(2)).
+/// Reads at `offset` bytes into `buffer` and returns the number of bytes, 0 at the end of the file.
+/// It may be short (pread(2)).
 pub fn read_at(file: impl AsFd, buffer: &mut [u8], offset: u64) -> SysResult<usize> {
     retry(Call::Read, || {
         rustix::io::pread(&file, &mut *buffer, offset)
     })
 }
 
-/// Reads from `offset` on until `buffer` is full or the file ends; gives the number of bytes read.
+/// Reads from `offset` on until `buffer` is full or the file ends; returns the number of bytes
+/// read.
 ///
-/// Errors: those of pread(2); what was read before is lost.
+/// Errors: those of pread(2); data read before the error is lost.
 pub fn read_full_at(file: impl AsFd, buffer: &mut [u8], offset: u64) -> SysResult<usize> {
     let mut filled = 0;
     while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
@@ -30,7 +31,7 @@ pub fn read_full_at(file: impl AsFd, buffer: &mut [u8], offset: u64) -> SysResul
     Ok(filled)
 }
 
-/// Writes `data` at `offset` bytes; gives how many bytes were taken, which may be fewer
+/// Writes `data` at `offset` bytes and returns the number of bytes written, which may be short
 /// (pwrite(2)).
 pub fn write_at(file: impl AsFd, data: &[u8], offset: u64) -> SysResult<usize> {
     retry(Call::Write, || rustix::io::pwrite(&file, data, offset)).inspect_err(|_| {
@@ -57,44 +58,43 @@ pub fn write_all_at(file: impl AsFd, mut data: &[u8], mut offset: u64) -> SysRes
     Ok(())
 }
 
-/// Sets the file's size in bytes, cutting it or adding a hole (ftruncate(2)).
+/// Sets the size of the file in bytes, truncating it or adding a hole (ftruncate(2)).
 pub fn truncate(file: impl AsFd, size: u64) -> SysResult<()> {
     retry(Call::Truncate, || rustix::fs::ftruncate(&file, size))
 }
 
-/// Offset of the first data at or after `offset`; ENXIO when there is none (`SEEK_DATA`). Moves the
-/// file's position.
+/// Returns the offset of the first data at or after `offset`; ENXIO if none follows (`SEEK_DATA`).
+/// Moves the file offset.
 pub fn seek_data(file: impl AsFd, offset: u64) -> SysResult<u64> {
     retry(Call::Probe, || {
         rustix::fs::seek(&file, SeekFrom::Data(offset))
     })
 }
 
-/// Offset of the first hole at or after `offset`, the file's end included; ENXIO beyond it
-/// (`SEEK_HOLE`). Moves the file's position.
+/// Returns the offset of the first hole at or after `offset`, including the end of the file; ENXIO
+/// beyond it (`SEEK_HOLE`). Moves the file offset.
 pub fn seek_hole(file: impl AsFd, offset: u64) -> SysResult<u64> {
     retry(Call::Probe, || {
         rustix::fs::seek(&file, SeekFrom::Hole(offset))
     })
 }
 
-/// Writes a message in one call, for files that take it as a whole.
+/// Writes a message with one call, for descriptors that accept a message as a whole.
 pub fn write_at_once(fd: impl AsFd, message: &[u8]) -> SysResult<()> {
     rustix::io::retry_on_intr(|| rustix::io::write(&fd, message))
         .map(drop)
         .map_err(Errno::from)
 }
 
-/// Makes data and metadata durable (fsync(2); on macOS it reaches the drive, not its platter:
-/// `F_FULLFSYNC` is `syncfs`'s).
+/// Makes data and metadata durable (fsync(2)). On macOS it reaches the drive but not its platter;
+/// `F_FULLFSYNC` is part of `syncfs`.
 ///
-/// An error means that data may be lost already; another fsync that succeeds proves nothing.
+/// After an error data may be lost already; a later successful fsync proves nothing.
 pub fn fsync(fd: impl AsFd) -> SysResult<()> {
     retry(Call::Sync, || rustix::fs::fsync(&fd))
 }
 
-/// Makes the data durable, and of the metadata what reading it back needs (fdatasync(2); fsync on
-/// macOS).
+/// Makes the data durable, with the metadata needed to read it (fdatasync(2); fsync on macOS).
 pub fn fdatasync(fd: impl AsFd) -> SysResult<()> {
     #[cfg(target_os = "linux")]
     return retry(Call::Sync, || rustix::fs::fdatasync(&fd));
@@ -102,10 +102,10 @@ pub fn fdatasync(fd: impl AsFd) -> SysResult<()> {
     return fsync(fd);
 }
 
-/// Takes the exclusive advisory lock of an open file, without waiting; false when another has it
-/// (flock(2)).
+/// Acquires the exclusive advisory lock of an open file without waiting; returns false if another
+/// process holds it (flock(2)).
 ///
-/// It ends when the last copy of the descriptor is closed, so also with `kill -9`.
+/// The lock ends when the last duplicate of the descriptor is closed, hence also after `kill -9`.
 pub fn flock_exclusive(file: impl AsFd) -> SysResult<bool> {
     match retry(Call::Probe, || {
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)

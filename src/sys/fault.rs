@@ -1,13 +1,13 @@
-//! Failing system calls on purpose: the seam through which tests make the Nth call fail.
+//! Fault injection for system calls: tests make the Nth call fail.
 //!
-//! Every call of this layer that can fail, and every one that the store makes by itself, asks
-//! [`check`] first. In a release build that is an empty function, and nothing else of this module
-//! is compiled. In a debug build a [`Plan`] can be armed for one thread or for the whole process; a
-//! process without a plan pays one look at a thread-local and one at an atomic.
+//! Every call of this layer that can fail, and every call that the store makes directly, calls
+//! [`check`] first. In a release build it is an empty function, and the rest of this module is not
+//! compiled. In a debug build a [`Plan`] can be armed for one thread or for the whole process. A
+//! process without a plan pays for reading one thread-local and one atomic.
 //!
-//! **Locking.** None: calls are made under every lock there is.
+//! **Locking.** None, because callers may hold any lock.
 
-/// What a call does, as far as it matters to how it can fail.
+/// The kind of a call, as far as it determines how the call can fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 #[allow(missing_docs)]
@@ -31,12 +31,12 @@ pub enum Call {
     Stat,
     List,
     Probe,
-    /// A call of the index's database, which makes system calls where this seam does not reach.
+    /// A call of the index's database, whose system calls do not pass through this module.
     Index,
 }
 
 impl Call {
-    /// It may need space, so it can fail for want of it.
+    /// Returns whether the call may need space, and so can fail for lack of it.
     pub const fn takes_space(self) -> bool {
         match self {
             Call::Create
@@ -60,14 +60,14 @@ impl Call {
     }
 }
 
-/// Fails if a plan says that this call fails.
+/// Fails if a plan selects this call.
 #[cfg(not(debug_assertions))]
 #[inline(always)]
 pub const fn check(_: Call) -> Result<(), super::Errno> {
     Ok(())
 }
 
-/// Whether a write that fails has written a part before.
+/// Returns whether a failing write writes a part first.
 #[cfg(not(debug_assertions))]
 #[inline(always)]
 pub const fn writes_half() -> bool {
@@ -90,32 +90,32 @@ mod armed {
     use super::Call;
     use crate::sys::types::{Errno, SysResult};
 
-    /// Any kind of call, where one is to be named by number.
+    /// Any kind, where a kind is stored as a number.
     const ANY: u8 = u8::MAX;
 
-    /// Which call fails, and how.
+    /// Which calls fail, and how.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
     pub struct Plan {
-        /// The number of the call that fails, from 1; 0: none, they are only counted.
+        /// Number of the call that fails, from 1; 0: calls are only counted.
         pub nth: u64,
-        /// With what. ENOSPC fails only calls that can take space, and only they are counted then.
-        /// 0: the call is held up only.
+        /// The error. With ENOSPC only calls that may need space count and fail. 0: the call is
+        /// only delayed.
         pub errno: i32,
         /// Only calls of this kind count ([`Call`] as a number).
         pub only: Option<u8>,
-        /// All calls after it fail too.
+        /// All later calls fail too.
         pub lasting: bool,
-        /// A write that fails has written half before.
+        /// A failing write writes half of its data first.
         pub half: bool,
-        /// Milliseconds for which the call is held up before.
+        /// Delay of the call in milliseconds.
         pub pause_ms: u64,
-        /// The process ends there and then, as by `kill -9`.
+        /// The process ends at the call, as by `kill -9`.
         #[serde(default)]
         pub kill: bool,
     }
 
     impl Plan {
-        /// The `nth` call fails, once.
+        /// Fails the `nth` call, once.
         pub fn nth(nth: u64, errno: Errno) -> Plan {
             Plan {
                 nth,
@@ -128,7 +128,7 @@ mod armed {
             }
         }
 
-        /// Only calls of this kind.
+        /// Restricts the plan to calls of this kind.
         pub fn only(self, call: Call) -> Plan {
             Plan {
                 only: Some(call as u8),
@@ -136,7 +136,7 @@ mod armed {
             }
         }
 
-        /// And all after it.
+        /// Also fails all later calls.
         pub fn lasting(self) -> Plan {
             Plan {
                 lasting: true,
@@ -144,7 +144,7 @@ mod armed {
             }
         }
 
-        /// A write that fails has written half.
+        /// A failing write writes half of its data first.
         pub fn half(self) -> Plan {
             Plan { half: true, ..self }
         }
@@ -159,14 +159,14 @@ mod armed {
         }
     }
 
-    /// What has come of a plan.
+    /// The outcome of a plan.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct Seen {
-        /// Calls that counted.
+        /// Calls counted.
         pub calls: u64,
-        /// Calls that failed.
+        /// Calls failed.
         pub failed: u64,
-        /// What kind of call failed first.
+        /// Kind of the first failed call; recorded for a thread's plan only.
         pub first: Option<Call>,
     }
 
@@ -186,17 +186,17 @@ mod armed {
     static CALLS: AtomicU64 = AtomicU64::new(0);
     static FAILED: AtomicU64 = AtomicU64::new(0);
 
-    /// From now on calls of this thread follow the plan, and none other.
+    /// Arms a plan for this thread, replacing that of the process.
     pub fn arm_thread(plan: Plan) {
         HERE.set(Some((plan, Seen::default())));
     }
 
-    /// Ends the plan of this thread; what has come of it.
+    /// Ends the plan of this thread and returns its outcome.
     pub fn disarm_thread() -> Seen {
         HERE.take().map(|(_, seen)| seen).unwrap_or_default()
     }
 
-    /// From now on calls of all threads without a plan of their own follow this one.
+    /// Arms a plan for all threads without a plan of their own.
     pub fn arm_process(plan: Plan) {
         ARMED.store(false, Ordering::SeqCst);
         NTH.store(plan.nth, Ordering::SeqCst);
@@ -211,7 +211,7 @@ mod armed {
         ARMED.store(true, Ordering::SeqCst);
     }
 
-    /// Ends the plan of the process; what has come of it.
+    /// Ends the plan of the process and returns its outcome.
     pub fn disarm_process() -> Seen {
         ARMED.store(false, Ordering::SeqCst);
         Seen {
@@ -221,7 +221,7 @@ mod armed {
         }
     }
 
-    /// Fails if a plan says that this call fails.
+    /// Fails if a plan selects this call.
     #[inline]
     pub fn check(call: Call) -> SysResult<()> {
         match HERE.try_with(Cell::get) {
@@ -276,7 +276,7 @@ mod armed {
         }
     }
 
-    /// Whether the write that has just failed is to have written a part before.
+    /// Returns whether the write that just failed must first write half of its data.
     pub fn writes_half() -> bool {
         HALF.replace(false)
     }

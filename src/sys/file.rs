@@ -1,5 +1,5 @@
-//! Attributes of open files (no `O_PATH` descriptors), by the calls that need no path: quicker than
-//! those for descriptors of every kind.
+//! Attributes of open files (not of `O_PATH` descriptors), by the calls that need no path: faster
+//! than those for all kinds of descriptors.
 
 use std::fs::File;
 
@@ -9,16 +9,16 @@ use super::fault::Call;
 use super::name::{OWN_XATTR_PREFIX, permissions, retry};
 use super::types::{Errno, SysResult, Time, Xattrs};
 
-/// Bytes tried first: nearly all values and lists fit.
+/// Size of the first buffer in bytes: nearly all values and lists fit.
 const FIRST_LEN: usize = 512;
-/// Largest value and longest list that the kernel handles (`XATTR_SIZE_MAX`, `XATTR_LIST_MAX`).
+/// Maximum length of a value and of a list in the kernel (`XATTR_SIZE_MAX`, `XATTR_LIST_MAX`).
 const LEN_MAX: usize = 65_536;
 
-/// All extended attributes with their values, sorted by name; none where the filesystem has no
-/// attributes.
+/// Returns all extended attributes with their values, sorted by name. The list is empty on a
+/// filesystem without extended attributes.
 ///
 /// # Errors
-/// Those of fgetxattr(2); one that is removed meanwhile is left out.
+/// Those of fgetxattr(2). An attribute removed during the call is skipped.
 pub fn file_xattrs(file: &File) -> SysResult<Xattrs> {
     let list = match read_growing(|buffer| rustix::fs::flistxattr(file, buffer)) {
         Err(Errno::EOPNOTSUPP) => return Ok(Vec::new()),
@@ -40,8 +40,8 @@ pub fn file_xattrs(file: &File) -> SysResult<Xattrs> {
     Ok(xattrs)
 }
 
-/// Reads into a small buffer, and where that is too short (ERANGE) into the largest that can be
-/// needed. Of no attributes nothing is allocated.
+/// Reads into a small buffer, and after ERANGE into one of the maximum length. An empty result
+/// allocates nothing.
 fn read_growing(
     mut read: impl FnMut(&mut [u8]) -> rustix::io::Result<usize>,
 ) -> SysResult<Vec<u8>> {
@@ -57,15 +57,15 @@ fn read_growing(
     }
 }
 
-/// Sets the permission bits, set-id and sticky bits included (fchmod(2)).
+/// Sets the permission bits, including set-id and sticky bits (fchmod(2)).
 pub fn set_file_mode(file: &File, mode: u32) -> SysResult<()> {
     retry(Call::SetAttributes, || {
         rustix::fs::fchmod(file, permissions(mode))
     })
 }
 
-/// Sets owner and group (fchown(2)), which clears set-id bits. EINVAL for the id 2^32-1, which
-/// means "none".
+/// Sets owner and group (fchown(2)), which clears set-id bits. Fails with EINVAL for the id 2^32-1,
+/// which means "no change" to the kernel.
 pub fn set_file_owner(file: &File, uid: u32, gid: u32) -> SysResult<()> {
     if uid == u32::MAX || gid == u32::MAX {
         return Err(Errno::EINVAL);
@@ -75,7 +75,7 @@ pub fn set_file_owner(file: &File, uid: u32, gid: u32) -> SysResult<()> {
     })
 }
 
-/// Sets the times of access and change (futimens(3)). EINVAL unless nanoseconds are below
+/// Sets access and modification time (futimens(3)). Fails with EINVAL unless nanoseconds are below
 /// 1,000,000,000.
 pub fn set_file_times(file: &File, atime: Time, mtime: Time) -> SysResult<()> {
     if atime.nsec >= 1_000_000_000 || mtime.nsec >= 1_000_000_000 {

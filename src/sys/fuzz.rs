@@ -1,5 +1,5 @@
-//! What the properties of the decoders share: how many cases, and how much memory a call takes. In
-//! tests only.
+//! Shared parts of the decoders' property tests: number of cases, and limits of memory per call.
+//! Tests only.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -7,12 +7,12 @@ use std::cell::Cell;
 use proptest::strategy::Strategy;
 use proptest::test_runner::Config;
 
-/// Cases of a property unless `CKPTFS_FUZZ_CASES` says otherwise (`make soak`): all of them
-/// together take seconds.
+/// Cases of a property; `CKPTFS_FUZZ_CASES` overrides it (`make soak`). With the default all
+/// properties together take seconds.
 const CASES: u32 = 256;
 
-/// How a property is run. A case that failed is in the output, and becomes a named test; no file is
-/// written.
+/// Returns the configuration of a property. The output contains the failing case, which becomes a
+/// named test; no file is written.
 pub fn config() -> Config {
     let told = std::env::var("CKPTFS_FUZZ_CASES")
         .ok()
@@ -24,22 +24,22 @@ pub fn config() -> Config {
     }
 }
 
-/// Bytes that are all among these: closer to what a parser wants than any bytes.
+/// Generates bytes from an alphabet: closer to valid input than arbitrary bytes.
 pub fn spelled(alphabet: &'static [u8], length_max: usize) -> impl Strategy<Value = Vec<u8>> {
     proptest::collection::vec(proptest::sample::select(alphabet), 0..=length_max)
 }
 
 thread_local! {
-    /// Bytes that this thread has taken and not given back since it was last asked.
+    /// Net bytes allocated by this thread since the counter was last reset.
     static TAKEN: Cell<isize> = const { Cell::new(0) };
-    /// The most of them.
+    /// Maximum of `TAKEN`.
     static PEAK: Cell<isize> = const { Cell::new(0) };
-    /// The most that there may be.
+    /// Limit for `TAKEN`.
     static LIMIT: Cell<isize> = const { Cell::new(isize::MAX) };
 }
 
-/// What `call` gives, which may take so many bytes of memory at once; more, and the process is
-/// aborted: who goes in circles takes all there is.
+/// Returns the result of `call`, which may have up to `bytes` of memory allocated at a time. Beyond
+/// it the process aborts, because a decoder in an endless loop would exhaust the memory.
 pub fn within<T>(bytes: usize, call: impl FnOnce() -> T) -> T {
     TAKEN.set(0);
     LIMIT.set(bytes.cast_signed());
@@ -48,8 +48,8 @@ pub fn within<T>(bytes: usize, call: impl FnOnce() -> T) -> T {
     answer
 }
 
-/// What `call` gives, and how many bytes of memory this thread had at most meanwhile, more than
-/// before.
+/// Returns the result of `call`, and the maximum number of bytes that this thread allocated during
+/// it, relative to the start.
 pub fn peak_of<T>(call: impl FnOnce() -> T) -> (T, usize) {
     TAKEN.set(0);
     PEAK.set(0);
@@ -57,22 +57,22 @@ pub fn peak_of<T>(call: impl FnOnce() -> T) -> (T, usize) {
     (answer, PEAK.get().unsigned_abs())
 }
 
-/// The system's allocator, counting.
+/// The system allocator, with counters.
 struct Counting;
 
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
 fn count(bytes: isize) {
-    // A thread that ends frees after its counters are gone.
+    // A thread that ends frees memory after its counters are destroyed.
     let _ = TAKEN.try_with(|taken| {
         taken.set(taken.get().saturating_add(bytes));
         let _ = PEAK.try_with(|peak| peak.set(peak.get().max(taken.get())));
     });
 }
 
-// SAFETY: every call is handed to the system's allocator as it came; counting touches two cells of
-// this thread and allocates nothing.
+// SAFETY: every call is forwarded unchanged to the system allocator; counting accesses only cells
+// of this thread and allocates nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size().cast_signed());
@@ -82,13 +82,13 @@ unsafe impl GlobalAlloc for Counting {
         {
             return std::ptr::null_mut();
         }
-        // SAFETY: the caller keeps the contract of `alloc`.
+        // SAFETY: the caller upholds the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         count(-layout.size().cast_signed());
-        // SAFETY: the caller keeps the contract of `dealloc`, and `at` came from the system's
+        // SAFETY: the caller upholds the contract of `dealloc`, and `at` came from the system
         // allocator.
         unsafe { System.dealloc(at, layout) }
     }

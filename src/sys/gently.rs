@@ -1,35 +1,36 @@
-//! Removing many files without keeping others waiting.
+//! Throttled removal of many files, so that other processes do not wait.
 //!
-//! XFS frees the inode of a removed file later, in the background, and when many wait for that,
-//! whoever gives up one more waits for all of them: also another process that renames over a file.
-//! So who removes many rests after some until their inodes are free.
+//! XFS frees the inode of a removed file in the background. When many inodes are queued, each
+//! further removal waits for all of them, including a rename over a file by another process. A
+//! caller that removes many files therefore pauses until the queued inodes are free.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use super::statfs_fd;
 
-/// Removals between two rests: XFS has others wait from 256 on.
+/// Removals between two pauses: XFS makes other removals wait from 256 queued inodes on.
 const STEP: u32 = 64;
-/// Between two looks.
+/// Interval between two checks.
 const LOOK: Duration = Duration::from_millis(1);
-/// So long it is waited for the next inode to come free: on a busy machine the thread that frees
-/// them waits for the processor, 100 ms and more.
+/// Maximum wait for the next inode to be freed: on a busy machine the freeing thread waits for a
+/// CPU for 100 ms and more.
 const PATIENCE: Duration = Duration::from_millis(150);
 
-/// Who removes many files, one after the other.
+/// Throttle for one caller that removes many files in sequence.
 #[derive(Debug, Default)]
 pub struct Gently {
     removed: u32,
-    /// Inodes that were used at the beginning, or after the last rest.
+    /// Inodes in use at the start, or after the last pause.
     used: Option<u64>,
-    /// Nothing came free: what is removed may be names of inodes that have others.
+    /// The last pause timed out: the removed names may be links of inodes with other names. The
+    /// next pause is one check.
     in_vain: bool,
 }
 
 impl Gently {
-    /// One was removed from this filesystem. Sleeps now and then, so no lock is to be held that
-    /// others need.
+    /// Counts a removal from this filesystem. It sleeps occasionally, so the caller must hold no
+    /// lock that others need.
     pub fn removed(&mut self, filesystem: impl AsFd) {
         let before = *self.used.get_or_insert_with(|| used(&filesystem));
         self.removed += 1;
@@ -37,7 +38,7 @@ impl Gently {
             return;
         }
         self.removed = 0;
-        // Half of them may wait.
+        // Up to half of them may stay queued.
         let enough = before.saturating_sub(u64::from(STEP / 2));
         let (mut least, mut last) = (used(&filesystem), Instant::now());
         self.in_vain = loop {
@@ -57,8 +58,8 @@ impl Gently {
     }
 }
 
-/// Inodes that are not free; 0: the filesystem does not count them. To ask has XFS go on with those
-/// that wait.
+/// Inodes in use; 0 if the filesystem does not count them. On XFS statfs(2) also expedites the
+/// background freeing.
 fn used(filesystem: impl AsFd) -> u64 {
     statfs_fd(filesystem).map_or(0, |info| info.files.saturating_sub(info.ffree))
 }

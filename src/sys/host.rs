@@ -1,5 +1,4 @@
-//! Calls that a daemon and its command line need: standard descriptors, priorities, paths by
-//! descriptor.
+//! Calls for a daemon and its command line: standard descriptors, priorities, paths by descriptor.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -11,8 +10,8 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 
 use super::types::{Errno, SysResult};
 
-/// How much the threads that serve the socket are preferred (nice(2)): a checkpoint is awaited by
-/// somebody, a build is not.
+/// Nice value of the threads that serve the control socket (nice(2)): a user waits for a
+/// checkpoint, but not for each step of a build.
 const CONTROL_NICE: i32 = -10;
 
 /// Flags of a descriptor that only names a directory.
@@ -23,8 +22,8 @@ const DIR_PATH_FLAGS: OFlags = OFlags::RDONLY
     .union(OFlags::DIRECTORY)
     .union(OFlags::CLOEXEC);
 
-/// A path, short and without any directory walked, for `name` in the directory `dir`: fit for
-/// unix(7) addresses, and right below a mount too.
+/// Returns a path for `name` in the directory `dir`. It is short enough for unix(7) addresses,
+/// resolves no directory above, and also works below a mount.
 #[cfg(target_os = "linux")]
 pub fn path_in(dir: BorrowedFd<'_>, name: &str) -> SysResult<PathBuf> {
     Ok(PathBuf::from(format!(
@@ -33,7 +32,7 @@ pub fn path_in(dir: BorrowedFd<'_>, name: &str) -> SysResult<PathBuf> {
     )))
 }
 
-/// A path for `name` in the directory `dir` (`F_GETPATH`).
+/// Returns a path for `name` in the directory `dir` (`F_GETPATH`).
 #[cfg(not(target_os = "linux"))]
 pub fn path_in(dir: BorrowedFd<'_>, name: &str) -> SysResult<PathBuf> {
     use std::os::unix::ffi::OsStringExt;
@@ -41,8 +40,8 @@ pub fn path_in(dir: BorrowedFd<'_>, name: &str) -> SysResult<PathBuf> {
     Ok(PathBuf::from(std::ffi::OsString::from_vec(path.into_bytes())).join(name))
 }
 
-/// The space of the removed files that descriptors of this process still name, of those whose paths
-/// fit; 0 where the system does not list them.
+/// Returns the bytes allocated to unlinked files that this process has open, of those whose paths
+/// satisfy `fits`. 0 if the system does not list open files.
 pub fn removed_but_open(fits: impl Fn(&[u8]) -> bool) -> u64 {
     let mut found = BTreeMap::new();
     for entry in std::fs::read_dir("/proc/self/fd")
@@ -62,7 +61,7 @@ pub fn removed_but_open(fits: impl Fn(&[u8]) -> bool) -> u64 {
     found.values().sum()
 }
 
-/// Opens the directory at `path`, links followed, without the right to read it (`O_PATH`).
+/// Opens the directory at `path`, following links, without requiring read permission (`O_PATH`).
 pub fn open_dir_path(path: &Path) -> SysResult<OwnedFd> {
     Ok(rustix::fs::openat(
         CWD,
@@ -72,7 +71,7 @@ pub fn open_dir_path(path: &Path) -> SysResult<OwnedFd> {
     )?)
 }
 
-/// As [`open_dir_path`], but ENOTDIR or ELOOP if the last name of `path` is a link.
+/// As [`open_dir_path`], but fails with ENOTDIR or ELOOP if the last component of `path` is a link.
 pub fn open_dir_itself(path: &Path) -> SysResult<OwnedFd> {
     Ok(rustix::fs::openat(
         CWD,
@@ -82,7 +81,7 @@ pub fn open_dir_itself(path: &Path) -> SysResult<OwnedFd> {
     )?)
 }
 
-/// As [`open_dir_path`], of what is called `name` in `dir`; a link is followed.
+/// As [`open_dir_path`], for `name` in `dir`; a link is followed.
 pub fn open_dir_in(dir: impl AsFd, name: &str) -> SysResult<OwnedFd> {
     Ok(rustix::fs::openat(
         dir,
@@ -92,8 +91,8 @@ pub fn open_dir_in(dir: impl AsFd, name: &str) -> SysResult<OwnedFd> {
     )?)
 }
 
-/// Whether there is anything at `path`, itself and not what a link leads to; it is not opened, and
-/// its attributes are not asked for where that can be avoided. The errors are those of open(2).
+/// Checks that `path` exists, without following a link in the last component. It avoids opening the
+/// file and requesting its attributes where possible. The errors are those of open(2).
 pub fn look_at(path: &Path) -> SysResult<()> {
     #[cfg(target_os = "linux")]
     return Ok(rustix::fs::openat(
@@ -107,11 +106,11 @@ pub fn look_at(path: &Path) -> SysResult<()> {
     return Ok(rustix::fs::statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW).map(drop)?);
 }
 
-/// Opens the file `name` in `dir` to append to it, and makes it (mode 0600) if there is none. Never
-/// through a link, never anything but a file.
+/// Opens the file `name` in `dir` for appending, and creates it (mode 0600) if it does not exist.
+/// It never follows a link and opens only regular files.
 ///
-/// Errors: ELOOP of a link, EINVAL of what is no regular file or has other names too: appending to
-/// it would change what is elsewhere.
+/// Errors: ELOOP for a link, EINVAL for other kinds of inodes and for a file with several names,
+/// because appending would change it elsewhere.
 pub fn open_log(dir: impl AsFd, name: &str) -> SysResult<std::fs::File> {
     let flags = OFlags::WRONLY
         | OFlags::APPEND
@@ -134,18 +133,18 @@ pub fn open_log(dir: impl AsFd, name: &str) -> SysResult<std::fs::File> {
     Ok(file)
 }
 
-/// Size in bytes of `name` in `dir`, itself and not what a link leads to; 0 if there is nothing.
+/// Returns the size in bytes of `name` in `dir`, without following a link; 0 if it does not exist.
 pub fn size_in(dir: impl AsFd, name: &str) -> u64 {
     rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)
         .map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0))
 }
 
-/// Whether `dir` holds something called `name`.
+/// Returns whether `dir` has an entry `name`.
 pub fn holds(dir: impl AsFd, name: &str) -> bool {
     rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).is_ok()
 }
 
-/// Sets the permission bits of `name` in `dir`, a link followed.
+/// Sets the permission bits of `name` in `dir`, following a link.
 pub fn chmod_in(dir: impl AsFd, name: &str, mode: u32) -> SysResult<()> {
     Ok(rustix::fs::chmodat(
         dir,
@@ -155,19 +154,19 @@ pub fn chmod_in(dir: impl AsFd, name: &str, mode: u32) -> SysResult<()> {
     )?)
 }
 
-/// Runs the calling thread, and those that it starts, before ordinary ones; best effort, for it
-/// takes a privilege.
+/// Raises the priority of the calling thread, and of threads that it starts later. Best effort,
+/// because it requires a privilege.
 pub fn raise_priority() {
-    // A refusal costs some microseconds of latency on a busy machine and nothing else.
+    // A failure costs only some microseconds of latency on a busy machine.
     let _ = rustix::process::setpriority_process(None, CONTROL_NICE);
 }
 
-/// Keeps all descriptors above 2 that this process inherited from what it starts from now on.
+/// Marks all inherited descriptors above 2 close-on-exec.
 pub fn close_on_exec() {
     #[cfg(target_os = "linux")]
     {
-        // SAFETY: close_range(2) takes integers only, and the flag closes nothing now. Its failure
-        // (before Linux 5.11) leaves descriptors inherited, as they would have been anyway.
+        // SAFETY: close_range(2) takes integers only, and with this flag closes nothing now. If it
+        // fails (before Linux 5.11), descriptors stay inheritable as before.
         unsafe {
             libc::syscall(
                 libc::SYS_close_range,
@@ -179,26 +178,24 @@ pub fn close_on_exec() {
     }
     #[cfg(not(target_os = "linux"))]
     for fd in 3..256 {
-        // SAFETY: fcntl(2) with F_SETFD takes integers only; a number that is no descriptor is
-        // EBADF.
+        // SAFETY: fcntl(2) with F_SETFD takes integers only; an unused number returns EBADF.
         unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) };
     }
 }
 
-/// Makes descriptor 0, 1 or 2 of this process what `to` is (dup2(2)); EINVAL for other numbers.
+/// Makes descriptor 0, 1 or 2 a duplicate of `to` (dup2(2)); EINVAL for other numbers.
 pub fn redirect_stdio(number: i32, to: impl AsFd) -> SysResult<()> {
     if !(0..=2).contains(&number) {
         return Err(Errno::EINVAL);
     }
-    // SAFETY: the standard descriptors are owned by nobody in Rust's eyes, and `to` is borrowed
-    // through the call.
+    // SAFETY: no Rust value owns the standard descriptors, and `to` is borrowed through the call.
     match unsafe { libc::dup2(to.as_fd().as_raw_fd(), number) } {
         -1 => Err(std::io::Error::last_os_error().into()),
         _ => Ok(()),
     }
 }
 
-/// The number of the mount that `path` is on, links followed, asked without a request to the
+/// Returns the ID of the mount that `path` is on, following links, without a request to the
 /// filesystem (statx(2), since Linux 5.8).
 #[cfg(target_os = "linux")]
 pub fn mount_id(path: &Path) -> SysResult<u64> {
@@ -210,34 +207,35 @@ pub fn mount_id(path: &Path) -> SysResult<u64> {
     Ok(stat.stx_mnt_id)
 }
 
-/// Not to be had here: ENOSYS.
+/// Not supported: ENOSYS.
 #[cfg(not(target_os = "linux"))]
 pub fn mount_id(_path: &Path) -> SysResult<u64> {
     Err(Errno::ENOSYS)
 }
 
-/// Whether two threads of a process have the same open files, mappings and directories (kcmp(2)).
-/// One that took its own, and a first thread that has ended, differ. True where that cannot be
-/// told.
+/// Returns whether two threads of a process share the tables of descriptors, mappings and
+/// directories (kcmp(2)). They differ after unshare(2), and if the first thread has ended. True if
+/// kcmp(2) fails.
 #[cfg(target_os = "linux")]
 pub fn same_tables(one: u32, other: u32) -> bool {
     /// `KCMP_VM`, `KCMP_FILES` and `KCMP_FS` of linux/kcmp.h.
     const TABLES: [libc::c_int; 3] = [1, 2, 3];
-    // SAFETY: kcmp(2) takes integers only; these types look at no descriptor.
+    // SAFETY: kcmp(2) takes integers only; these types access no descriptor.
     TABLES
         .into_iter()
         .all(|table| unsafe { libc::syscall(libc::SYS_kcmp, one, other, table, 0, 0) } <= 0)
 }
 
-/// Not to be had here: true.
+/// Not supported: true.
 #[cfg(not(target_os = "linux"))]
 pub fn same_tables(_one: u32, _other: u32) -> bool {
     true
 }
 
-/// Names this mount of the filesystem that `dir` is on, as no other mount before or after is named:
-/// boot and number of the mount (Linux 6.8). What one process wrote there another finds, whatever
-/// became of the first; on another mount only what was on disk. `None` where it cannot be told.
+/// Returns a unique name of the mount that `dir` is on: boot ID and unique mount ID (Linux 6.8),
+/// which no earlier or later mount shares. Data written through this mount is visible to later
+/// processes, whatever happened to the writer. Through another mount only data that reached the
+/// disk is. `None` if the kernel does not report the ID.
 #[cfg(target_os = "linux")]
 pub fn mount_instance(dir: impl std::os::fd::AsFd) -> Option<String> {
     use rustix::fs::StatxFlags;
@@ -249,29 +247,29 @@ pub fn mount_instance(dir: impl std::os::fd::AsFd) -> Option<String> {
     (stat.stx_mask & MNT_ID_UNIQUE != 0).then(|| format!("{} {}", boot.trim(), stat.stx_mnt_id))
 }
 
-/// Not to be had here.
+/// Not supported.
 #[cfg(not(target_os = "linux"))]
 pub fn mount_instance(_dir: impl std::os::fd::AsFd) -> Option<String> {
     None
 }
 
-/// A step that is to be left out, so that a test can show what it is for: named in
-/// `CKPTFS_UNSAFE_FOR_TESTS`, and only in a debug build.
+/// Returns whether a test disables `step`, to show its purpose: named in `CKPTFS_UNSAFE_FOR_TESTS`,
+/// only in a debug build.
 pub fn left_out(step: &str) -> bool {
     cfg!(debug_assertions)
         && std::env::var("CKPTFS_UNSAFE_FOR_TESTS")
             .is_ok_and(|steps| steps.split(',').any(|named| named == step))
 }
 
-/// The kernel's release, such as `6.18.1`.
+/// Returns the kernel's release, such as `6.18.1`.
 pub fn kernel_release() -> String {
     let read = std::fs::read_to_string("/proc/sys/kernel/osrelease");
     read.map(|release| release.trim().to_owned())
         .unwrap_or_default()
 }
 
-/// The listening socket that a service manager has handed to this process (sd_listen_fds(3)): the
-/// first one, once.
+/// Returns the listening socket passed by a service manager (sd_listen_fds(3)): the first one,
+/// once.
 pub fn activated_listener() -> Option<std::os::unix::net::UnixListener> {
     use std::os::fd::FromRawFd;
     use std::sync::atomic::{AtomicBool, Ordering};
@@ -283,12 +281,12 @@ pub fn activated_listener() -> Option<std::os::unix::net::UnixListener> {
     if !ours || TAKEN.swap(true, Ordering::SeqCst) {
         return None;
     }
-    // SAFETY: fcntl(2) with F_SETFD takes integers only; a number that is no descriptor is EBADF.
+    // SAFETY: fcntl(2) with F_SETFD takes integers only; an unused number returns EBADF.
     if unsafe { libc::fcntl(FIRST, libc::F_SETFD, libc::FD_CLOEXEC) } == -1 {
         return None;
     }
-    // SAFETY: whoever set these variables for this very process has put the descriptor there for
-    // it; it is taken once, so nothing else owns it.
+    // SAFETY: the variables name this process, so the service manager has put the descriptor there.
+    // It is taken once, so it has no other owner.
     let fd = unsafe { OwnedFd::from_raw_fd(FIRST) };
     Some(fd.into())
 }

@@ -1,9 +1,10 @@
-//! A few facts in memory that outlive the process: what one worker of a mount leaves to the next.
+//! A table in shared memory that outlives its process: the state that a worker of a mount leaves to
+//! its successor.
 //!
-//! The memory is a file without a name, mapped shared. Whoever holds a descriptor of it keeps it; a
-//! process that is killed has done each of its stores or has not, in the order in which it made
-//! them. A **row** is there once its kind is stored, which is last; and is gone once the kind is 0,
-//! which is first. So a row is never seen half written.
+//! The memory is an unnamed file, mapped shared; any descriptor of it keeps it alive. A killed
+//! process leaves a prefix of its stores, in program order. A **row** exists if its kind is not 0.
+//! The kind is stored last when a row is added and cleared first when it is removed, so no reader
+//! sees a half-written row.
 //!
 //! ```text
 //!   words of 64 bits, little-endian
@@ -12,7 +13,7 @@
 //!   16..    rows: kind (0: free), seven words
 //! ```
 //!
-//! Locking: the free rows are behind a mutex of their own, the last of all; the words are atomic.
+//! Locking: a mutex with the last rank protects the list of free rows; the words are atomic.
 
 use std::num::NonZeroU32;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -25,15 +26,14 @@ use super::types::{Errno, SysResult};
 const MAGIC: u64 = u64::from_le_bytes(*b"ckptfsL1");
 /// Words before the rows.
 const HEAD: usize = 16;
-/// Words of a row, its kind included.
+/// Words of a row, including its kind.
 const ROW: usize = 8;
-/// Words of a row that are its owner's.
+/// Words of a row available to its owner.
 pub const ROW_WORDS: usize = ROW - 1;
-/// Rows that there may be at once. Memory is taken by rows that were used only.
+/// Maximum number of rows. Only rows that were ever used occupy memory.
 const ROWS_MAX: usize = 1 << 20;
 
-/// A row of a ledger: its number, counted from 1, so that one that may not be there takes no more
-/// memory.
+/// The number of a row, counted from 1 so that an `Option` of it needs no more memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RowId(NonZeroU32);
 
@@ -46,24 +46,24 @@ impl RowId {
             .map(RowId)
     }
 
-    /// Where its words begin.
+    /// Index of its first word.
     fn at(self) -> usize {
         HEAD + (self.0.get() as usize - 1) * ROW
     }
 }
 
-/// A row as it was found.
+/// A row as read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// Which.
+    /// Its number.
     pub id: RowId,
-    /// What it tells of; not 0.
+    /// The kind of its content; not 0.
     pub kind: u64,
-    /// Its words.
+    /// Its content.
     pub words: [u64; ROW_WORDS],
 }
 
-/// See the module.
+/// A table in shared memory; see the module.
 pub struct Ledger {
     words: SharedWords,
     free: Mutex<Vec<usize>>,
@@ -78,10 +78,10 @@ impl std::fmt::Debug for Ledger {
 }
 
 impl Ledger {
-    /// A new one.
+    /// Creates an empty ledger.
     ///
     /// # Errors
-    /// Those of memfd_create(2) and mmap(2); ENOSYS where there is no such thing.
+    /// Those of memfd_create(2) and mmap(2); ENOSYS if the system lacks them.
     pub fn create() -> SysResult<Ledger> {
         Ledger::create_for(ROWS_MAX)
     }
@@ -98,10 +98,10 @@ impl Ledger {
         })
     }
 
-    /// One that another process made.
+    /// Opens a ledger that another process created.
     ///
     /// # Errors
-    /// EINVAL if it is none, or one of another version of this program; those of mmap(2).
+    /// EINVAL if it is no ledger, or has the format of another version; those of mmap(2).
     pub fn open(fd: OwnedFd) -> SysResult<Ledger> {
         let words = SharedWords::open(fd)?;
         let ledger = Ledger {
@@ -119,7 +119,7 @@ impl Ledger {
         Ok(ledger)
     }
 
-    /// The descriptor that keeps it.
+    /// Returns the descriptor of the shared memory.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.words.as_fd()
     }
@@ -141,7 +141,7 @@ impl Ledger {
         usize::try_from(self.load(2)).unwrap_or(usize::MAX)
     }
 
-    /// Writes a note, one of [`NOTES_MAX`].
+    /// Stores a note; `note` is below [`NOTES_MAX`].
     pub fn note(&self, note: usize, value: u64) {
         debug_assert!(note < NOTES_MAX, "there are so many notes");
         if note < NOTES_MAX {
@@ -149,7 +149,7 @@ impl Ledger {
         }
     }
 
-    /// Reads a note; 0 if it was never written.
+    /// Returns a note, or 0 if it was never stored.
     pub fn noted(&self, note: usize) -> u64 {
         if note < NOTES_MAX {
             self.load(3 + note)
@@ -158,8 +158,8 @@ impl Ledger {
         }
     }
 
-    /// Writes a row; `None` if there is no room: then the next worker will not know of it. `kind`
-    /// is not 0.
+    /// Adds a row; `kind` is not 0. Returns `None` if the table is full; the successor then lacks
+    /// the entry.
     pub fn put(&self, kind: u64, words: [u64; ROW_WORDS]) -> Option<RowId> {
         let row = {
             let mut free = self.free.lock();
@@ -182,7 +182,7 @@ impl Ledger {
         RowId::of(row)
     }
 
-    /// Changes one word of a row that is there.
+    /// Changes one word of an existing row.
     pub fn set(&self, row: RowId, word: usize, value: u64) {
         debug_assert!(word < ROW_WORDS, "a row has so many words");
         if word < ROW_WORDS {
@@ -190,7 +190,7 @@ impl Ledger {
         }
     }
 
-    /// Takes a row out.
+    /// Removes a row.
     pub fn remove(&self, row: RowId) {
         let at = row.at();
         if self.load(at) != 0 {
@@ -199,7 +199,7 @@ impl Ledger {
         }
     }
 
-    /// All rows.
+    /// Returns all rows.
     pub fn rows(&self) -> Vec<Row> {
         let rows = (0..self.used()).filter_map(RowId::of).map(|id| {
             let at = id.at();
@@ -213,7 +213,7 @@ impl Ledger {
     }
 }
 
-/// Notes that there may be.
+/// Number of notes.
 pub const NOTES_MAX: usize = HEAD - 3;
 
 fn shape(rows: usize) -> u64 {

@@ -1,70 +1,71 @@
-//! Locks that know their place: `parking_lot`'s, which a debug build refuses to take in another
-//! order than that of [`Rank`].
+//! Locks with a rank: those of `parking_lot`, with the acquisition order of [`Rank`] checked in
+//! debug builds.
 //!
-//! **Lock order.** A thread takes locks only in the order in which [`Rank`] lists them, and never
-//! two of one rank: so no circle of threads can wait for each other. That goes for readers too:
-//! `parking_lot` lets a reader wait behind a writer that waits, so a lock read twice by one thread
-//! can hang. Whoever takes a lock out of order panics in a debug build, each time and not only when
-//! two threads meet; a release build has no trace of it. A lock is a [`Rank::Leaf`] unless its
-//! maker says otherwise: nothing is locked while it is held but the ledger's.
+//! **Lock order.** A thread acquires locks only in the order in which [`Rank`] lists them, and
+//! never two of one rank, so no deadlock cycle can form. This includes readers: in `parking_lot` a
+//! reader waits behind a waiting writer, so a lock read twice by one thread can hang. A debug build
+//! panics on each acquisition out of order, not only when two threads collide. A release build
+//! contains no trace of the check. A lock is a [`Rank::Leaf`] by default: no lock except the
+//! ledger's is acquired while a leaf is held.
 
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
-/// The place of a lock in the order in which locks are taken, outermost first.
+/// The position of a lock in the acquisition order, outermost first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rank {
-    /// The kernel asked for a checkpoint (`engine`): another such request is refused meanwhile, and
-    /// does not wait.
+    /// A checkpoint requested through the kernel (`engine`). A second such request is refused
+    /// instead of waiting.
     Asked,
-    /// Commands of the owner run around a checkpoint or a restore (`engine`), which is made
-    /// meanwhile.
+    /// The user's hook commands run around a checkpoint or a restore (`engine`), and the operation
+    /// between them.
     Hooked,
     /// One operation on the history at a time (`engine`): checkpoint, restore, deletion, tags,
     /// pins, undo.
     Checkpointing,
-    /// `live`: what is done before the first change of a tree.
+    /// `live`: the preparation before the first change of a tree.
     FirstChange,
-    /// `live`: held for reading by every change, for writing by a freeze.
+    /// `live`: the freeze lock. Every change holds it for reading, a freeze for writing.
     Freeze,
     /// `live`: names.
     Tree,
-    /// `live`: one inode's capture and change. Never two stripes: two inodes may share one.
+    /// `live`: capture and change of one inode. Never two stripes: two inodes may share one.
     Stripe,
-    /// `live`: what the kernel knows.
+    /// `live`: the table of inodes that the kernel references.
     Nodes,
-    /// `live`: files that the kernel may be writing to.
+    /// `live`: hot files, which the kernel may be writing to.
     Hot,
     /// `store::index`: one batch at a time.
     Applying,
     /// `store::index`: the database, which a rebuild replaces while it reads the journal.
     Database,
-    /// `history`: the open epoch and the closed ones. An epoch is closed under it, which appends to
-    /// the journal.
+    /// `history`: the open and the closed epochs. Closing an epoch holds it and appends to the
+    /// journal.
     Timeline,
-    /// `history`: the checkpoints.
+    /// `history`: the catalogue of checkpoints.
     Catalogue,
-    /// `history`: what the journal is owed, which goes before anything else that is appended.
+    /// `history`: records owed to the journal, which precede the next append.
     Owed,
-    /// `store::journal`: a segment is replaced by its pack, or several scans are to see the same.
+    /// `store::journal`: replacement of a segment by its pack, or several scans that need one
+    /// state.
     Packing,
     /// `store::journal`: one sync at a time.
     Syncing,
-    /// `store::journal`: its end.
+    /// `store::journal`: the end of the journal.
     Writer,
-    /// `store::journal`: one new segment at a time.
+    /// `store::journal`: creation of a segment, one at a time.
     Making,
-    /// `store::layers`: the directories, while one is made.
+    /// `store::layers`: the layer directories, while one is created.
     Layers,
-    /// `store::reserve`: what is kept for a full disk, which every lock's holder may need.
+    /// `store::reserve`: the space reserved for a full disk, which the holder of any lock may need.
     Reserve,
-    /// Everything else: held for a moment, and nothing is locked under it but the next.
+    /// Every other lock: held for a moment, and only the ledger's is acquired under it.
     Leaf,
-    /// `sys::ledger`: its free rows. What a lock protects may be noted there.
+    /// `sys::ledger`: its free rows. State protected by any lock may be recorded in the ledger.
     Ledger,
 }
 
-/// That this thread holds a lock, until it is dropped.
+/// Records that this thread holds a lock, until dropped.
 struct Held {
     #[cfg(debug_assertions)]
     rank: Rank,
@@ -77,13 +78,13 @@ mod held {
     use super::{Held, Rank};
 
     thread_local! {
-        /// What this thread holds, in the order in which it was taken. A thread that ends may drop
-        /// guards after this is gone.
+        /// Ranks of the locks that this thread holds, in the order of acquisition. A thread that
+        /// ends may drop guards after this is destroyed.
         static RANKS: RefCell<Vec<Rank>> = const { RefCell::new(Vec::new()) };
     }
 
     impl Held {
-        /// Panics where a lock of this rank or a later one is held.
+        /// Panics if the thread holds a lock of this rank or a later one.
         pub(super) fn check(rank: Rank) {
             let wrong = RANKS
                 .try_with(|ranks| {
@@ -118,14 +119,14 @@ mod held {
     }
 }
 
-/// A lock that is held. See [`parking_lot`].
+/// A held lock. See [`parking_lot`].
 pub struct Guard<G> {
-    // Dropped first: a lock counts as held until it is given back.
+    // Dropped first: a lock counts as held until it is released.
     guard: G,
     _held: Held,
 }
 
-/// A [`Mutex`] that is held.
+/// A held [`Mutex`].
 pub type MutexGuard<'a, T> = Guard<parking_lot::MutexGuard<'a, T>>;
 /// A [`RwLock`] held for reading.
 pub type RwLockReadGuard<'a, T> = Guard<parking_lot::RwLockReadGuard<'a, T>>;
@@ -145,7 +146,7 @@ impl<G: DerefMut> DerefMut for Guard<G> {
     }
 }
 
-/// The rank of a lock, where it is asked for.
+/// The rank of a lock, in debug builds only.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     #[cfg(debug_assertions)]
@@ -162,7 +163,7 @@ impl Place {
         }
     }
 
-    /// Takes a lock with `take`, which may wait.
+    /// Acquires a lock with `take`, which may wait.
     #[inline]
     fn take<G>(self, take: impl FnOnce() -> G) -> Guard<G> {
         #[cfg(debug_assertions)]
@@ -180,7 +181,7 @@ impl Place {
     }
 }
 
-/// A mutual exclusion with a place in the order. See [`parking_lot::Mutex`].
+/// A mutex with a rank. See [`parking_lot::Mutex`].
 #[derive(Debug)]
 pub struct Mutex<T> {
     place: Place,
@@ -188,12 +189,12 @@ pub struct Mutex<T> {
 }
 
 impl<T> Mutex<T> {
-    /// A leaf.
+    /// Creates a leaf.
     pub const fn new(value: T) -> Mutex<T> {
         Mutex::ranked(Rank::Leaf, value)
     }
 
-    /// A lock of this rank.
+    /// Creates a lock of this rank.
     pub const fn ranked(rank: Rank, value: T) -> Mutex<T> {
         Mutex {
             place: Place::of(rank),
@@ -201,13 +202,13 @@ impl<T> Mutex<T> {
         }
     }
 
-    /// Waits for it.
+    /// Acquires the lock, waiting for it.
     #[inline]
     pub fn lock(&self) -> MutexGuard<'_, T> {
         self.place.take(|| self.inner.lock())
     }
 
-    /// Takes it if it is free. That cannot wait, so any rank may be held.
+    /// Acquires the lock if it is free. It never waits, so the thread may hold locks of any rank.
     #[inline]
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         self.inner.try_lock().map(|guard| self.place.hold(guard))
@@ -220,7 +221,7 @@ impl<T: Default> Default for Mutex<T> {
     }
 }
 
-/// A lock for one writer or many readers with a place in the order. See [`parking_lot::RwLock`].
+/// A readers-writer lock with a rank. See [`parking_lot::RwLock`].
 #[derive(Debug)]
 pub struct RwLock<T> {
     place: Place,
@@ -228,12 +229,12 @@ pub struct RwLock<T> {
 }
 
 impl<T> RwLock<T> {
-    /// A leaf.
+    /// Creates a leaf.
     pub const fn new(value: T) -> RwLock<T> {
         RwLock::ranked(Rank::Leaf, value)
     }
 
-    /// A lock of this rank.
+    /// Creates a lock of this rank.
     pub const fn ranked(rank: Rank, value: T) -> RwLock<T> {
         RwLock {
             place: Place::of(rank),
@@ -241,19 +242,19 @@ impl<T> RwLock<T> {
         }
     }
 
-    /// Waits to read.
+    /// Acquires the lock for reading, waiting for it.
     #[inline]
     pub fn read(&self) -> RwLockReadGuard<'_, T> {
         self.place.take(|| self.inner.read())
     }
 
-    /// Waits to write.
+    /// Acquires the lock for writing, waiting for it.
     #[inline]
     pub fn write(&self) -> RwLockWriteGuard<'_, T> {
         self.place.take(|| self.inner.write())
     }
 
-    /// Waits to write, at most so long.
+    /// Acquires the lock for writing, waiting up to `limit`.
     pub fn try_write_for(&self, limit: Duration) -> Option<RwLockWriteGuard<'_, T>> {
         #[cfg(debug_assertions)]
         Held::check(self.place.rank);
@@ -262,7 +263,7 @@ impl<T> RwLock<T> {
             .map(|guard| self.place.hold(guard))
     }
 
-    /// The value, without locking: nobody else can reach it.
+    /// Returns the value without locking: `&mut self` proves exclusive access.
     pub fn get_mut(&mut self) -> &mut T {
         self.inner.get_mut()
     }
@@ -274,33 +275,33 @@ impl<T: Default> Default for RwLock<T> {
     }
 }
 
-/// Waits for a change of what a [`Mutex`] guards, which counts as held meanwhile. See
+/// A condition variable for a [`Mutex`], which counts as held during a wait. See
 /// [`parking_lot::Condvar`].
 #[derive(Debug, Default)]
 pub struct Condvar(parking_lot::Condvar);
 
 impl Condvar {
-    /// Nobody waits for it.
+    /// Creates one without waiters.
     pub const fn new() -> Condvar {
         Condvar(parking_lot::Condvar::new())
     }
 
-    /// Waits to be notified.
+    /// Waits for a notification.
     pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
         self.0.wait(&mut guard.guard);
     }
 
-    /// Waits to be notified, at most so long.
+    /// Waits for a notification, up to `limit`.
     pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, limit: Duration) {
         self.0.wait_for(&mut guard.guard, limit);
     }
 
-    /// Wakes one who waits.
+    /// Wakes one waiter.
     pub fn notify_one(&self) {
         self.0.notify_one();
     }
 
-    /// Wakes all who wait.
+    /// Wakes all waiters.
     pub fn notify_all(&self) {
         self.0.notify_all();
     }
@@ -312,7 +313,7 @@ mod tests {
 
     use super::*;
 
-    /// Whether a debug build refuses what `takes` does.
+    /// Whether a debug build rejects the acquisitions of `takes`.
     fn refused<T>(takes: impl FnOnce() -> T) -> bool {
         catch_unwind(AssertUnwindSafe(|| drop(takes()))).is_err()
     }

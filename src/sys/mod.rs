@@ -1,26 +1,28 @@
-//! The seam to the kernel: the only layer that names `libc` and `rustix`, and the only one with
+//! The system call layer: the only layer that names `libc` and `rustix`, and the only one with
 //! `unsafe` code.
 //!
-//! Everything works on descriptors and single names (the *at() calls), never on absolute paths, for
-//! two reasons: a name that another process turns into a link cannot lead out of the backing
-//! directory, and the daemon never walks a path below its own mount, where it would wait for
-//! itself.
+//! Every call works on descriptors and single names (the *at() calls), never on absolute paths, for
+//! two reasons. A name that another process replaces by a symbolic link cannot lead out of the
+//! backing directory. And the daemon never resolves a path below its own mount, where it would wait
+//! for itself.
 //!
-//! **Invariants.** No call follows a symbolic link in its last component, unless it says so. No
-//! open blocks on a FIFO or a device. Every descriptor is close-on-exec. Calls that a signal can
-//! interrupt are repeated. A name is one component of 1 to 255 bytes without `/` and NUL, and is
-//! never `..`.
+//! **Invariants.** No call follows a symbolic link in the last component, unless its documentation
+//! states it. No open blocks on a FIFO or a device. Every descriptor is close-on-exec. Calls
+//! interrupted by a signal are retried. A name is one component of 1 to 255 bytes without `/` and
+//! NUL, and is never `..`.
 //!
-//! **Errors.** Each call gives the kernel's number unchanged ([`Errno`]; only macOS's two for "not
-//! supported" become one); what a system does not have is `ENOSYS` or `EOPNOTSUPP`.
+//! **Errors.** Each call returns the kernel's errno unchanged ([`Errno`]), except that macOS's two
+//! values for "not supported" become one. A call that the system lacks returns `ENOSYS` or
+//! `EOPNOTSUPP`.
 //!
-//! **Locking.** None, and no state but that of [`tasks`] (the locks of the layers above are in
-//! [`lock`], with their order): every function may be called from any thread. What belongs to the calling thread only
-//! ([`set_thread_idle`], [`give_up_set_id`], [`act_for`], [`act_as`], [`within_limits_of`]) or to the process ([`umask0`],
-//! `block_terminate`) says so.
+//! **Locking.** This layer has no locks and no state except in [`tasks`]; every function may be
+//! called from any thread. ([`lock`] defines the locks of the layers above and their order.)
+//! Functions that affect only the calling thread ([`set_thread_idle`], [`give_up_set_id`],
+//! [`act_for`], [`act_as`], [`within_limits_of`]) or the whole process ([`umask0`],
+//! `block_terminate`) are documented as such.
 //!
-//! What the systems share is in this directory; what they do not is in `linux/` and `macos/`, two
-//! modules with the same functions.
+//! Code shared by the systems is in this directory. `linux/` and `macos/` are two modules with the
+//! same functions.
 
 mod args;
 pub mod cause;
@@ -56,7 +58,7 @@ mod os;
 #[cfg(test)]
 mod tests;
 
-/// Flags of open(2) and access(2) as the kernel hands them on: values of this architecture.
+/// Flags of open(2) and access(2) as the kernel passes them: values of this architecture.
 #[allow(missing_docs)]
 pub mod open_flags {
     pub const ACCMODE: i32 = libc::O_ACCMODE;

@@ -1,8 +1,8 @@
-//! Our mounts among all mounts, and whom a mount may be believed.
+//! Recognizes mounts of ckptfs in the mount table, and decides which mounts to trust.
 //!
-//! Anybody may mount a FUSE filesystem that calls itself what it likes, and say of the files in it
-//! what they like. What nobody can say for another is who mounted it: the kernel has that from
-//! whoever called mount(2), or fusermount3, and shows it in its table (`user_id=`).
+//! Any user may mount a FUSE filesystem with any type and source, and report any attributes for its
+//! files. The user who mounted it cannot be forged: the kernel takes it from the caller of
+//! mount(2), or from fusermount3, and reports it in the mount table (`user_id=`).
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -11,18 +11,18 @@ use std::path::{Path, PathBuf};
 
 use super::args::MountPoint;
 
-/// How the source of our mounts begins; the backing directory's path follows.
+/// Prefix of the source of our mounts; the path of the backing directory follows.
 const SOURCE_PREFIX: &str = "ckptfs#";
 
-/// Type of our mounts in the kernel's table.
+/// Filesystem type of our mounts in the mount table.
 #[cfg(target_os = "linux")]
 const FS_TYPE: &str = "fuse.ckptfs";
 
-/// What `/proc/mounts` shows as the source of a mount that serves `backing`.
+/// Returns the source that `/proc/mounts` shows for a mount that serves `backing`.
 ///
-/// It passes unharmed through every way to mount: fusermount takes its options joined by commas.
-/// Comma, backslash, percent, control characters and bytes that are not UTF-8 become `%2C` and the
-/// like; no two sources become one.
+/// Every way of mounting preserves it: fusermount3 joins its options by commas. Commas,
+/// backslashes, percent signs, control characters and bytes that are not UTF-8 become `%2C` and the
+/// like. Distinct paths have distinct sources.
 pub fn mount_source(backing: &Path) -> String {
     let path = backing.as_os_str().as_bytes();
     let mut source = String::with_capacity(SOURCE_PREFIX.len() + path.len());
@@ -42,7 +42,7 @@ pub fn mount_source(backing: &Path) -> String {
     source
 }
 
-/// The paths in the filesystem of this device on which another mount of the table lies.
+/// The paths in the filesystem of device `dev` that another mount of the table covers.
 pub(super) fn covered(table: &[MountPoint], dev: u64) -> impl Iterator<Item = PathBuf> {
     let below: HashMap<u64, &MountPoint> = table
         .iter()
@@ -58,13 +58,13 @@ pub(super) fn covered(table: &[MountPoint], dev: u64) -> impl Iterator<Item = Pa
     })
 }
 
-/// Whether what belongs to this user is believed: it is the caller's own, or root's.
+/// Returns whether content that belongs to this user is trusted: the user is the caller or root.
 pub fn is_trusted(uid: u32) -> bool {
     uid == 0 || uid == super::process::ids().0
 }
 
 impl MountPoint {
-    /// Whether it says that ckptfs made it. Anybody can make one that does.
+    /// Returns whether type and source are those of a ckptfs mount, which any user can forge.
     pub fn says_ours(&self) -> bool {
         #[cfg(target_os = "linux")]
         let of_type = self.fs_type == FS_TYPE;
@@ -73,17 +73,17 @@ impl MountPoint {
         of_type && self.source.starts_with(SOURCE_PREFIX)
     }
 
-    /// Whether ckptfs made it, as the caller or root.
+    /// Returns whether it is a ckptfs mount made by the caller or root.
     pub fn is_ours(&self) -> bool {
         self.says_ours() && self.owner.is_some_and(is_trusted)
     }
 
-    /// Whether it is a mount of ours that serves `backing`.
+    /// Returns whether it is a ckptfs mount that serves `backing`.
     pub fn serves(&self, backing: &Path) -> bool {
         self.is_ours() && self.source == mount_source(backing)
     }
 
-    /// The directory that it serves, if it is ours.
+    /// Returns the directory that it serves, if it is a ckptfs mount made by the caller or root.
     pub fn backing(&self) -> Option<PathBuf> {
         let mut rest = self
             .source
@@ -106,8 +106,8 @@ impl MountPoint {
         Some(PathBuf::from(OsString::from_vec(path)))
     }
 
-    /// Whether somebody who is neither the caller nor root answers for what is in it: attributes
-    /// and owners there are what they say.
+    /// Returns whether another user than the caller and root serves its content: that user controls
+    /// the attributes and owners reported there.
     pub fn is_foreign(&self) -> bool {
         self.owner.is_some_and(|owner| !is_trusted(owner))
     }

@@ -1,5 +1,5 @@
-//! Small conversions between our types and the kernel's: names, modes, devices, and the repeat
-//! after a signal.
+//! Conversions between the types of this program and the kernel's (names, modes, devices), and the
+//! retry after a signal.
 
 use rustix::fs::{FileType, Mode};
 
@@ -7,21 +7,21 @@ use super::cause;
 use super::fault::{self, Call};
 use super::types::{Errno, Kind, SysResult};
 
-/// Longest name of one component, in bytes (`NAME_MAX`).
+/// Maximum length of a name in bytes (`NAME_MAX`).
 pub const NAME_LEN_MAX: usize = 255;
 
-/// Largest value and longest list of extended attributes that Linux handles, in bytes
+/// Maximum length of the value and of the list of extended attributes on Linux, in bytes
 /// (`XATTR_SIZE_MAX`, `XATTR_LIST_MAX`).
 pub const XATTR_LEN_MAX: usize = 65_536;
 
-/// Begins the names of extended attributes of ours. On what the caller may not read they cannot be
-/// read either.
+/// Prefix of the names of our extended attributes. They are unreadable on inodes that the caller
+/// may not read.
 pub const OWN_XATTR_PREFIX: &[u8] = b"user.ckptfs.";
 
 /// Checks that `name` is one component that cannot lead out of its directory.
 ///
-/// Errors: ENOENT when empty, ENAMETOOLONG beyond [`NAME_LEN_MAX`], EINVAL with a NUL or `/` in it
-/// or for `..`.
+/// Errors: ENOENT if it is empty, ENAMETOOLONG beyond [`NAME_LEN_MAX`], EINVAL if it contains NUL
+/// or `/` or is `..`.
 pub(super) fn component(name: &[u8]) -> SysResult<&[u8]> {
     if name.is_empty() {
         return Err(Errno::ENOENT);
@@ -35,20 +35,20 @@ pub(super) fn component(name: &[u8]) -> SysResult<&[u8]> {
     Ok(name)
 }
 
-/// Calls until no signal interrupts (EINTR). `what`: for tests, which can make it fail.
+/// Calls until no signal interrupts (EINTR). Tests can make calls of the kind `what` fail.
 pub(super) fn retry<T>(what: Call, call: impl FnMut() -> rustix::io::Result<T>) -> SysResult<T> {
     let called = || rustix::io::retry_on_intr(call).map_err(|errno| one_enotsup(errno.into()));
     let done = fault::check(what).and_then(|()| called());
     done.inspect_err(|errno| cause::note(what, *errno))
 }
 
-/// `errno` of the call that just failed.
+/// Returns the `errno` of the call that just failed.
 pub(super) fn last_errno() -> Errno {
     one_enotsup(std::io::Error::last_os_error().into())
 }
 
-/// Gives "not supported" one number: on macOS ENOTSUP is another one than EOPNOTSUPP, and the
-/// kernel gives both.
+/// Maps both numbers for "not supported" to one: on macOS ENOTSUP differs from EOPNOTSUPP, and the
+/// kernel returns both.
 fn one_enotsup(errno: Errno) -> Errno {
     if errno.0 == libc::ENOTSUP {
         Errno::EOPNOTSUPP
@@ -57,7 +57,7 @@ fn one_enotsup(errno: Errno) -> Errno {
     }
 }
 
-/// Turns what a libc call returned into a result: -1 means `errno`.
+/// Converts the return value of a libc call to a result: -1 means `errno`.
 pub(super) fn check(returned: libc::c_int) -> SysResult<libc::c_int> {
     if returned == -1 {
         Err(last_errno())
@@ -66,7 +66,7 @@ pub(super) fn check(returned: libc::c_int) -> SysResult<libc::c_int> {
     }
 }
 
-/// As [`check`], calling again after a signal.
+/// As [`check`], retrying after a signal.
 pub(super) fn check_retry(mut call: impl FnMut() -> libc::c_int) -> SysResult<libc::c_int> {
     loop {
         match check(call()) {
@@ -76,12 +76,12 @@ pub(super) fn check_retry(mut call: impl FnMut() -> libc::c_int) -> SysResult<li
     }
 }
 
-/// The permission bits of `mode`, set-id and sticky bits included.
+/// The permission bits of `mode`, including set-id and sticky bits.
 pub(super) fn permissions(mode: u32) -> Mode {
     Mode::from_raw_mode((mode & 0o7777) as rustix::fs::RawMode)
 }
 
-/// The kind that the kernel's file type stands for; `None` when it is unknown.
+/// Converts the kernel's file type; `None` if it is unknown.
 pub(super) fn kind_of(file_type: FileType) -> Option<Kind> {
     match file_type {
         FileType::RegularFile => Some(Kind::File),
@@ -95,8 +95,8 @@ pub(super) fn kind_of(file_type: FileType) -> Option<Kind> {
     }
 }
 
-/// The whole `st_mode` of inode(7): the kind's `S_IFMT` bits, the same on all systems, and the
-/// permission bits of `mode`.
+/// Returns the whole `st_mode` of inode(7): the `S_IFMT` bits of the kind, which all systems share,
+/// and the permission bits of `mode`.
 pub fn mode_bits(kind: Kind, mode: u32) -> u32 {
     let kind = match kind {
         Kind::Fifo => 0o010_000,
@@ -110,7 +110,7 @@ pub fn mode_bits(kind: Kind, mode: u32) -> u32 {
     kind | (mode & 0o7777)
 }
 
-/// A device number as stat(2) encodes it (makedev(3)).
+/// Encodes a device number as in stat(2) (makedev(3)).
 pub fn make_device(major: u32, minor: u32) -> u64 {
     #[cfg(target_os = "linux")]
     return libc::makedev(major, minor);
@@ -118,12 +118,12 @@ pub fn make_device(major: u32, minor: u32) -> u64 {
     return u64::from(libc::makedev(major as i32, minor as i32) as u32);
 }
 
-/// The major part of a device number (major(3)).
+/// Returns the major part of a device number (major(3)).
 pub fn device_major(device: u64) -> u32 {
     libc::major(device as libc::dev_t) as u32
 }
 
-/// The minor part of a device number (minor(3)).
+/// Returns the minor part of a device number (minor(3)).
 pub fn device_minor(device: u64) -> u32 {
     libc::minor(device as libc::dev_t) as u32
 }

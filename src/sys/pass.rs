@@ -1,4 +1,4 @@
-//! Descriptors along with the bytes of a stream socket (unix(7), `SCM_RIGHTS`).
+//! Passing descriptors with the bytes of a stream socket (unix(7), `SCM_RIGHTS`).
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -11,7 +11,7 @@ use rustix::net::{
 
 use super::types::{Errno, SysResult};
 
-/// Descriptors that go with one message at most: the kernel takes 253 (`SCM_MAX_FD`).
+/// Maximum number of descriptors in one message; the kernel accepts 253 (`SCM_MAX_FD`).
 pub const FILES_AT_ONCE: usize = 128;
 
 #[cfg(target_os = "linux")]
@@ -23,12 +23,12 @@ const RECEIVE_FLAGS: RecvFlags = RecvFlags::CMSG_CLOEXEC;
 #[cfg(not(target_os = "linux"))]
 const RECEIVE_FLAGS: RecvFlags = RecvFlags::empty();
 
-/// Sends bytes, and copies of descriptors with the first of them; gives how many bytes were taken,
-/// which may be fewer. Waits for room.
+/// Sends bytes, and duplicates of descriptors with the first of them. Returns the number of bytes
+/// sent, which may be short. Waits for buffer space.
 ///
 /// # Errors
-/// EINVAL for more than [`FILES_AT_ONCE`]; EAGAIN after the stream's time limit; EPIPE when the
-/// other end is gone.
+/// EINVAL for more than [`FILES_AT_ONCE`]; EAGAIN after the stream's timeout; EPIPE if the peer has
+/// closed.
 pub fn send_files(to: impl AsFd, bytes: &[u8], files: &[BorrowedFd<'_>]) -> SysResult<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES_AT_ONCE))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -43,47 +43,48 @@ pub fn send_files(to: impl AsFd, bytes: &[u8], files: &[BorrowedFd<'_>]) -> SysR
     Ok(sent?)
 }
 
-/// Looks at the bytes of a stream that have come, without taking them and without waiting; 0:
-/// nothing more will come.
+/// Reads the available bytes of a stream without consuming them and without waiting. 0: end of
+/// stream.
 ///
 /// # Errors
-/// EAGAIN if none have.
+/// EAGAIN if no bytes are available.
 pub fn peek(from: impl AsFd, buffer: &mut [u8]) -> SysResult<usize> {
     let (length, _) = rustix::net::recv(&from, buffer, RecvFlags::PEEK | RecvFlags::DONTWAIT)?;
     Ok(length)
 }
 
-/// The other end of a stream was closed, and not only for sending: a write of nothing says so
-/// (unix(7), EPIPE).
+/// Returns whether the peer has closed the stream, and not only its sending direction: an empty
+/// write then fails with EPIPE (unix(7)).
 pub fn is_peer_gone(stream: impl AsFd) -> bool {
     rustix::net::send(&stream, &[], SEND_FLAGS | SendFlags::DONTWAIT)
         == Err(rustix::io::Errno::PIPE)
 }
 
-/// Nobody will read what is written to a pipe or a socket (poll(2), POLLERR and POLLHUP).
+/// Returns whether a pipe or a socket has lost its reader (poll(2), POLLERR and POLLHUP).
 pub fn is_unread(written: impl AsFd) -> bool {
     let mut look = libc::pollfd {
         fd: written.as_fd().as_raw_fd(),
         events: 0,
         revents: 0,
     };
-    // SAFETY: `look` is one pollfd, which may be written to and lives through the call.
+    // SAFETY: `look` is one pollfd, which is writable and lives through the call.
     let found = unsafe { libc::poll(&mut look, 1, 0) };
     found > 0 && look.revents & (libc::POLLERR | libc::POLLHUP) != 0
 }
 
-/// Ends a socket in both directions, whoever has it: one that listens wakes who waits in accept(2),
-/// with an error.
+/// Shuts a socket down in both directions for all its descriptors. On a listening socket, accept(2)
+/// in other threads returns with an error.
 pub fn shutdown(socket: impl AsFd) {
-    // It fails only where it has ended already.
+    // It fails only if the socket is already shut down.
     let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
 }
 
-/// Receives bytes of a stream, and adds the descriptors that came with them to `files`; 0: the
-/// other end is gone.
+/// Receives bytes of a stream, and appends the descriptors passed with them to `files`. 0: the peer
+/// has closed.
 ///
 /// # Errors
-/// Those of recvmsg(2); EMFILE does not show: descriptors for which there is no room are lost.
+/// Those of recvmsg(2). EMFILE is not reported: descriptors beyond the limit of the process are
+/// lost.
 pub fn receive_files(
     from: impl AsFd,
     buffer: &mut [u8],

@@ -1,4 +1,4 @@
-//! Calls on one name in one directory that both systems have.
+//! Calls on one name in one directory, for all systems.
 
 use std::fs::File;
 use std::io::Write;
@@ -13,21 +13,21 @@ use super::name::{component, permissions, retry};
 use super::os;
 use super::types::{Errno, SysResult};
 
-/// Flags of every descriptor for a directory's names.
+/// Flags of every descriptor for listing and resolving the names of a directory.
 pub(super) const DIR_FLAGS: OFlags = OFlags::RDONLY
     .union(OFlags::DIRECTORY)
     .union(OFlags::CLOEXEC);
 
-/// Opens the directory at `path`, links followed: the one call that takes a whole path, for the
-/// backing directory itself.
+/// Opens the directory at `path`, following links: the only call with a whole path, for the backing
+/// directory itself.
 pub fn open_root(path: &Path) -> SysResult<OwnedFd> {
     retry(Call::Open, || {
         rustix::fs::openat(CWD, path, DIR_FLAGS, Mode::empty())
     })
 }
 
-/// Opens the directory `name` in `dir` for reading. ENOTDIR (or ELOOP) when it is something else, a
-/// link included.
+/// Opens the directory `name` in `dir` for reading. ENOTDIR (or ELOOP) for other kinds, including a
+/// link.
 pub fn open_dir_at(dir: impl AsFd, name: &[u8]) -> SysResult<OwnedFd> {
     let name = component(name)?;
     retry(Call::Open, || {
@@ -35,10 +35,10 @@ pub fn open_dir_at(dir: impl AsFd, name: &[u8]) -> SysResult<OwnedFd> {
     })
 }
 
-/// Opens the file `name` in `dir`. ELOOP when it is a link, ENXIO when it is a socket or a FIFO
+/// Opens the file `name` in `dir`. ELOOP for a link; ENXIO for a socket, and for writing to a FIFO
 /// without a reader.
 ///
-/// It opens FIFOs and devices too, and without blocking: whoever wants regular files only looks at
+/// It also opens FIFOs and devices, without blocking. Callers that accept only regular files check
 /// [`super::stat_fd`].
 pub fn open_file_at(dir: impl AsFd, name: &[u8], open: Open) -> SysResult<File> {
     let name = component(name)?;
@@ -53,7 +53,7 @@ pub fn open_file_at(dir: impl AsFd, name: &[u8], open: Open) -> SysResult<File> 
     os::after_open(fd, open)
 }
 
-/// Makes the directory `name` in `dir` (mkdirat(2)); `mode` is masked by the process's umask
+/// Creates the directory `name` in `dir` (mkdirat(2)); the umask of the process applies to `mode`
 /// ([`super::umask0`]).
 pub fn mkdir_at(dir: impl AsFd, name: &[u8], mode: u32) -> SysResult<()> {
     let name = component(name)?;
@@ -62,14 +62,15 @@ pub fn mkdir_at(dir: impl AsFd, name: &[u8], mode: u32) -> SysResult<()> {
     })
 }
 
-/// Makes `name` in `dir` a symbolic link that says `target`, any bytes without NUL (symlinkat(2)).
+/// Creates the symbolic link `name` in `dir` with this target, any bytes without NUL
+/// (symlinkat(2)).
 pub fn symlink_at(target: &[u8], dir: impl AsFd, name: &[u8]) -> SysResult<()> {
     let name = component(name)?;
     retry(Call::Make, || rustix::fs::symlinkat(target, &dir, name))
 }
 
-/// Gives the inode `from` in `from_dir` the further name `to` in `to_dir`; of a symbolic link, the
-/// link itself (linkat(2)).
+/// Creates the name `to` in `to_dir` for the inode `from` in `from_dir`; a symbolic link is not
+/// followed (linkat(2)).
 pub fn link_at(from_dir: impl AsFd, from: &[u8], to_dir: impl AsFd, to: &[u8]) -> SysResult<()> {
     let (from, to) = (component(from)?, component(to)?);
     retry(Call::Link, || {
@@ -77,11 +78,11 @@ pub fn link_at(from_dir: impl AsFd, from: &[u8], to_dir: impl AsFd, to: &[u8]) -
     })
 }
 
-/// Writes a file whole, in place of what was there: a reader finds the old bytes or the new ones.
-/// It is on disk when this returns, its name may not be.
+/// Replaces the content of a file atomically: a reader sees the old bytes or the new ones. The
+/// content is durable on return; the name may not be.
 ///
 /// # Errors
-/// The old one is there then.
+/// On an error the old file is unchanged.
 pub fn replace_file(dir: impl AsFd, name: &str, bytes: &[u8]) -> std::io::Result<()> {
     let new = format!("{name}.new-{}", std::process::id());
     let written = (|| {
@@ -97,13 +98,13 @@ pub fn replace_file(dir: impl AsFd, name: &str, bytes: &[u8]) -> std::io::Result
         )?)
     })();
     if written.is_err() {
-        // It stays where even that fails, and does nothing there.
+        // If this fails, the leftover does no harm.
         let _ = unlink_at(&dir, new.as_bytes());
     }
     written
 }
 
-/// Removes the name of something that is not a directory: EISDIR (EPERM on macOS) otherwise
+/// Removes the name of an inode other than a directory; EISDIR (EPERM on macOS) for a directory
 /// (unlinkat(2)).
 pub fn unlink_at(dir: impl AsFd, name: &[u8]) -> SysResult<()> {
     let name = component(name)?;
@@ -120,7 +121,7 @@ pub fn rmdir_at(dir: impl AsFd, name: &[u8]) -> SysResult<()> {
     })
 }
 
-/// What a symbolic link says; EINVAL when it is none (readlinkat(2)).
+/// Returns the target of a symbolic link; EINVAL for other kinds (readlinkat(2)).
 pub fn readlink_at(dir: impl AsFd, name: &[u8]) -> SysResult<Vec<u8>> {
     let name = component(name)?;
     retry(Call::Read, || {
@@ -129,7 +130,8 @@ pub fn readlink_at(dir: impl AsFd, name: &[u8]) -> SysResult<Vec<u8>> {
     .map(|target| target.into_bytes())
 }
 
-/// Target of the symbolic link that `fd` names (an `O_PATH` descriptor of the link itself).
+/// Returns the target of the symbolic link that `fd` names (an `O_PATH` descriptor of the link
+/// itself).
 ///
 /// Errors: ENOENT or EINVAL if it is no link.
 pub fn readlink_fd(fd: impl AsFd) -> SysResult<Vec<u8>> {
@@ -137,10 +139,10 @@ pub fn readlink_fd(fd: impl AsFd) -> SysResult<Vec<u8>> {
         .map(|target| target.into_bytes())
 }
 
-/// Moves `from` in `from_dir` to `to` in `to_dir`, in one step (renameat2(2); renameatx_np on
+/// Renames `from` in `from_dir` to `to` in `to_dir` atomically (renameat2(2); renameatx_np on
 /// macOS).
 ///
-/// Errors: EINVAL where the filesystem does not have `mode`.
+/// Errors: EINVAL if the filesystem does not support `mode`.
 pub fn rename_at(
     from_dir: impl AsFd,
     from: &[u8],
@@ -171,11 +173,11 @@ pub fn rename_at(
     })
 }
 
-/// Opens `path`, relative to `dir`, component by component, without ever leaving `dir` or following
-/// a link.
+/// Opens `path`, relative to `dir`, component by component, without leaving `dir` or following a
+/// link.
 ///
-/// Errors: EXDEV for a path that leads out (absolute, or any `..`), ELOOP or ENOTDIR for a link on
-/// the way.
+/// Errors: EXDEV for a path that leads out (absolute, or with `..`), ELOOP or ENOTDIR for a link in
+/// it.
 pub(super) fn walk_beneath(dir: impl AsFd, path: &[u8], kind: OpenKind) -> SysResult<OwnedFd> {
     if path.is_empty() {
         return Err(Errno::ENOENT);

@@ -1,4 +1,4 @@
-//! The process and its limits, where both systems have the same calls.
+//! The process and its limits: the parts that both systems share.
 
 use std::os::fd::{AsFd, OwnedFd};
 #[cfg(not(target_os = "linux"))]
@@ -15,24 +15,24 @@ use rustix::process::{Resource, Rlimit};
 use super::name::check;
 use super::types::{Errno, SysResult, Time};
 
-/// Sets the process's umask to 0, so that modes arrive in the filesystem as they were asked for.
+/// Sets the umask of the process to 0, so that modes reach the filesystem unchanged.
 pub fn umask0() {
     rustix::process::umask(rustix::fs::Mode::empty());
 }
 
-/// Gives this process a name of at most 15 bytes, by which others know what it is for (prctl(2),
-/// `PR_SET_NAME` of its first thread). To be called there; elsewhere it has no effect.
+/// Sets the name of this process, at most 15 bytes, for display by other programs (prctl(2),
+/// `PR_SET_NAME`). Must be called on the first thread; on other threads it names only that thread.
 pub fn name_process(name: &str) {
     #[cfg(target_os = "linux")]
     if let Ok(name) = std::ffi::CString::new(name) {
-        // It is only a name.
+        // Best effort.
         let _ = rustix::thread::set_name(&name);
     }
     #[cfg(not(target_os = "linux"))]
     let _ = name;
 }
 
-/// Raises the soft limit of open descriptors to the hard one, and gives what it is then.
+/// Raises the soft limit of open descriptors to the hard one, and returns the resulting limit.
 pub fn raise_nofile() -> u64 {
     let limit = rustix::process::getrlimit(Resource::Nofile);
     let hard = limit.maximum.unwrap_or(NOFILE_MAX);
@@ -54,34 +54,32 @@ pub fn raise_nofile() -> u64 {
     }
 }
 
-/// How many descriptors this process may have.
+/// Returns the maximum number of descriptors of this process.
 pub fn nofile() -> u64 {
     rustix::process::getrlimit(Resource::Nofile)
         .current
         .unwrap_or(NOFILE_MAX)
 }
 
-/// Limits the memory of this process (`RLIMIT_DATA`, setrlimit(2)): with more it is aborted. A limit
-/// that is lower already stays.
+/// Limits the memory of this process (`RLIMIT_DATA`, setrlimit(2)): an allocation beyond it aborts
+/// the process. A lower limit is left unchanged.
 pub fn limit_memory(bytes: u64) {
     let mut limit = rustix::process::getrlimit(Resource::Data);
     limit.current = Some(limit.current.map_or(bytes, |now| now.min(bytes)));
-    // Where there is no such limit it is not needed either: it is a second one.
+    // A second line of defence, so failure is ignored.
     let _ = rustix::process::setrlimit(Resource::Data, limit);
 }
 
-/// Stands for "no limit": `fs.nr_open`'s default on Linux, `OPEN_MAX` on macOS (setrlimit(2)
-/// refuses more there).
+/// Replaces "no limit": the default of `fs.nr_open`.
 #[cfg(target_os = "linux")]
 const NOFILE_MAX: u64 = 1024 * 1024;
-/// Stands for "no limit": `fs.nr_open`'s default on Linux, `OPEN_MAX` on macOS (setrlimit(2)
-/// refuses more there).
+/// Replaces "no limit": `OPEN_MAX`, above which setrlimit(2) fails on macOS.
 #[cfg(not(target_os = "linux"))]
 const NOFILE_MAX: u64 = 10_240;
 
-/// Waits until the clock that files are stamped with is past `time`: whatever is changed after that
-/// shows a later ctime. That clock is the wall clock of the kernel's last tick, up to 10 ms ago
-/// (`ktime_get_coarse_real_ts64`). Gives up after 50 ms.
+/// Waits until the clock used for file timestamps has passed `time`, so that every later change has
+/// a later ctime. That clock is the wall clock at the last kernel tick, up to 10 ms ago
+/// (`ktime_get_coarse_real_ts64`). Stops waiting after 50 ms.
 pub fn wait_for_tick(time: Time) {
     let started = std::time::Instant::now();
     while stamp_now() <= time && started.elapsed() < TICK_WAIT_MAX {
@@ -89,16 +87,17 @@ pub fn wait_for_tick(time: Time) {
     }
 }
 
-/// Longest wait for a tick: the slowest kernels have one each 10 ms.
+/// Maximum wait for a tick: the slowest kernels tick every 10 ms.
 const TICK_WAIT_MAX: std::time::Duration = std::time::Duration::from_millis(50);
 
-/// The effective user of this process, without a system call after the first: a daemon keeps it.
+/// Returns the effective user of this process, cached after the first call: a daemon never changes
+/// it.
 pub fn own_user() -> u32 {
     static USER: OnceLock<u32> = OnceLock::new();
     *USER.get_or_init(|| ids().0)
 }
 
-/// The effective user and group of this process.
+/// Returns the effective user and group of this process.
 pub fn ids() -> (u32, u32) {
     (
         rustix::process::geteuid().as_raw(),
@@ -106,45 +105,45 @@ pub fn ids() -> (u32, u32) {
     )
 }
 
-/// Starts a new session, without a terminal; EPERM when this process leads a group already
-/// (setsid(2)).
+/// Creates a session without a terminal (setsid(2)). Fails with EPERM if this process already leads
+/// a process group.
 pub fn setsid() -> SysResult<()> {
     rustix::process::setsid().map(|_| ()).map_err(Errno::from)
 }
 
-/// Sends signal `signal` to process `pid` (kill(2)); 0 only asks whether one may. EINVAL unless
-/// `pid` is positive: no groups.
+/// Sends a signal to a process (kill(2)); signal 0 only checks for permission. Fails with EINVAL
+/// unless `pid` is positive, which excludes groups.
 pub fn kill(pid: i32, signal: i32) -> SysResult<()> {
     if pid <= 0 {
         return Err(Errno::EINVAL);
     }
-    // SAFETY: kill(2) takes two integers and touches no memory of ours.
+    // SAFETY: kill(2) takes two integers and touches no memory of this process.
     check(unsafe { libc::kill(pid, signal) }).map(|_| ())
 }
 
-/// Sends a signal to all processes of a group (killpg(3)). EINVAL unless `group` is above 1.
+/// Sends a signal to a process group (killpg(3)). Fails with EINVAL unless `group` is above 1.
 pub fn kill_group(group: i32, signal: i32) -> SysResult<()> {
     if group <= 1 {
         return Err(Errno::EINVAL);
     }
-    // SAFETY: killpg(3) takes two integers and touches no memory of ours.
+    // SAFETY: killpg(3) takes two integers and touches no memory of this process.
     check(unsafe { libc::killpg(group, signal) }).map(|_| ())
 }
 
-/// The group of a process (getpgid(2)); `None` if there is no such process.
+/// Returns the process group of a process (getpgid(2)), or `None` if the process does not exist.
 pub fn process_group(pid: u32) -> Option<i32> {
     let pid = i32::try_from(pid).ok()?;
-    // SAFETY: getpgid(2) takes an integer and touches no memory of ours.
+    // SAFETY: getpgid(2) takes an integer and touches no memory of this process.
     check(unsafe { libc::getpgid(pid) }).ok()
 }
 
-/// Lets a command inherit a descriptor, under its number, and gives a path by which the command can
-/// open or execute what it names (execve(2) of a script hands that path to the interpreter, so it
-/// must be there after the exec too).
+/// Lets a command inherit a descriptor under its number. Returns a path by which the command can
+/// open or execute the file. execve(2) of a script passes that path to the interpreter, so the
+/// descriptor must survive the exec.
 #[cfg(target_os = "linux")]
 pub fn inherited(command: &mut Command, fd: OwnedFd) -> SysResult<PathBuf> {
     let path = PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()));
-    // SAFETY: what runs in the child between fork and exec is one call, which may be made there
+    // SAFETY: the child makes one call between fork and exec, which is async-signal-safe
     // (signal-safety(7)), on a descriptor that the closure owns.
     unsafe {
         command.pre_exec(
@@ -157,7 +156,7 @@ pub fn inherited(command: &mut Command, fd: OwnedFd) -> SysResult<PathBuf> {
     Ok(path)
 }
 
-/// As on Linux, but that nothing can be executed by descriptor: the path is where the file is
+/// As on Linux, except that a descriptor cannot be executed: the path is that of the file
 /// (`F_GETPATH`).
 #[cfg(not(target_os = "linux"))]
 pub fn inherited(_command: &mut Command, fd: OwnedFd) -> SysResult<PathBuf> {
@@ -166,7 +165,7 @@ pub fn inherited(_command: &mut Command, fd: OwnedFd) -> SysResult<PathBuf> {
     )))
 }
 
-/// The wall clock. It may go back.
+/// Returns the wall clock, which may go back.
 pub fn now() -> Time {
     match SystemTime::now().duration_since(UNIX_EPOCH) {
         Ok(after) => Time {
@@ -177,8 +176,8 @@ pub fn now() -> Time {
     }
 }
 
-/// By how much the wall clock is ahead of one that nobody sets, in nanoseconds: it falls when the
-/// wall clock is set back.
+/// Returns the wall clock minus the monotonic clock, in nanoseconds. It decreases when the wall
+/// clock is set back.
 pub fn clock_ahead_ns() -> i64 {
     let steady = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let now = now();
@@ -187,8 +186,8 @@ pub fn clock_ahead_ns() -> i64 {
         .saturating_sub(nanoseconds(steady.tv_sec, steady.tv_nsec))
 }
 
-/// The clock that filesystems stamp with, where it is another one: it lags behind [`now`] by up to
-/// a tick of the kernel (CLOCK_REALTIME_COARSE). A change that is made later has no earlier ctime.
+/// Returns the clock that filesystems use for timestamps. On Linux it lags behind [`now`] by up to
+/// a kernel tick (CLOCK_REALTIME_COARSE). A later change never has an earlier ctime.
 pub fn stamp_now() -> Time {
     #[cfg(target_os = "linux")]
     {
@@ -202,7 +201,7 @@ pub fn stamp_now() -> Time {
     now()
 }
 
-/// The time that lies `before` the epoch, with its nanoseconds counted upwards.
+/// The time that lies `before` the Unix epoch, with nanoseconds counted upwards.
 fn before_epoch(before: std::time::Duration) -> Time {
     let sec = i64::try_from(before.as_secs()).map_or(i64::MIN, |sec| -sec);
     match before.subsec_nanos() {
@@ -214,7 +213,8 @@ fn before_epoch(before: std::time::Duration) -> Time {
     }
 }
 
-/// How many lines a terminal shows; `None`: it is none, or does not tell (tcgetwinsize(3)).
+/// Returns the number of lines of a terminal. `None`: it is no terminal, or does not report its
+/// size (tcgetwinsize(3)).
 pub fn terminal_rows(terminal: impl AsFd) -> Option<usize> {
     let size = rustix::termios::tcgetwinsize(terminal).ok()?;
     (size.ws_row > 0).then(|| size.ws_row.into())

@@ -1,12 +1,11 @@
-//! What a daemon must not have from the process that starts it: everybody else in the mount would
-//! have it too.
+//! Resets what a daemon inherits from the process that starts it: limits and priorities, which
+//! would affect every user of the mount.
 
 use rustix::process::{Resource, Rlimit};
 
 use super::{own_thread, set_thread_normal};
 
-/// Limits that are of the work of one program. Of the number of open files see
-/// [`super::raise_nofile`].
+/// Limits meant for one program's work. For the number of open files see [`super::raise_nofile`].
 const LIMITS: [Resource; 6] = [
     Resource::Fsize,
     Resource::Cpu,
@@ -16,10 +15,10 @@ const LIMITS: [Resource; 6] = [
     Resource::Memlock,
 ];
 
-/// Lifts the limits of this process (setrlimit(2)), as far as its user may: root's are gone, of
-/// others the hard ones stay. A write beyond that of file sizes is EFBIG and no signal that ends the
-/// process, nor is there one after so much CPU time. Returns the size in bytes that a file may have;
-/// `None`: any.
+/// Lifts the resource limits of this process (setrlimit(2)) as far as permitted: root's limits are
+/// removed, other users' are raised to the hard ones. A write beyond the file size limit then fails
+/// with EFBIG instead of a fatal signal, and SIGXCPU is ignored. Returns the maximum size of a file
+/// in bytes, or `None` if it is unlimited.
 pub fn shed_limits() -> Option<u64> {
     let none = Rlimit {
         current: None,
@@ -29,14 +28,14 @@ pub fn shed_limits() -> Option<u64> {
         if rustix::process::setrlimit(limit, none).is_err() {
             let maximum = rustix::process::getrlimit(limit).maximum;
             let current = maximum;
-            // What cannot be raised stays.
+            // A limit that cannot be raised stays.
             let _ = rustix::process::setrlimit(limit, Rlimit { current, maximum });
         }
     }
     for (signal, action) in [
         (libc::SIGXFSZ, libc::SIG_IGN),
         (libc::SIGXCPU, libc::SIG_IGN),
-        // Ignored, nobody could wait for a child.
+        // If it were ignored, waiting for a child would fail.
         (libc::SIGCHLD, libc::SIG_DFL),
     ] {
         // SAFETY: no handler is installed; both actions may be set at any time (signal(2)).
@@ -45,9 +44,9 @@ pub fn shed_limits() -> Option<u64> {
     rustix::process::getrlimit(Resource::Fsize).current
 }
 
-/// Gives this process the priority of any other, as far as its user may: nice value, scheduling
-/// class, and how soon the kernel ends it when memory is short (proc_pid_oom_score_adj(5)). To be
-/// called before it has other threads.
+/// Resets the priority of this process to the default as far as permitted: nice value, scheduling
+/// class, and OOM score adjustment (proc_pid_oom_score_adj(5)). Must be called before the process
+/// starts other threads.
 pub fn shed_priority() {
     let _ = set_thread_normal(own_thread());
     if rustix::process::getpriority_process(None).is_ok_and(|nice| nice > 0) {

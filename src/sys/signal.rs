@@ -1,5 +1,4 @@
-//! Signals, taken by waiting for them: no handler runs, so nothing runs at a moment that nobody
-//! chose.
+//! Signals, received synchronously by waiting for them: no handler interrupts other code.
 
 use std::mem::MaybeUninit;
 use std::process::Command;
@@ -11,23 +10,23 @@ use std::thread::{Builder, JoinHandle};
 use super::name::check;
 use super::types::{Errno, SysResult};
 
-/// The signals that ask the daemon to end.
+/// The signals that request termination of the daemon.
 const TERMINATE: [libc::c_int; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
 
-/// Keeps SIGTERM, SIGINT and SIGHUP pending in this thread and in all that it starts from now on.
+/// Blocks SIGTERM, SIGINT and SIGHUP in this thread and in all threads that it starts later.
 ///
-/// Call it before any thread is started: a signal goes to whichever thread does not block it.
-/// Children inherit it, unless they are started with [`start_unblocked`].
+/// Call it before any thread is started, because the kernel delivers a signal to any thread that
+/// does not block it. Children inherit the mask, unless they are started with [`start_unblocked`].
 pub fn block_terminate() -> SysResult<()> {
     let set = terminate_set();
-    // SAFETY: `set` is initialised and lives through the call; the old mask is not asked for.
+    // SAFETY: `set` is initialised and lives through the call; the old mask is not requested.
     match unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &set, ptr::null_mut()) } {
         0 => Ok(()),
         number => Err(Errno(number)),
     }
 }
 
-/// Waits until one of the signals of [`block_terminate`] comes, and gives its number (sigwait(3)).
+/// Waits for one of the signals of [`block_terminate`] and returns its number (sigwait(3)).
 pub fn wait_terminate() -> SysResult<i32> {
     let set = terminate_set();
     let mut signal = 0;
@@ -42,9 +41,9 @@ pub fn wait_terminate() -> SysResult<i32> {
 }
 
 /// Blocks the signals as [`block_terminate`] does and starts a thread that calls `ask_to_end` with
-/// the first that comes.
+/// the first one received.
 ///
-/// Call it before other threads are started. The thread ends after the call; a later signal stays
+/// Call it before other threads are started. The thread ends after the call; later signals stay
 /// pending.
 pub fn on_terminate(ask_to_end: impl FnOnce(i32) + Send + 'static) -> SysResult<JoinHandle<()>> {
     block_terminate()?;
@@ -59,7 +58,7 @@ pub fn on_terminate(ask_to_end: impl FnOnce(i32) + Send + 'static) -> SysResult<
         .map_err(Errno::from)
 }
 
-/// What is passed on to a command that somebody runs through us.
+/// Signals forwarded to a command that the user runs through this process.
 const PASSED_ON: [libc::c_int; 6] = [
     libc::SIGTERM,
     libc::SIGINT,
@@ -69,17 +68,16 @@ const PASSED_ON: [libc::c_int; 6] = [
     libc::SIGUSR2,
 ];
 
-/// From now on, signals that ask this process to do something are meant for the command that it
-/// runs, whose number `command` holds: a thread passes them on. Without one that is 0, or, negative,
-/// a signal that came meanwhile, which whoever starts one passes on. What the terminal sends
-/// goes to the command anyway, for it is of the same process group, and is not passed on a second
-/// time.
+/// Forwards signals sent to this process to the command that it runs, from a thread. `command`
+/// holds the command's pid, or 0 if none runs. A signal received while none runs is stored there,
+/// negated, and the caller forwards it to the next command. Signals from the terminal are not
+/// forwarded: the command is in the same process group and receives them from the kernel.
 ///
-/// Call it before other threads are started. SIGTSTP and SIGCONT are left alone: they stop and
-/// continue both.
+/// Call it before other threads are started. SIGTSTP and SIGCONT are not blocked, because they must
+/// stop and continue both processes.
 pub fn pass_signals_on(command: Arc<AtomicI32>) -> SysResult<()> {
     let set = set_of(&PASSED_ON);
-    // SAFETY: `set` is initialised and lives through the call; the old mask is not asked for.
+    // SAFETY: `set` is initialised and lives through the call; the old mask is not requested.
     match unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &set, ptr::null_mut()) } {
         0 => {}
         number => return Err(Errno(number)),
@@ -89,12 +87,12 @@ pub fn pass_signals_on(command: Arc<AtomicI32>) -> SysResult<()> {
             if !by_process {
                 continue;
             }
-            // Without a command it is left for the next one.
+            // Without a command the signal is left for the next one.
             let leave = |pid| (pid <= 0).then_some(-signal);
             let found = command.fetch_update(Ordering::SeqCst, Ordering::SeqCst, leave);
             if let Err(pid) = found {
-                // It may have ended just now; it is still there to be waited for, so the number is
-                // no other's.
+                // The command may have just ended, but it is not yet reaped, so its pid is not
+                // reused.
                 let _ = super::kill(pid, signal);
             }
         }
@@ -106,14 +104,14 @@ pub fn pass_signals_on(command: Arc<AtomicI32>) -> SysResult<()> {
         .map_err(Errno::from)
 }
 
-/// Starts a thread that takes no signal, whatever is blocked later: the process's signals are for
-/// its other threads.
+/// Starts a thread that receives no signals, independent of later masks: other threads receive the
+/// signals of the process.
 pub fn start_without_signals(
     run: impl FnOnce() + Send + 'static,
 ) -> std::io::Result<JoinHandle<()>> {
     let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
-    // SAFETY: sigfillset initialises the set that it is given, which lives through both calls; the
-    // second one stores the mask of this thread in `before`.
+    // SAFETY: sigfillset initialises its argument, which lives through both calls; the second one
+    // stores the mask of this thread in `before`.
     let masked = unsafe {
         libc::sigfillset(all.as_mut_ptr());
         libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr())
@@ -127,13 +125,13 @@ pub fn start_without_signals(
     started
 }
 
-/// Has a command start with no signal blocked, whatever this thread blocks: a child inherits that
-/// (`std::process::Command` leaves it alone).
+/// Starts a command with no signal blocked. A child inherits the mask of this thread, which
+/// `std::process::Command` does not change.
 pub fn start_unblocked(command: &mut Command) {
     use std::os::unix::process::CommandExt;
     let none = set_of(&[]);
-    // SAFETY: what runs in the child between fork and exec is one call, which may be made there
-    // (signal-safety(7)) with a set that it owns.
+    // SAFETY: the child makes one call between fork and exec. It is async-signal-safe
+    // (signal-safety(7)), and the closure owns the set.
     unsafe {
         command.pre_exec(move || {
             match libc::pthread_sigmask(libc::SIG_SETMASK, &none, ptr::null_mut()) {
@@ -144,18 +142,18 @@ pub fn start_unblocked(command: &mut Command) {
     }
 }
 
-/// Has a command that this thread starts end with it, killed, and after so many seconds in any
-/// case, by SIGALRM.
+/// Kills a command when the thread that starts it ends, and ends it by SIGALRM after `seconds` in
+/// any case.
 pub fn end_with_us(command: &mut Command, seconds: u32) {
     use std::os::unix::process::CommandExt;
     let starter = std::process::id();
-    // SAFETY: what runs in the child between fork and exec are three system calls, which touch no
-    // memory of ours (signal-safety(7)).
+    // SAFETY: the child makes three system calls between fork and exec, which touch no memory of
+    // this process (signal-safety(7)).
     unsafe {
         command.pre_exec(move || {
             #[cfg(target_os = "linux")]
             rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
-            // Whoever starts it may have ended just before.
+            // The parent may have ended before the setting took effect.
             let parent = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get());
             if parent.map(i32::cast_unsigned) != Some(starter) {
                 return Err(std::io::ErrorKind::BrokenPipe.into());
@@ -166,17 +164,18 @@ pub fn end_with_us(command: &mut Command, seconds: u32) {
     }
 }
 
-/// Waits for a signal of a set, all of which are blocked; with it, whether a process sent it, and
-/// not the terminal.
+/// Waits for a signal of a set, all of which are blocked. Returns its number, and whether a process
+/// sent it rather than the kernel (the terminal).
 #[cfg(target_os = "linux")]
 fn wait_for(set: &libc::sigset_t) -> SysResult<(i32, bool)> {
     let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
     loop {
-        // SAFETY: both live through the call; zeroed, `info` is valid whatever the call does.
+        // SAFETY: both live through the call; a zeroed `info` is valid whether or not the call
+        // fills it.
         let signal = unsafe { libc::sigwaitinfo(set, info.as_mut_ptr()) };
         match check(signal) {
-            // SAFETY: a valid siginfo_t, see above. What the kernel itself sends has a positive
-            // code (sigaction(2)).
+            // SAFETY: a valid siginfo_t, see above. Signals of the kernel have a positive code
+            // (sigaction(2)).
             Ok(_) => return Ok((signal, unsafe { info.assume_init_ref() }.si_code <= 0)),
             Err(Errno(libc::EINTR)) => {}
             Err(errno) => return Err(errno),
@@ -184,8 +183,8 @@ fn wait_for(set: &libc::sigset_t) -> SysResult<(i32, bool)> {
     }
 }
 
-/// As on Linux, where who sent it cannot be told: the two that a terminal has keys for are taken to
-/// be its own.
+/// As on Linux. The sender is unknown here, so the two signals with terminal keys count as sent by
+/// the terminal.
 #[cfg(not(target_os = "linux"))]
 fn wait_for(set: &libc::sigset_t) -> SysResult<(i32, bool)> {
     let mut signal = 0;
@@ -199,8 +198,8 @@ fn wait_for(set: &libc::sigset_t) -> SysResult<(i32, bool)> {
     }
 }
 
-/// Waits until a child has ended, and leaves it to be reaped: until then its number is no other's
-/// (waitid(2), `WNOWAIT`).
+/// Waits until a child has ended, without reaping it, so that its pid is not reused (waitid(2),
+/// `WNOWAIT`).
 pub fn wait_ended(child: u32) -> SysResult<()> {
     use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
     let pid = i32::try_from(child)
@@ -219,30 +218,29 @@ pub fn wait_ended(child: u32) -> SysResult<()> {
     }
 }
 
-/// Ignores SIGIO, which would end the process when somebody opens a file while
-/// [`super::lease_free`] holds its lease.
+/// Ignores SIGIO, which would terminate the process if a file is opened while [`super::lease_free`]
+/// holds its lease.
 pub fn ignore_sigio() -> SysResult<()> {
     ignore(libc::SIGIO)
 }
 
-/// Sets a signal's disposition to "ignore", for the whole process.
+/// Ignores a signal in the whole process.
 fn ignore(signal: libc::c_int) -> SysResult<()> {
     // SAFETY: an all-zero sigaction is valid: no flags, an empty mask, and SIG_DFL, replaced below.
     let mut action: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
     action.sa_sigaction = libc::SIG_IGN;
-    // SAFETY: `action` is initialised and lives through the call; SIG_IGN runs no code of ours.
+    // SAFETY: `action` is initialised and lives through the call; SIG_IGN installs no handler.
     check(unsafe { libc::sigaction(signal, &action, ptr::null_mut()) }).map(|_| ())
 }
 
-/// The set of the signals in [`TERMINATE`].
 fn terminate_set() -> libc::sigset_t {
     set_of(&TERMINATE)
 }
 
 fn set_of(signals: &[libc::c_int]) -> libc::sigset_t {
     let mut set = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: sigemptyset initialises the set it is given; sigaddset then changes that set, with
-    // valid signal numbers.
+    // SAFETY: sigemptyset initialises its argument; sigaddset then changes that set, with valid
+    // signal numbers.
     unsafe {
         libc::sigemptyset(set.as_mut_ptr());
         for signal in signals {
@@ -259,8 +257,8 @@ mod tests {
 
     use super::*;
 
-    // Each signal goes to one thread that blocks it, so that the other tests of this process live
-    // on.
+    // Each signal is sent to one thread that blocks it, so that the other tests of this process
+    // survive.
 
     #[test]
     fn a_blocked_signal_is_waited_for() {

@@ -1,11 +1,11 @@
-//! Threads that everything in a process shares which does something now and then, or once: a thread
-//! for each of them would sleep most of the time, and a process serves many trees.
+//! Periodic and delayed tasks of a process, on shared threads. With a thread per task most would
+//! sleep, and one process serves many trees.
 //!
-//! One thread, the **leader**, waits for the moment at which the next task is due. Before it does
-//! the task it gives the lead to another thread, or starts one: a task may take as long as it
-//! likes, and none waits for another. Two threads stay where nothing is due.
+//! One thread, the **leader**, waits until the next task is due. Before running it, the leader
+//! passes the lead to another thread, or starts one, so a task may run for any time without
+//! delaying others. Two threads remain when no task is due.
 //!
-//! **Locking.** The state is a leaf. No task runs, or is dropped, while it is held.
+//! **Locking.** The state is a leaf. No task runs or is dropped while it is held.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -14,34 +14,34 @@ use std::time::{Duration, Instant};
 
 use super::lock::{Condvar, Mutex, MutexGuard};
 
-/// Does something, and tells when to do so again; `None`: never.
+/// Runs once and returns the pause before the next run, or `None` to end.
 type Round = Box<dyn FnMut() -> Option<Duration> + Send>;
 
-/// Threads that wait for the lead.
+/// Maximum number of threads that wait for the lead.
 const WAITING_MAX: usize = 1;
 
-/// A task, until it is at its end.
+/// The number of a task, valid until the task ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Task(u64);
 
 struct Entry {
-    /// `None` while it is being done.
+    /// `None` while it runs.
     round: Option<Round>,
     due: Instant,
-    /// It is to be done again at once.
+    /// Run again at once.
     woken: bool,
-    /// It is not to be done again.
+    /// Do not run again.
     ends: bool,
 }
 
 struct State {
     tasks: BTreeMap<Task, Entry>,
-    /// Those that are not being done.
+    /// Tasks that are not running, by due time.
     due: BTreeSet<(Instant, Task)>,
-    /// The number of the newest.
+    /// The highest number in use.
     newest: u64,
     threads: usize,
-    /// There is a leader.
+    /// A leader exists.
     led: bool,
     /// Threads that wait for the lead.
     waiting: usize,
@@ -49,11 +49,11 @@ struct State {
 
 struct Tasks {
     state: Mutex<State>,
-    /// Something else is due next.
+    /// Another task is due next.
     changed: Condvar,
     /// The lead is free.
     free: Condvar,
-    /// A task is at its end.
+    /// A task has ended.
     ended: Condvar,
 }
 
@@ -71,11 +71,11 @@ static TASKS: Tasks = Tasks {
     ended: Condvar::new(),
 };
 
-/// Has `round` done after this pause, and again after the pause that it returns, until it returns
-/// none.
+/// Runs `round` after this pause, and again after each pause that it returns, until it returns
+/// `None`.
 ///
 /// # Errors
-/// There is no thread for it, and none can be started.
+/// No thread exists for it, and none can be started.
 pub fn every(
     pause: Duration,
     round: impl FnMut() -> Option<Duration> + Send + 'static,
@@ -83,7 +83,7 @@ pub fn every(
     TASKS.add(pause, Box::new(round))
 }
 
-/// Has `work` done once, after this pause.
+/// Runs `work` once, after this pause.
 ///
 /// # Errors
 /// As [`every`].
@@ -99,13 +99,13 @@ pub fn once(pause: Duration, work: impl FnOnce() + Send + 'static) -> io::Result
 }
 
 impl Task {
-    /// Has it done at once, or again at once if it is being done.
+    /// Runs the task at once, or again at once if it is running.
     pub fn wake(self) {
         TASKS.wake(self);
     }
 
-    /// Has it not done again, and waits until it is not being done and all that it holds was let go
-    /// of. `false`: that took longer than `limit`.
+    /// Ends the task, and waits until it is not running and its captures have been dropped. Returns
+    /// `false` if that takes longer than `limit`.
     #[must_use]
     pub fn end(self, limit: Duration) -> bool {
         TASKS.end(self, limit)
@@ -135,7 +135,7 @@ impl Tasks {
         Ok(task)
     }
 
-    /// Starts a thread, which was counted.
+    /// Starts a thread, which the caller has counted.
     fn start(&'static self) -> io::Result<()> {
         let started = std::thread::Builder::new()
             .name("tasks".into())
@@ -188,8 +188,8 @@ impl Tasks {
         }
     }
 
-    /// Gives the lead to a thread that waits for it, or starts one. Where none can be started, what
-    /// is due waits for this one.
+    /// Passes the lead to a waiting thread, or starts one. If none can be started, due tasks wait
+    /// for this thread.
     fn hand_on(&'static self, mut guard: MutexGuard<'static, State>) -> MutexGuard<'static, State> {
         if guard.waiting > 0 {
             self.free.notify_one();
@@ -203,7 +203,7 @@ impl Tasks {
         self.state.lock()
     }
 
-    /// A task was done: it is due again, or at its end.
+    /// Reschedules a task that has run, or ends it.
     fn put_back(
         &'static self,
         task: Task,
@@ -274,7 +274,7 @@ impl Tasks {
     }
 }
 
-/// Takes what a task does, unless it is being done.
+/// Takes the closure of a task out of its entry, unless it is running.
 fn take(state: &mut State, task: Task) -> Option<Round> {
     let entry = state.tasks.get_mut(&task)?;
     let round = entry.round.take()?;
@@ -294,7 +294,7 @@ mod tests {
     fn none_waits_for_another_and_what_has_ended_holds_nothing() {
         let (tell, told) = channel();
         let (go_on, waits) = channel::<()>();
-        // Each of them is being done until all are.
+        // Each of them runs until all do.
         for number in 0..20 {
             let tell = tell.clone();
             once(Duration::ZERO, move || tell.send(number).unwrap()).expect("a thread");

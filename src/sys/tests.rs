@@ -1,5 +1,5 @@
-//! Tests of the calls together, on a real directory: in `CKPTFS_TEST_DIR`, or in /var/tmp, which is
-//! a disk filesystem but not necessarily one with reflink.
+//! Tests of the calls in combination, on a real directory: in `CKPTFS_TEST_DIR`, or in /var/tmp,
+//! which is on a disk filesystem but not necessarily one with reflink.
 
 mod content;
 
@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use super::name::make_device;
 use super::*;
 
-/// A directory of its own for one test, and a descriptor of it.
+/// Creates a directory for one test, and opens it.
 fn scratch() -> (tempfile::TempDir, OwnedFd) {
     let parent = std::env::var_os("CKPTFS_TEST_DIR").unwrap_or_else(|| "/var/tmp".into());
     let temp = tempfile::Builder::new()
@@ -20,7 +20,7 @@ fn scratch() -> (tempfile::TempDir, OwnedFd) {
     (temp, dir)
 }
 
-/// A new file with this content, open for reading and writing.
+/// Creates a file with this content, open for reading and writing.
 fn file_with(dir: &OwnedFd, name: &[u8], content: &[u8]) -> File {
     let file = create_file_at(dir, name, Open::READ_WRITE, 0o644).expect("create");
     write_all_at(&file, content, 0).expect("write");
@@ -305,7 +305,7 @@ fn xattrs_work_on_every_kind_of_inode() {
                 .contains(&b"trusted.ckptfs".to_vec())
         );
     }
-    // Each has its own value: the link's did not reach the file that it leads to.
+    // Each has a separate value: setting the link's did not change its target.
     assert_eq!(
         getxattr(open(b"file"), b"trusted.ckptfs"),
         Ok(b"file".to_vec())

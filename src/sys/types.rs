@@ -1,12 +1,12 @@
-//! Plain types that every layer speaks: error numbers, kinds of inode, times and stat records.
+//! Basic types for all layers: error numbers, kinds of inodes, times and stat records.
 //!
-//! They are ours, and not `libc`'s, because `libc` and `rustix` are named in `sys/` only.
+//! They are defined here because only `sys/` names `libc` and `rustix`.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// An error number as the kernel gives it (errno(3)); positive, never 0.
+/// An error number of the kernel (errno(3)); positive, never 0.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Errno(pub i32);
 
@@ -18,7 +18,7 @@ macro_rules! errnos {
         impl Errno {
             $(#[doc = concat!("`", stringify!($name), "` of errno(3).")] pub const $name: Errno = Errno(libc::$name);)*
 
-            /// The number's symbolic name, where it is one that this program gives or tests.
+            /// Returns the symbolic name, if this program returns or tests the number.
             pub fn name(self) -> Option<&'static str> {
                 $(if self.0 == libc::$name { return Some(stringify!($name)); })*
                 None
@@ -76,8 +76,8 @@ errnos!(
 );
 
 impl Errno {
-    /// Nothing was done: what must be waited for first cannot be waited for here (see
-    /// [`super::wait`]). No error of the kernel, and never told to it.
+    /// Nothing was done: the call would have to wait, and this thread must not (see
+    /// [`super::wait`]). It is no kernel error and never reaches the kernel.
     pub const LATER: Errno = Errno(i32::MAX);
     /// "No such extended attribute": ENODATA on Linux, ENOATTR on macOS.
     #[cfg(target_os = "linux")]
@@ -86,7 +86,7 @@ impl Errno {
     #[cfg(not(target_os = "linux"))]
     pub const NO_XATTR: Errno = Errno(libc::ENOATTR);
 
-    /// There is no room: on the filesystem, or for this user.
+    /// Returns whether no space is left, on the filesystem or in the user's quota.
     pub fn is_no_room(self) -> bool {
         matches!(self, Errno::ENOSPC | Errno::EDQUOT)
     }
@@ -127,7 +127,7 @@ impl From<Errno> for std::io::Error {
     }
 }
 
-/// What an inode is (the `S_IFMT` bits of inode(7)).
+/// The kind of an inode (the `S_IFMT` bits of inode(7)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
@@ -147,44 +147,44 @@ pub enum Kind {
     BlockDev,
 }
 
-/// The thread that something is done for, as a request tells it.
+/// The thread that an operation serves, from the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asker {
-    /// Its user for files.
+    /// Its filesystem user ID.
     pub uid: u32,
-    /// Its group for files.
+    /// Its filesystem group ID.
     pub gid: u32,
-    /// Its number; 0 if it has none where we are.
+    /// Its thread ID; 0 if it has none in our PID namespace.
     pub thread: u32,
 }
 
-/// What the kernel says of a process.
+/// A process as the kernel reports it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProcessFacts {
-    /// Its id.
+    /// Process ID.
     pub pid: u32,
-    /// When it started: with the id, it names one process for good.
+    /// Start time: with the ID, it identifies one process uniquely.
     pub start: u64,
-    /// Process that it is a child of.
+    /// ID of the parent process.
     pub parent: u32,
-    /// Its session.
+    /// Session ID.
     pub session: u32,
-    /// Its name: what it calls itself.
+    /// The name that the process set for itself.
     pub name: String,
-    /// Its control group: a path from the root of the hierarchy; empty if there is none.
+    /// Control group, as a path from the root of the hierarchy; empty if it has none.
     pub cgroup: String,
 }
 
-/// What a process takes.
+/// Resources used by this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OwnMemory {
-    /// Memory in use, in bytes (resident set size).
+    /// Resident set size in bytes.
     pub rss_bytes: u64,
     /// Number of threads.
     pub threads: u64,
 }
 
-/// Seconds and nanoseconds since 1970 (`struct timespec`); `nsec` is below 1,000,000,000 also where
+/// Seconds and nanoseconds since 1970 (`struct timespec`); `nsec` is below 1,000,000,000 even if
 /// `sec` is negative.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Time {
@@ -195,7 +195,7 @@ pub struct Time {
 }
 
 impl Time {
-    /// Nanoseconds since 1970-01-01T00:00:00Z, or the nearest that fits.
+    /// Returns the nanoseconds since 1970-01-01T00:00:00Z, saturating.
     pub fn nanoseconds(self) -> i64 {
         self.sec
             .saturating_mul(1_000_000_000)
@@ -203,28 +203,28 @@ impl Time {
     }
 }
 
-/// What may be done to an inode, whoever asks (chattr(1)).
+/// Restrictions of an inode that apply to every user (chattr(1)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Protection {
-    /// Whatever its mode allows.
+    /// None beyond its mode.
     #[default]
     None,
-    /// Data is appended to it, of a directory names are added; nothing else (`FS_APPEND_FL`).
+    /// Only appending data, or adding names to a directory, is permitted (`FS_APPEND_FL`).
     AppendOnly,
-    /// Nothing (`FS_IMMUTABLE_FL`).
+    /// No change is permitted (`FS_IMMUTABLE_FL`).
     Immutable,
 }
 
-/// What stat(2) says of an inode.
+/// The result of stat(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stat {
-    /// Device of the filesystem that holds it.
+    /// Device of the filesystem.
     pub dev: u64,
     /// Inode number on that filesystem.
     pub ino: u64,
     /// Kind of inode.
     pub kind: Kind,
-    /// Permission bits, set-id and sticky bits included: `st_mode & 0o7777`.
+    /// Permission bits, including set-id and sticky bits: `st_mode & 0o7777`.
     pub mode: u32,
     /// Number of hard links.
     pub nlink: u32,
@@ -244,40 +244,40 @@ pub struct Stat {
     pub atime: Time,
     /// Last change of content.
     pub mtime: Time,
-    /// Last change of anything.
+    /// Last status change.
     pub ctime: Time,
-    /// Birth, where the filesystem keeps it.
+    /// Birth, if the filesystem records it.
     pub btime: Option<Time>,
-    /// As it is now; a state of the past has none.
+    /// The current restrictions; none in a view of the past.
     pub protection: Protection,
 }
 
 /// Extended attributes of an inode, sorted by name: (name, value).
 pub type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// A range of the device that a file uses.
+/// A range of the device used by a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placed {
-    /// Where it begins, in bytes.
+    /// Start in bytes.
     pub physical: u64,
-    /// Its bytes.
+    /// Length in bytes.
     pub length: u64,
-    /// Something else uses a part of it too.
+    /// Part of it is shared with another file.
     pub shared: bool,
 }
 
-/// Where a file's data is on the device: which bytes of the file begin where, and how many.
-/// Neighbours are one.
+/// The location of a file's data on the device: file offset, device offset and length in bytes.
+/// Adjacent extents are merged.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ExtentMap(pub(super) Vec<(u64, u64, u64)>);
 
 impl ExtentMap {
-    /// Number of pieces that the data is in.
+    /// Returns the number of extents.
     pub fn pieces(&self) -> usize {
         self.0.len()
     }
 
-    /// Bytes that have a place; the others are holes.
+    /// Returns the number of bytes in extents; the others are holes.
     pub fn bytes(&self) -> u64 {
         self.0
             .iter()
@@ -285,12 +285,11 @@ impl ExtentMap {
     }
 }
 
-/// The space that a file takes.
+/// The space allocated to a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Allocation {
-    /// Where it is, in the order of the file.
+    /// Ranges of the device, in the order of the file.
     pub placed: Vec<Placed>,
-    /// Bytes that are the file's alone and have no place that could be compared: inline or
-    /// compressed data.
+    /// Bytes that only this file uses, without a comparable location: inline or compressed data.
     pub unplaced_bytes: u64,
 }

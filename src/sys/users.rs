@@ -4,18 +4,18 @@ use std::ffi::CString;
 use std::mem::MaybeUninit;
 use std::ptr;
 
-/// Room for what the system says of a user.
+/// Buffer size for a user's entry in bytes.
 const ENTRY_BYTES: usize = 16 << 10;
 
-/// The number of the user with this name, as whatever the system asks (files, a directory service)
-/// has it.
+/// Returns the ID of the user with this name, from the system's user database (files or a directory
+/// service).
 pub fn user_id(name: &str) -> Option<u32> {
     let name = CString::new(name).ok()?;
     let mut entry = MaybeUninit::<libc::passwd>::uninit();
     let mut texts = vec![0; ENTRY_BYTES];
     let mut found = ptr::null_mut();
-    // SAFETY: `name` ends with NUL; `entry`, `texts` (of the length that is given) and `found` may
-    // be written to, and live until it returns.
+    // SAFETY: `name` ends with NUL; `entry`, `texts` (of the length passed) and `found` are
+    // writable and live through the call.
     let failed = unsafe {
         libc::getpwnam_r(
             name.as_ptr(),

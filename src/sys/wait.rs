@@ -1,19 +1,19 @@
-//! What a thread does before it waits for somebody else's process.
+//! Policies for a thread about to wait for another user's process.
 //!
-//! A thread that serves everybody must not: it gives the work back ([`Errno::LATER`]), and it is
-//! done by another. One of a pool tells the pool first, so that another takes its place meanwhile;
-//! but there are only so many who may wait. Other threads just wait.
+//! A reader of kernel requests must not wait: the call fails with [`Errno::LATER`], and another
+//! thread serves the request. A pool thread notifies its pool first, which replaces it during the
+//! wait; the number of waiting threads is limited. Other threads wait directly.
 
 use std::cell::RefCell;
 use std::sync::Arc;
 
 use super::types::{Errno, SysResult};
 
-/// Who takes the place of threads that wait.
+/// A pool that replaces waiting threads.
 pub trait Relief: Send + Sync {
-    /// This thread is about to wait; `false`: too many do.
+    /// Called before this thread waits. `false`: too many threads wait already.
     fn leave(&self) -> bool;
-    /// It has waited.
+    /// Called after the wait.
     fn back(&self);
 }
 
@@ -28,9 +28,9 @@ thread_local! {
     static HOW: RefCell<How> = const { RefCell::new(How::Freely) };
 }
 
-/// Runs `work`, which must not wait.
+/// Runs `work` on a thread that must not wait.
 pub fn never<T>(work: impl FnOnce() -> T) -> T {
-    /// Also after a panic that somebody catches.
+    /// Restores the policy, also after a panic.
     struct Before(How);
     impl Drop for Before {
         fn drop(&mut self) {
@@ -41,15 +41,15 @@ pub fn never<T>(work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// From now on `relief` takes the place of this thread whenever it waits.
+/// Sets `relief` as the pool that replaces this thread whenever it waits.
 pub fn relieved_by(relief: Arc<dyn Relief>) {
     HOW.replace(How::Relieved(relief));
 }
 
-/// Waits with `wait`.
+/// Runs `wait`, which may block, as the policy of this thread permits.
 ///
 /// # Errors
-/// LATER: not on this thread. EBUSY: too many wait.
+/// LATER: this thread must not wait. EBUSY: too many threads wait.
 pub fn aside<T>(wait: impl FnOnce() -> SysResult<T>) -> SysResult<T> {
     match HOW.with_borrow(Clone::clone) {
         How::Never => Err(Errno::LATER),

@@ -1,4 +1,4 @@
-//! Compares a copy with what it should be, byte by byte.
+//! Compares a copy with an export, byte by byte.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -12,19 +12,19 @@ use crate::store::extents::same_bytes;
 use crate::sys::lock::Mutex;
 use crate::sys::{self, Errno, Kind, Open, OpenKind, SysResult};
 
-/// What is another than it should be.
+/// A sink that collects differences.
 pub struct Checker {
     root: OwnedFd,
     owners: bool,
-    /// Paths that are other than told, or missing.
+    /// Paths that differ or are missing.
     wrong: Mutex<Vec<Vec<u8>>>,
     seen: Mutex<HashSet<Vec<u8>>>,
-    /// Inode as told -> inode at the destination: names of one are names of one.
+    /// Exported inode -> inode at the destination: hard links must match.
     inodes: Mutex<HashMap<u64, u64>>,
 }
 
 impl Checker {
-    /// Compares what is below `root`.
+    /// Returns a checker of the tree below `root`.
     pub fn new(root: OwnedFd) -> Checker {
         Checker {
             root,
@@ -35,7 +35,7 @@ impl Checker {
         }
     }
 
-    /// Every path that is other than told, missing, or there although it was not told; sorted.
+    /// Returns every path that differs, is missing, or is not in the export; sorted.
     ///
     /// # Errors
     /// Those of reading the destination.

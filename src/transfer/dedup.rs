@@ -1,9 +1,9 @@
-//! The same content once, across projects: each tells what it has and gives descriptors for
-//! reading, and whoever asked shares.
+//! Deduplication across projects: each holder lists its contents and opens its files for reading,
+//! and the caller shares extents between them.
 //!
-//! So nobody opens a path in somebody else's mount, and no store is written by another's daemon;
-//! the kernel compares ([`crate::store::extents`]). It takes the rights of the files' owner, or of
-//! root.
+//! No daemon opens a path in another project's mount or writes another project's store. The kernel
+//! compares the bytes ([`crate::store::extents`]). Sharing requires the rights of the files' owner,
+//! or root.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
@@ -20,52 +20,52 @@ use crate::store::dedup::{Done, Fate, Files, Same};
 use crate::store::hash::{Hashers, hash_file};
 use crate::sys::{self, Errno, Kind, Open, OpenKind, SysResult};
 
-/// What of a store is content: objects.
+/// The part of a store with file content: captured objects.
 const LAYERS: &[u8] = b".ckptfs/layers/";
 const STORE: &[u8] = b".ckptfs";
 
-/// Who has files.
+/// A source of files to deduplicate.
 pub trait Holder {
-    /// The sizes of all its files.
+    /// Returns the sizes of all its files.
     ///
     /// # Errors
-    /// In words for a person.
+    /// A message for the user.
     fn sizes(&mut self) -> VerbResult<Vec<u64>>;
 
-    /// What has one of these sizes; more may be told.
+    /// Returns at least the contents that have one of these sizes.
     ///
     /// # Errors
     /// As [`Holder::sizes`].
     fn contents(&mut self, sizes: &HashSet<u64>) -> VerbResult<Vec<Content>>;
 
-    /// Opens one of them.
+    /// Opens one of the files by its number.
     ///
     /// # Errors
-    /// Why it cannot: ENOENT if it is gone.
+    /// ENOENT if it no longer exists; those of openat2(2).
     fn open(&mut self, number: u64) -> SysResult<File>;
 }
 
-/// A directory that no daemon serves, with the versions of its store if it has one.
+/// A directory that no daemon serves, with the versions in its store if it has one.
 pub struct Plain {
     root: OwnedFd,
     threads: usize,
     min_size: u64,
-    /// Its tree too, and not only the versions in its store.
+    /// Include the tree, not only the versions in its store.
     live: bool,
-    /// What is to be hashed, with sizes.
+    /// Path and size of each file to hash.
     found: Vec<(Vec<u8>, u64)>,
-    /// What was hashed.
+    /// Paths of hashed files, by number.
     paths: Vec<Vec<u8>>,
-    /// What could not be looked at.
+    /// Files that could not be read.
     pub left_out: Vec<LeftOut>,
-    /// What was looked at, and what of it was hashed.
+    /// Files examined.
     pub looked: Count,
-    /// Of these.
+    /// Files hashed.
     pub hashed: Count,
 }
 
 impl Plain {
-    /// What is in `root`. Nothing is read yet.
+    /// Returns a holder for the files in `root`; reads nothing yet.
     pub fn new(root: OwnedFd, live: bool, threads: usize, min_size: u64) -> Plain {
         let min_size = min_size.max(1);
         Plain {
@@ -116,14 +116,14 @@ fn is_object(path: &[u8]) -> bool {
     path.starts_with(LAYERS)
 }
 
-/// What of a tree is somebody's content, and not the innards of a store.
+/// Reports whether a path is user content, not an internal file of a store.
 fn is_content(path: &[u8], live: bool) -> bool {
     match path
         .split(|byte| *byte == b'/')
         .position(|name| name == STORE)
     {
         None => live,
-        // A store further down is another project's.
+        // A nested store belongs to another project.
         Some(0) => is_object(path),
         Some(_) => false,
     }
@@ -199,32 +199,32 @@ impl Holder for Plain {
     }
 }
 
-/// What one holder got of the others.
+/// The result for one holder.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Got {
-    /// Files with a content that others have too.
+    /// Files whose content another holder has.
     pub common: Count,
-    /// Those that share it with them now, and did not.
+    /// Files that now share extents with another holder, and did not before.
     pub shared: Count,
-    /// What came free with that, if nobody else holds it.
+    /// Bytes freed by that, unless something else references the extents.
     pub freed_bytes: u64,
-    /// Those that were left out, by why.
+    /// Number of files left out, by reason.
     pub left: BTreeMap<LeftWhy, u64>,
-    /// Which those are.
+    /// The files left out.
     pub left_out: Vec<LeftOut>,
 }
 
-/// The files of all holders, by a number of their own.
+/// The files of all holders, numbered consecutively.
 struct All<'a> {
     holders: Vec<&'a mut dyn Holder>,
     files: Vec<(usize, Content)>,
-    /// The filesystem of the first file.
+    /// Device number of the first file.
     device: Option<u64>,
 }
 
 impl All<'_> {
-    /// Files with the same hash, by their numbers, and their size, the smallest first: those that
-    /// several holders have, or one of `alone` several times.
+    /// Returns groups of file numbers with equal size and hash, smallest size first: files of
+    /// several holders, or several files of one holder in `alone`.
     fn same(&self, alone: &[usize]) -> Vec<(u64, Vec<usize>)> {
         let mut groups: BTreeMap<(u64, &str), Vec<(usize, usize)>> = BTreeMap::new();
         for (number, (holder, content)) in self.files.iter().enumerate() {
@@ -252,7 +252,7 @@ impl Files for All<'_> {
             .get_mut(*holder)
             .ok_or(Errno::ENOENT)?
             .open(content.number)?;
-        // The same place on two filesystems is nothing in common.
+        // Equal extent addresses on two filesystems are unrelated.
         let device = sys::stat_fd(&file)?.dev;
         if *self.device.get_or_insert(device) != device {
             Err(Errno::EXDEV)
@@ -262,8 +262,8 @@ impl Files for All<'_> {
     }
 }
 
-/// Shares what several of the holders have, or one of those in `alone` has several times; `told` is
-/// told how far it is. What each got.
+/// Shares extents between equal files of several holders, or of one holder in `alone`. Calls `told`
+/// with the numbers of finished and of all files. Returns the result for each holder.
 ///
 /// # Errors
 /// As [`Holder::contents`].
@@ -283,7 +283,7 @@ pub fn share(
     };
     let (mut seen, mut sizes) = (HashSet::new(), HashSet::new());
     for holder in &mut all.holders {
-        // Only what has the size of another can be the same.
+        // Only files of equal size can have equal content.
         sizes.extend(
             holder
                 .sizes()?
@@ -368,8 +368,8 @@ mod tests {
         assert!(content(b"sub/.ckptfs2/x", true));
     }
 
-    /// Two directories without a store, on a filesystem of whatever kind: what is shared is what is
-    /// equal, and nothing changes.
+    /// Two directories without a store, on any filesystem: only equal files are shared, and no
+    /// content changes.
     #[test]
     fn what_two_directories_have_in_common_is_found_and_stays() {
         let temp = tempfile::tempdir().expect("directory");

@@ -1,10 +1,9 @@
-//! What an export tells, handed on only when it is proven: for a stream, where nothing can be taken
-//! back.
+//! Buffers an export and forwards only verified content: for a stream, where nothing can be undone.
 //!
-//! The content of small files is read to memory and held until the daemon has said that the part it
-//! came with was what it should be. Meanwhile the part after it is read, and the daemon puts the
-//! one after that together. What is larger is not read: whoever gets it reads it through a view,
-//! which proves each read.
+//! The content of small files is read into memory and held until the daemon has confirmed its part.
+//! While one part awaits confirmation, the next is read and the daemon builds the one after that.
+//! Larger files are not read here: the consumer reads them through a view, which verifies each
+//! read.
 
 use std::collections::{HashSet, VecDeque};
 use std::fs::File;
@@ -19,26 +18,26 @@ use crate::engine::export::parts::{ExportData, ExportEntry, ExportPart, Refused}
 use crate::sys::lock::Mutex;
 use crate::sys::{self, Errno, SysResult};
 
-/// A larger file is not held.
+/// Larger files are not buffered.
 const FILE_BYTES_MAX: u64 = 8 << 20;
-/// Bytes of one part that are held; there are two parts at a time.
+/// Buffer limit of one part, in bytes; up to two parts are buffered.
 const PART_BYTES_MAX: usize = 16 << 20;
 
-/// What is in a file.
+/// The content of an entry.
 #[derive(Debug)]
 pub enum Content<'a> {
-    /// It is no file.
+    /// The entry is not a file.
     None,
-    /// It is what it was in the state that the export refers to, and was not read.
+    /// Unchanged since the state that the export refers to; not read.
     Kept,
-    /// All of it but the holes.
+    /// All bytes except holes.
     Held {
-        /// The bytes of the pieces, one after the other.
+        /// The bytes of the pieces, concatenated.
         bytes: &'a [u8],
-        /// Where they are; `None`: there are no holes.
+        /// Offset and length of each piece; `None`: no holes.
         pieces: Option<&'a Pieces>,
     },
-    /// It was not read: it is large, or has a name that was told before.
+    /// Not read: the file is large, or another of its names was sent before.
     Large,
 }
 
@@ -50,32 +49,32 @@ struct Held {
     bytes: Vec<u8>,
 }
 
-/// What was read of one entry.
+/// The read state of one entry.
 enum Read {
     None,
     Kept,
     Held(Range<usize>, Option<Pieces>),
     Large,
-    /// It was not proven, and is told again.
+    /// Verification failed; the entry will be sent again.
     Missing,
-    /// It was told again, and is proven.
+    /// Sent again, and verified.
     Again(Box<Again>),
-    /// It is at its first place, or refused.
+    /// Moved to its first place, or refused.
     Gone,
 }
 
-/// An entry that was told again, and the memory that its content is in.
+/// A resent entry and the memory of its content.
 type Again = (ExportEntry, Read, Vec<u8>);
 
-/// What the daemon answered, and the parts that it was asked to prove.
+/// The daemon's reply and the parts whose confirmation it carries.
 type Told = VerbResult<(Vec<u64>, ExportPart, Vec<OwnedFd>)>;
 
-/// Hands on every entry that a feed tells, in the order in which it was told first, each when it is
-/// proven: what is told again takes its place, and what comes after it waits. Says what could not
-/// be.
+/// Forwards every entry of a feed in the order in which it was first sent, once it is verified. A
+/// resent entry takes its original place, and later entries wait for it. Returns the paths that
+/// failed.
 ///
 /// # Errors
-/// Those of the feed, and those of `each`: then it ends.
+/// Those of the feed and of `each`; both end the stream.
 pub fn hand_on<E: From<VerbError>>(
     feed: impl Feed,
     mut each: impl FnMut(&ExportEntry, Content<'_>) -> Result<Option<Errno>, E>,
@@ -120,16 +119,16 @@ pub fn hand_on<E: From<VerbError>>(
     })
 }
 
-/// Parts that were read, in their order.
+/// Parts that were read, in order.
 #[derive(Default)]
 struct Queue {
     parts: VecDeque<Held>,
-    /// Memory of a part that was handed on.
+    /// The buffer of a forwarded part, for reuse.
     spare: Vec<u8>,
 }
 
 impl Queue {
-    /// The daemon has said what of some parts is proven.
+    /// Applies the daemon's verification results.
     fn confirm(&mut self, proven: &[u64], unproven: &[TreePath]) {
         for number in proven {
             let Some(at) = self.parts.iter().position(|part| part.number == *number) else {
@@ -143,7 +142,7 @@ impl Queue {
                     match (entry.again, is_unproven) {
                         (false, true) => *read = Read::Missing,
                         (false, false) => {}
-                        // It is told once more.
+                        // It will be sent once more.
                         (true, true) => *read = Read::Gone,
                         (true, false) => {
                             let mut read = std::mem::replace(read, Read::Gone);
@@ -163,7 +162,7 @@ impl Queue {
         }
     }
 
-    /// What was told again takes the place of what was not proven.
+    /// Puts a resent entry in the place of the one that failed verification.
     fn fill(&mut self, again: Again) {
         let places = self.parts.iter_mut().flat_map(|part| &mut part.entries);
         let place = places
@@ -174,7 +173,7 @@ impl Queue {
         }
     }
 
-    /// Nothing comes in the place of a path.
+    /// Ends the wait for a path that was refused.
     fn is_refused(&mut self, path: &TreePath) {
         for part in &mut self.parts {
             for (_, read) in part
@@ -189,7 +188,7 @@ impl Queue {
         }
     }
 
-    /// Hands on the parts that are proven, up to the first entry that is still to come.
+    /// Forwards verified parts, up to the first part with a missing entry.
     fn hand_on<E>(
         &mut self,
         refused: &mut Vec<Refused>,
@@ -206,7 +205,7 @@ impl Queue {
     }
 }
 
-/// Asks for one part after the other, each as soon as the one before was taken.
+/// Requests one part after the other, each as soon as the previous one was accepted.
 fn ask(mut feed: impl Feed, read: &Mutex<Vec<u64>>, told: SyncSender<Told>) {
     loop {
         let proven = std::mem::take(&mut *read.lock());
@@ -220,16 +219,16 @@ fn ask(mut feed: impl Feed, read: &Mutex<Vec<u64>>, told: SyncSender<Told>) {
     }
 }
 
-/// Reads what is told.
+/// Reads the content of received parts.
 #[derive(Default)]
 struct Reader {
     refused: Vec<Refused>,
-    /// Inodes with several names that were read at one of them.
+    /// Inodes with several names of which one was read.
     linked: HashSet<u64>,
 }
 
 impl Reader {
-    /// The files of a part; `bytes`: memory for them.
+    /// Reads the files of a part; `bytes` is memory to reuse.
     fn part(&mut self, part: ExportPart, files: Vec<OwnedFd>, bytes: Vec<u8>) -> Held {
         let mut held = Held {
             number: part.part,
@@ -242,7 +241,7 @@ impl Reader {
         let mut files = files.into_iter().map(File::from);
         for entry in part.entries {
             let read = match entry.data {
-                // The kernel drops descriptors for which this process has no room.
+                // The kernel drops received descriptors beyond this process's RLIMIT_NOFILE.
                 ExportData::File => files
                     .next()
                     .ok_or(Errno::EMFILE)
@@ -264,8 +263,8 @@ impl Reader {
 
     fn file(&mut self, entry: &ExportEntry, file: &File, bytes: &mut Vec<u8>) -> SysResult<Read> {
         let length = usize::try_from(entry.size).unwrap_or(usize::MAX);
-        // At its further names it will be a link to the first, or is read there if that was not
-        // proven.
+        // A further name becomes a link to the first; if the first was not verified, the consumer
+        // reads it through the view.
         let again = entry.is_linked() && !self.linked.insert(entry.inode);
         if again
             || entry.size > FILE_BYTES_MAX
@@ -279,14 +278,14 @@ impl Reader {
         for (offset, length) in pieces.as_deref().unwrap_or(&[(0, entry.size)]) {
             let at = bytes.len();
             bytes.resize(at + usize::try_from(*length).unwrap_or(0), 0);
-            // One that is shorter now was changed, and that is found when it is to be proven.
+            // A short read means that the file changed; verification detects that.
             sys::read_full_at(file, bytes.get_mut(at..).unwrap_or_default(), *offset)?;
         }
         Ok(Read::Held(from..bytes.len(), pieces))
     }
 }
 
-/// Hands on a part, and gives its memory back.
+/// Forwards a part and returns its memory.
 fn hand_on_part<E>(
     held: Held,
     refused: &mut Vec<Refused>,
@@ -317,7 +316,7 @@ fn hand_on_part<E>(
     Ok(held.bytes)
 }
 
-/// A path that leads nowhere but below the root.
+/// Reports whether a path stays below the root.
 pub fn is_below(path: &TreePath) -> bool {
     path.0.is_empty()
         || path
@@ -334,11 +333,11 @@ mod tests {
     use crate::store::ids::CheckpointId;
     use crate::sys::Stat;
 
-    /// Tells what it is told to, and that these paths of these parts are not proven.
+    /// A feed that returns the given parts and reports the given paths as unproven.
     struct Fake<'a> {
         parts: std::vec::IntoIter<Part>,
         unproven: &'a [(u64, &'a str)],
-        /// Parts that an answer was for that was given.
+        /// Parts that were confirmed.
         confirmed: &'a Mutex<Vec<u64>>,
     }
 
@@ -461,7 +460,7 @@ mod tests {
         ];
         let (result, handed, _) = handed(parts, &[(1, "b")]);
         assert!(result.expect("handed on").is_empty());
-        // The second time it is not held: it has a name that was told before.
+        // The resent entry is not buffered: its inode was already seen.
         assert_eq!(
             handed,
             [some("a", "one"), ("b".to_owned(), None), some("c", "three")]

@@ -1,8 +1,9 @@
-//! One inode: its content and its attributes.
+//! Creation of one inode, with content and attributes.
 //!
-//! Owners, devices, and some extended attributes are for root to set. Who is not root gets what he
-//! may, and is told how many were not to be had. **A set-id bit goes with its owner alone**: a
-//! program that somebody else made set-id would run as whoever made the copy.
+//! Owners, devices and some extended attributes need root. Without root the copy gets the
+//! attributes that the caller may set, and the rest is counted. **A set-id bit is copied only with
+//! its owner**: a program that another user made set-id would otherwise run as the user who made
+//! the copy.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,33 +14,33 @@ use crate::engine::export::parts::ExportEntry;
 use crate::store::layout::is_own_xattr;
 use crate::sys::{self, Errno, Kind, Open, SetTime, SysResult, XattrMode, Xattrs};
 
-/// The access list of an inode, which is also in its mode.
+/// The access ACL, which the mode also reflects.
 const ACL_NAME: &[u8] = b"system.posix_acl_access";
 
-/// Bits of a mode (inode(7)).
+/// Mode bits (inode(7)).
 const SET_UID: u32 = 0o4000;
 const SET_GID: u32 = 0o2000;
 
-/// How inodes are made, and what could not be kept of them.
+/// Creates inodes and counts lost attributes.
 #[derive(Debug)]
 pub struct Inodes {
-    /// Files are cloned; no longer once that was refused.
+    /// Try to clone files; cleared once cloning is unsupported.
     reflink: AtomicBool,
-    /// Files that were cloned, and that were copied.
+    /// Files cloned.
     pub cloned: AtomicU64,
-    /// Files that were copied byte by byte.
+    /// Files copied byte by byte.
     pub copied: AtomicU64,
-    /// Bytes of both.
+    /// Bytes cloned and copied.
     pub bytes: AtomicU64,
-    /// Bytes of those that were copied byte by byte.
+    /// Bytes copied byte by byte.
     pub copied_bytes: AtomicU64,
-    /// Why files are not cloned: the error number of trying; 0 as long as they are.
+    /// The error number of the last refused clone, 0 if none was refused.
     pub no_reflink: AtomicI32,
     /// Inodes whose owner could not be set.
     pub owners_lost: AtomicU64,
     /// Extended attributes that could not be set.
     pub xattrs_lost: AtomicU64,
-    /// Contents that are known: a file that holds one gets its extents.
+    /// Known contents: a file with one of them shares its extents.
     pub contents: Option<Contents>,
     root: bool,
 }
@@ -63,7 +64,7 @@ impl Default for Inodes {
 }
 
 impl Inodes {
-    /// Gives an empty file the content of another, which is at `path` in what is copied.
+    /// Fills an empty file with the content of another, which has `path` in the source.
     ///
     /// # Errors
     /// Those of reading and writing.
@@ -74,13 +75,14 @@ impl Inodes {
         }
     }
 
-    /// A file was given the extents of another by somebody else.
+    /// Counts a file that shares the extents of another.
     pub fn count_shared(&self, size: u64) {
         self.bytes.fetch_add(size, Ordering::Relaxed);
         self.cloned.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// As [`Inodes::fill`], whatever is known; `whole`: what the other file holds, if it was read.
+    /// As [`Inodes::fill`], ignoring known contents; `whole` is the content of `from` if it was
+    /// read.
     ///
     /// # Errors
     /// Those of reading and writing.
@@ -100,12 +102,12 @@ impl Inodes {
                     | Errno::ENOTTY
                     | Errno::ENOSYS),
                 ) => {
-                    // The next file may be of this filesystem.
+                    // The next file may be on the same filesystem.
                     self.reflink.store(errno == Errno::EXDEV, Ordering::Relaxed);
                     self.no_reflink.store(errno.0, Ordering::Relaxed);
                 }
-                // Two files of one filesystem, one of them not to be cloned (EPERM of an immutable
-                // file, ETXTBSY of a swap file).
+                // The filesystem supports cloning, but not of this file (EPERM: immutable; ETXTBSY:
+                // swap file).
                 Err(Errno::EPERM | Errno::ETXTBSY) => {}
                 Err(errno) => return Err(errno),
             }
@@ -118,10 +120,10 @@ impl Inodes {
         }
     }
 
-    /// Makes an inode that is no directory, as `name` in `dir`, where nothing is.
+    /// Creates an inode that is not a directory as `name` in `dir`.
     ///
     /// # Errors
-    /// EEXIST; those of making it.
+    /// EEXIST; those of creating it.
     pub fn make(
         &self,
         dir: &OwnedFd,
@@ -144,7 +146,7 @@ impl Inodes {
         self.apply_attrs(sys::open_path_at(dir, name)?, entry)
     }
 
-    /// Gives an open file new content and attributes, in place: it may have several names.
+    /// Replaces content and attributes of an open file in place, because it may have several names.
     ///
     /// # Errors
     /// Those of writing.
@@ -159,7 +161,7 @@ impl Inodes {
         self.apply_attrs_to_file(out, entry)
     }
 
-    /// Gives an open file its attributes.
+    /// Applies attributes to an open file.
     fn apply_attrs_to_file(&self, out: &File, entry: &ExportEntry) -> SysResult<()> {
         let now = sys::stat_fd(out)?;
         let mut owner = (now.uid, now.gid);
@@ -182,10 +184,11 @@ impl Inodes {
         sys::set_file_times(out, entry.atime(), entry.mtime())
     }
 
-    /// Gives an inode of any kind its attributes; the descriptor may be an `O_PATH` one.
+    /// Applies attributes to an inode of any kind; the descriptor may be `O_PATH`.
     ///
     /// # Errors
-    /// Those of chown(2), chmod(2), setxattr(2), utimensat(2), but for what only root may do.
+    /// Those of chown(2), chmod(2), setxattr(2), utimensat(2), except failures for lack of root
+    /// rights.
     pub fn apply_attrs(&self, fd: impl AsFd, entry: &ExportEntry) -> SysResult<()> {
         let now = sys::stat_fd(&fd)?;
         let mut owner = (now.uid, now.gid);
@@ -193,7 +196,7 @@ impl Inodes {
             let set = sys::chown_fd(&fd, Some(entry.uid), Some(entry.gid));
             owner = self.owner_set(set, |gid| sys::chown_fd(&fd, None, Some(gid)), owner, entry)?;
         }
-        // A new symbolic link has none, and most have none to get.
+        // A new symbolic link has no attributes to replace.
         if entry.kind != Kind::Symlink || !entry.xattrs.is_empty() {
             self.replace_xattrs(&sys::all_xattrs(&fd)?, entry, |name, value| match value {
                 Some(value) => sys::setxattr(&fd, name, value, XattrMode::Any),
@@ -207,8 +210,8 @@ impl Inodes {
         sys::utimens_fd(&fd, SetTime::At(entry.atime()), SetTime::At(entry.mtime()))
     }
 
-    /// The owner was set, or may not be: then at least the group, if that may. Gives who owns it
-    /// now; `now`: before.
+    /// Evaluates a chown: without the right to it, at least the group is set if allowed. `now` is
+    /// the previous owner; returns the current one.
     fn owner_set(
         &self,
         set: SysResult<()>,
@@ -268,8 +271,7 @@ impl Inodes {
         Ok(())
     }
 
-    /// What stands for all: whether an inode that is there is the one that an entry tells of, but
-    /// for its content.
+    /// Reports whether an existing inode matches an entry, except for its content.
     ///
     /// # Errors
     /// Those of reading it.
@@ -277,7 +279,7 @@ impl Inodes {
         self.is_dressed(&sys::open_path_at(dir, name)?, entry)
     }
 
-    /// As [`Inodes::is_as_told`], of a descriptor.
+    /// As [`Inodes::is_as_told`], for a descriptor.
     ///
     /// # Errors
     /// Those of reading it.
@@ -289,10 +291,10 @@ impl Inodes {
 /// User and group.
 pub type Owner = (u32, u32);
 
-/// The permission bits for a copy, which belongs to `owner`, of an inode with `mode` that belongs
-/// to `theirs`.
+/// Returns the permission bits for a copy owned by `owner`, of an inode with `mode` owned by
+/// `theirs`.
 pub fn mode_for(owner: Owner, kind: Kind, mode: u32, theirs: Owner) -> u32 {
-    // Of a directory they run nothing.
+    // On a directory, set-id bits do not affect execution.
     if kind == Kind::Dir {
         return mode;
     }
@@ -301,14 +303,14 @@ pub fn mode_for(owner: Owner, kind: Kind, mode: u32, theirs: Owner) -> u32 {
     mode & !lost
 }
 
-/// Set by the system, and not to be removed by anybody.
+/// Reports whether the system sets an attribute that users cannot remove.
 fn is_the_systems(name: &[u8]) -> bool {
     name == b"security.selinux"
         || (name.starts_with(b"system.") && name != ACL_NAME && name != b"system.posix_acl_default")
         || name.starts_with(b"btrfs.")
 }
 
-/// As [`Inodes::is_as_told`], of a descriptor; owners count if they could have been kept.
+/// As [`Inodes::is_as_told`], for a descriptor; compares owners if `owners` is set.
 ///
 /// # Errors
 /// Those of reading it.

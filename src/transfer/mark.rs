@@ -1,36 +1,35 @@
-//! What says that a directory is an export: an extended attribute of the directory itself, so that
-//! it goes where the directory goes and is no part of the tree in it (docs/adr/0016-export.md).
+//! The mark of an exported directory: an extended attribute of the directory itself, which moves
+//! with it and is not part of the exported tree (docs/adr/0016-export.md).
 //!
 //! ```text
 //! user.ckptfs.export = "1 STORE CHECKPOINT begun|whole"
 //! ```
-//! `begun` is set before anything is touched, `whole` when everything is as it was at the
-//! checkpoint.
+//! `begun` is set before the first change, `whole` once the copy matches the checkpoint.
 
 use std::os::fd::AsFd;
 
 use crate::store::ids::CheckpointId;
 use crate::sys::{self, Errno, SysResult, XattrMode};
 
-/// Name of the attribute.
+/// Name of the extended attribute.
 pub const MARK_NAME: &[u8] = b"user.ckptfs.export";
 
-/// A directory's mark.
+/// The mark of an exported directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mark {
-    /// The store that it is a copy from.
+    /// The store of the exported tree.
     pub store: String,
-    /// What it is, or was about to become.
+    /// The checkpoint that the copy shows, or was about to show.
     pub checkpoint: CheckpointId,
-    /// Nothing is missing.
+    /// The copy is complete.
     pub whole: bool,
 }
 
 impl Mark {
-    /// The mark of a directory; `None`: it has none.
+    /// Returns the mark of a directory, `None` if it has no mark.
     ///
     /// # Errors
-    /// EINVAL if it has one that cannot be understood; those of getxattr(2).
+    /// EINVAL if the value cannot be parsed; those of getxattr(2).
     pub fn read(dir: impl AsFd) -> SysResult<Option<Mark>> {
         match sys::getxattr(dir, MARK_NAME) {
             Ok(value) => Mark::parse(&value).map(Some).ok_or(Errno::EINVAL),
@@ -52,7 +51,7 @@ impl Mark {
         })
     }
 
-    /// Sets it; `false`: the filesystem keeps no extended attributes.
+    /// Sets the mark; returns `false` if the filesystem does not support extended attributes.
     ///
     /// # Errors
     /// Those of setxattr(2).
@@ -66,7 +65,7 @@ impl Mark {
         }
     }
 
-    /// Removes the mark of a directory that is to be none any more.
+    /// Removes the mark; succeeds if the directory has no mark.
     ///
     /// # Errors
     /// Those of removexattr(2).

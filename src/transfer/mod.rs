@@ -1,12 +1,12 @@
-//! Trees outside of any mount: made from what an [export](crate::engine::export) tells, compared
-//! with it, marked, or told as a tar stream.
+//! Trees outside any mount: created from an [export](crate::engine::export), compared with one,
+//! marked, or written as a tar stream.
 //!
-//! Nothing here asks a daemon: where the parts come from is a [`Feed`]. Everything is done with the
-//! rights of whoever asked, below descriptors of the destination; no link in it is followed. What
-//! cannot be done for one path is told at the end, and the rest is done.
+//! Nothing here contacts a daemon: the parts come from a [`Feed`]. All work runs with the caller's
+//! rights, below descriptors of the destination, and follows no symbolic link. A path that fails is
+//! reported at the end and does not stop the rest.
 //!
-//! **Order.** An inode gets its attributes when it has its content, a directory when everything
-//! below it is done, the deepest first; the [`mark`] says that the copy is whole after all that.
+//! **Order.** An inode gets its attributes after its content, a directory after everything below
+//! it, deepest first. The [`mark`] records that the copy is complete after all that.
 //!
 //! **Locking.** Several threads work on one destination. All locks are leaves.
 
@@ -32,39 +32,39 @@ use crate::engine::export::parts::{ExportData, ExportEntry, ExportPart, Refused}
 use crate::sys::lock::Mutex;
 use crate::sys::{self, Errno, Kind, Stat, SysResult};
 
-/// How long a thread pauses that has nothing to do while another still lists a directory.
+/// Pause of an idle thread while another thread is still listing a directory.
 const IDLE_PAUSE: Duration = Duration::from_micros(300);
 
-/// Where the parts of an export come from.
+/// A source of export parts.
 pub trait Feed: Send {
-    /// The next part; `done`: parts that were copied.
+    /// Returns the next part; `done` lists the parts that were copied.
     ///
     /// # Errors
-    /// In words for a person.
+    /// A message for the user.
     fn next(&mut self, done: Vec<u64>) -> VerbResult<(ExportPart, Vec<OwnedFd>)>;
 }
 
-/// What becomes of them. Paths come in any order, but a directory before what is in it when there
-/// is one thread.
+/// A consumer of exported entries. Paths arrive in any order; with one thread, a directory precedes
+/// its entries.
 pub trait Sink: Sync {
-    /// What one thread keeps from one entry to the next.
+    /// Per-thread state kept between entries.
     type Hand: Default;
 
-    /// A path goes, with everything below.
+    /// Removes a path and everything below it.
     ///
     /// # Errors
-    /// Those of removing it.
+    /// Those of the removal.
     fn remove(&self, path: &[u8]) -> SysResult<()>;
 
-    /// One entry, with its content.
+    /// Consumes one entry with its content.
     ///
     /// # Errors
-    /// What could not be done for this one.
+    /// The failure of this entry.
     fn entry(&self, hand: &mut Self::Hand, entry: ExportEntry, file: Option<File>)
     -> SysResult<()>;
 }
 
-/// What was handed over, from several threads.
+/// Totals and failures of all threads.
 #[derive(Default)]
 struct Shared {
     stop: AtomicBool,
@@ -73,11 +73,11 @@ struct Shared {
     refused: Mutex<Vec<Refused>>,
 }
 
-/// Hands everything that the feeds give to a sink, with one thread for each. Says what could not be
-/// done, sorted by path.
+/// Passes all parts of the feeds to a sink, with one thread per feed. Returns the paths that
+/// failed, sorted.
 ///
 /// # Errors
-/// Those of the feeds; what was done before stays done.
+/// Those of the feeds; completed work is not undone.
 pub fn hand_over<S: Sink>(
     mut feeds: Vec<Box<dyn Feed>>,
     sink: &S,
@@ -85,12 +85,12 @@ pub fn hand_over<S: Sink>(
 ) -> VerbResult<Vec<Refused>> {
     let shared = Shared::default();
     std::thread::scope(|scope| {
-        // All stay until the last has ended: what they tell may end with the first that goes.
+        // No feed is dropped before the last has ended: dropping one may end the export for all.
         let mut feeds = feeds.iter_mut();
         let own = feeds.next();
         for feed in feeds {
             let work = || work(&mut **feed, sink, &shared, progress);
-            // Without another thread this one does it all.
+            // If no thread can be created, this one does all the work.
             let _ = std::thread::Builder::new().spawn_scoped(scope, work);
         }
         if let Some(own) = own {
@@ -144,7 +144,7 @@ fn work<S: Sink>(
     }
 }
 
-/// One part; what could not be done of it.
+/// Processes one part and returns the paths that failed.
 fn one_part<S: Sink>(
     part: ExportPart,
     files: Vec<OwnedFd>,
@@ -167,7 +167,7 @@ fn one_part<S: Sink>(
     for entry in part.entries {
         let path = entry.path.clone();
         let made = match &entry.data {
-            // The kernel drops descriptors for which this process has no room.
+            // The kernel drops received descriptors beyond this process's RLIMIT_NOFILE.
             ExportData::File => files
                 .next()
                 .ok_or(Errno::EMFILE)
@@ -181,8 +181,8 @@ fn one_part<S: Sink>(
     refused
 }
 
-/// The attributes of a file that somebody else has opened. Anything else than a file could keep
-/// whoever reads it, or have no end.
+/// Returns the attributes of a file that another process opened. Reading anything except a regular
+/// file could block or never end.
 ///
 /// # Errors
 /// EINVAL: it is not a regular file.
@@ -195,23 +195,23 @@ fn regular(file: &File) -> SysResult<Stat> {
     }
 }
 
-/// Nothing but zeros: what may be a hole.
+/// Reports whether all bytes are zero, so that a hole can replace them.
 pub fn is_zeros(bytes: &[u8]) -> bool {
-    // Each is as the one before it: memcmp(3) is quick, also where nothing is optimised.
+    // Compares each byte with its predecessor: memcmp(3) is fast even in unoptimized builds.
     match bytes.split_first() {
         Some((first, rest)) => *first == 0 && bytes.get(..rest.len()) == Some(rest),
         None => true,
     }
 }
 
-/// A sink that counts.
+/// A sink that only counts.
 #[derive(Debug, Default)]
 pub struct Counted {
-    /// Entries.
+    /// Number of entries.
     pub entries: AtomicU64,
-    /// Bytes of files.
+    /// Bytes of file content.
     pub bytes: AtomicU64,
-    /// Paths to be removed.
+    /// Number of paths to remove.
     pub removed: AtomicU64,
 }
 

@@ -1,13 +1,13 @@
-//! Directories below a destination, by path, and how what is there is removed.
+//! Directories below a destination, by path, and removal of trees.
 
 use std::os::fd::{AsFd, OwnedFd};
 
 use crate::sys::{self, Errno, Kind, OpenKind, SysResult};
 
-/// Longer paths are opened in steps: the kernel takes 4,096 bytes (`PATH_MAX`).
+/// Longer paths are opened in steps: the kernel's limit is 4,096 bytes (`PATH_MAX`).
 const STEP_BYTES: usize = 2048;
 
-/// The directory of a path, and its name in it; `None` for the root.
+/// Splits a path into its directory and the name in it; `None` for the root.
 pub fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
     if path.is_empty() {
         return None;
@@ -18,7 +18,7 @@ pub fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
     })
 }
 
-/// Opens what a path below `root` leads to; no link is followed.
+/// Opens a path below `root`; no symbolic link is followed.
 ///
 /// # Errors
 /// Those of openat2(2).
@@ -49,11 +49,10 @@ pub fn open_below(root: impl AsFd, path: &[u8], kind: OpenKind) -> SysResult<Own
     }
 }
 
-/// Opens a directory below `root`, and makes it and those above it if they are not there (mode
-/// 0700).
+/// Opens a directory below `root`, creating it and missing parents with mode 0700.
 ///
 /// # Errors
-/// ENOTDIR or ELOOP if something else is there.
+/// ENOTDIR or ELOOP if a component is not a directory.
 pub fn make_dirs(root: impl AsFd, path: &[u8]) -> SysResult<OwnedFd> {
     match open_below(&root, path, OpenKind::Dir) {
         Err(Errno::ENOENT) => {}
@@ -73,7 +72,7 @@ pub fn make_dirs(root: impl AsFd, path: &[u8]) -> SysResult<OwnedFd> {
     Ok(at)
 }
 
-/// Removes `name` from `dir`, with everything below; it may be gone already.
+/// Removes `name` from `dir` with everything below it; succeeds if it does not exist.
 ///
 /// # Errors
 /// Those of unlinkat(2).
@@ -85,14 +84,14 @@ pub fn remove_tree(dir: impl AsFd, name: &[u8]) -> SysResult<()> {
     }
     let open = |dir: &dyn AsFd, name: &[u8]| -> SysResult<OwnedFd> {
         let fd = sys::open_path_at(dir.as_fd(), name)?;
-        // Whoever may not enter it may still be its owner.
+        // The caller may lack access but still own the directory.
         if sys::stat_fd(&fd)?.mode & 0o700 != 0o700 {
             sys::chmod_fd(&fd, 0o700)?;
         }
         sys::open_dir_at(dir.as_fd(), name)
     };
-    // Depth first, without recursion: name of each open directory, its descriptor, and its
-    // directories that are still to be emptied.
+    // Depth first, without recursion. Each level has the name of an open directory, its descriptor,
+    // and the subdirectories still to be emptied.
     let mut levels = vec![empty_files(name.to_vec(), open(&dir, name)?)?];
     while let Some(last) = levels.last_mut() {
         if let Some(next) = last.dirs.pop() {
@@ -115,7 +114,7 @@ struct Level {
     dirs: Vec<Vec<u8>>,
 }
 
-/// Removes what is no directory.
+/// Removes all entries that are not directories.
 fn empty_files(name: Vec<u8>, fd: OwnedFd) -> SysResult<Level> {
     let mut dirs = Vec::new();
     for entry in sys::list_dir(&fd)? {
@@ -132,7 +131,7 @@ fn empty_files(name: Vec<u8>, fd: OwnedFd) -> SysResult<Level> {
     Ok(Level { name, fd, dirs })
 }
 
-/// The directory that the last entry was in: the next is mostly in the same.
+/// A cache of the last entry's directory: consecutive entries mostly share it.
 #[derive(Debug, Default)]
 pub struct Parent {
     path: Vec<u8>,
@@ -140,7 +139,7 @@ pub struct Parent {
 }
 
 impl Parent {
-    /// The directory at `path` below `root`, made if it is not there.
+    /// Returns the directory at `path` below `root`, creating it if it does not exist.
     ///
     /// # Errors
     /// As [`make_dirs`].
@@ -152,7 +151,7 @@ impl Parent {
         self.fd.as_ref().ok_or(Errno::EIO)
     }
 
-    /// As [`Parent::at`], of a directory that is there.
+    /// As [`Parent::at`], for an existing directory.
     ///
     /// # Errors
     /// Those of openat2(2).

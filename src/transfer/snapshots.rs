@@ -1,5 +1,5 @@
-//! Histories that others keep as plain directories: snapper's `.snapshots/N/snapshot`, and one
-//! directory beside the other as `rsync --link-dest` makes them.
+//! Histories stored as plain directories: snapper's `.snapshots/N/snapshot`, and sibling
+//! directories created by `rsync --link-dest`.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -10,25 +10,25 @@ use jiff::tz::TimeZone;
 use super::place::open_below;
 use crate::sys::{self, Kind, Open, OpenKind, SysResult};
 
-/// An `info.xml` is not read beyond this.
+/// Size limit of `info.xml`, in bytes.
 const INFO_BYTES_MAX: u64 = 64 * 1024;
 
-/// One directory of such a history.
+/// One snapshot directory of such a history.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
-    /// What it is called.
+    /// Its name.
     pub name: String,
-    /// Where it is, below the directory that they are all in.
+    /// Its path below the common directory.
     pub path: Vec<u8>,
-    /// When it was made, as its maker wrote it.
+    /// Creation time as written by the tool that created it.
     pub date: Option<String>,
-    /// What its maker wrote about it.
+    /// Description written by that tool.
     pub description: Option<String>,
 }
 
 impl Snapshot {
-    /// When it was made, in nanoseconds since 1970: by what snapper wrote, which is UTC
-    /// (snapper(8)), else by a name that is a date or a time here.
+    /// Returns the creation time in nanoseconds since 1970: the date that snapper wrote, which is
+    /// UTC (snapper(8)), or else a name that parses as a date or a local time.
     pub fn made_ns(&self) -> Option<i64> {
         let at = |text: &str, zone: TimeZone| {
             text.parse::<DateTime>()
@@ -47,16 +47,16 @@ impl Snapshot {
     }
 }
 
-/// The snapshots in a directory, which is open for reading, the oldest first: by number where all
-/// names are numbers, else by name. No link is followed: whoever may write there must not choose
-/// what is imported.
+/// Returns the snapshots in a directory that is open for reading, oldest first: by number if all
+/// names are numbers, otherwise by name. No symbolic link is followed: a user with write access
+/// there must not choose the imported files.
 ///
 /// # Errors
-/// Those of reading it.
+/// Those of reading the directory.
 pub fn find(dir: &OwnedFd) -> SysResult<Vec<Snapshot>> {
     let mut found = Vec::new();
     for entry in sys::list_dir(dir)? {
-        // A link to the newest is no snapshot; neither is what is hidden.
+        // Symbolic links (`latest`) and hidden names are not snapshots.
         if entry.name.starts_with(b".") || sys::stat_at(dir, &entry.name)?.kind != Kind::Dir {
             continue;
         }
@@ -103,7 +103,7 @@ fn read_info(dir: &OwnedFd, path: &[u8]) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// The text of the first element of this name.
+/// Returns the text of the first element of this name.
 fn element(xml: &str, name: &str) -> Option<String> {
     let (_, rest) = xml.split_once(&format!("<{name}>"))?;
     let (text, _) = rest.split_once(&format!("</{name}>"))?;
@@ -136,7 +136,7 @@ mod tests {
         let info = "<?xml version=\"1.0\"?>\n<snapshot>\n<date>2026-01-02 03:04:05</date>\n<description>a &lt;b&gt; &amp;amp;</description>\n</snapshot>";
         std::fs::write(dir.path().join("9/info.xml"), info).expect("info");
         std::os::unix::fs::symlink("10", dir.path().join("latest")).expect("link");
-        // Snapper makes no links; whoever does wants to be followed.
+        // Snapper creates no symbolic links; a link here could be an attack.
         std::fs::create_dir(dir.path().join("11")).expect("mkdir");
         std::fs::copy(
             dir.path().join("9/info.xml"),

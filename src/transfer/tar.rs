@@ -1,12 +1,12 @@
-//! A tar stream, in the pax format of POSIX.1-2001, with what GNU tar and bsdtar add to it:
+//! A tar stream in the pax format of POSIX.1-2001, with the extensions of GNU tar and bsdtar for
 //! extended attributes (`SCHILY.xattr.NAME`) and holes (GNU.sparse 1.0).
 //!
 //! ```text
 //! header   0 name 100 B | 100 mode 8 | 108 uid 8 | 116 gid 8 | 124 size 12 | 136 mtime 12 | 148 checksum 8 | 156 type 1
 //!          157 linkname 100 | 257 "ustar\0" "00" | 265 uname 32 | 297 gname 32 | 329 devmajor 8 | 337 devminor 8 | 345 prefix 155
 //! ```
-//! Numbers are octal, ended by NUL. What does not fit is in the pax header before: records
-//! `LENGTH KEY=VALUE\n`.
+//! Numbers are octal, terminated by NUL. Values that do not fit are in a preceding pax header:
+//! records `LENGTH KEY=VALUE\n`.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -19,12 +19,12 @@ const BLOCK: usize = 512;
 /// Largest number of 7 and of 11 octal digits.
 const OCTAL_7_MAX: u64 = 0o7_777_777;
 const OCTAL_11_MAX: u64 = 0o77_777_777_777;
-/// How much is read at once.
+/// Read size, in bytes.
 const CHUNK_BYTES: usize = 256 * 1024;
-/// A stream ends with two blocks of zeros, and is a multiple of so many bytes.
+/// A stream ends with two blocks of zeros and is padded to a multiple of this.
 const RECORD_BYTES: u64 = 10_240;
 
-/// Writes a stream.
+/// Writes a tar stream.
 #[derive(Debug)]
 pub struct Stream<W: Write> {
     to: W,
@@ -32,7 +32,7 @@ pub struct Stream<W: Write> {
     layer: bool,
 }
 
-/// The bytes of an entry that are no hole: offset and length of each piece.
+/// Offset and length of each piece of a file between its holes.
 pub type Pieces = Vec<(u64, u64)>;
 
 impl<W: Write> Stream<W> {
@@ -45,8 +45,8 @@ impl<W: Write> Stream<W> {
         }
     }
 
-    /// Begins a layer of an image: holes are zeros, which every program reads that unpacks images,
-    /// and times of access are left out, so that one tree is one stream.
+    /// Begins an image layer. Holes are written as zeros, which every image unpacker reads, and
+    /// access times are omitted, so that equal trees produce equal streams.
     pub fn layer(to: W) -> Stream<W> {
         Stream {
             layer: true,
@@ -54,11 +54,11 @@ impl<W: Write> Stream<W> {
         }
     }
 
-    /// One entry; `path` as it is to be in the stream. `first`: the same inode was written before,
-    /// under that path. `large`: the content that is not held.
+    /// Writes one entry under `path`. `first`: path of an earlier entry for the same inode.
+    /// `large`: the file to read if the content is not buffered.
     ///
     /// # Errors
-    /// Those of writing; of reading: the stream is broken then.
+    /// Those of writing, and of reading; the stream is unusable then.
     pub fn entry(
         &mut self,
         path: &[u8],
@@ -122,7 +122,7 @@ impl<W: Write> Stream<W> {
         self.pad()
     }
 
-    /// The content of a file: its pieces; in a layer all of it.
+    /// Writes the content of a file: its pieces, in a layer all bytes.
     fn content(
         &mut self,
         content: &Content<'_>,
@@ -145,7 +145,7 @@ impl<W: Write> Stream<W> {
         Ok(())
     }
 
-    /// Ends the stream, and gives what it was written to.
+    /// Ends the stream and returns the writer.
     ///
     /// # Errors
     /// Those of writing.
@@ -195,7 +195,7 @@ impl<W: Write> Stream<W> {
         self.write(&block.seal())
     }
 
-    /// The pieces with zeros between them.
+    /// Writes the pieces with zeros for the holes between them.
     fn without_holes(
         &mut self,
         mut bytes: &[u8],
@@ -207,7 +207,7 @@ impl<W: Write> Stream<W> {
             let length = usize::try_from(*length).map_err(|_| Errno::EIO)?;
             let (piece, rest) = bytes.split_at_checked(length).ok_or(Errno::EIO)?;
             let hole = usize::try_from(offset.saturating_sub(at)).map_err(|_| Errno::EIO)?;
-            // What is held is small, and so are its holes together.
+            // Buffered files are small, and therefore their holes.
             self.write(&vec![0; hole])?;
             self.write(piece)?;
             (at, bytes) = (offset + length as u64, rest);
@@ -240,7 +240,7 @@ impl<W: Write> Stream<W> {
         self.to.write_all(bytes)
     }
 
-    /// Up to the next block.
+    /// Pads to the next block.
     fn pad(&mut self) -> io::Result<()> {
         let over = usize::try_from(self.written % BLOCK as u64).unwrap_or(0);
         if over == 0 {
@@ -275,7 +275,7 @@ impl Header {
         self.put(at, digits.as_bytes());
     }
 
-    /// With its checksum: the sum of all bytes, its own eight as spaces.
+    /// Sets the checksum: the sum of all bytes, with its own eight bytes as spaces.
     fn seal(mut self) -> [u8; BLOCK] {
         self.put(148, b"        ");
         let sum: u64 = self.0.iter().map(|byte| u64::from(*byte)).sum();
@@ -294,12 +294,12 @@ fn kind_of(kind: Kind, again: bool) -> io::Result<u8> {
         Kind::BlockDev => b'4',
         Kind::Dir => b'5',
         Kind::Fifo => b'6',
-        // The format knows none.
+        // The format has no type for sockets.
         Kind::Socket => return Err(Errno::EOPNOTSUPP.into()),
     })
 }
 
-/// `LENGTH KEY=VALUE\n`, where the length counts its own digits.
+/// Appends `LENGTH KEY=VALUE\n`; the length includes its own digits.
 fn record(records: &mut Vec<u8>, key: &[u8], value: &[u8]) {
     let rest = key.len() + value.len() + 3;
     let mut length = rest + 1;
@@ -313,7 +313,7 @@ fn record(records: &mut Vec<u8>, key: &[u8], value: &[u8]) {
     records.push(b'\n');
 }
 
-/// The records of a file with holes, whose content is a map of it and its pieces.
+/// Appends the records of a sparse file, whose content is a map followed by its pieces.
 fn record_sparse(records: &mut Vec<u8>, path: &[u8], size: u64) {
     record(records, b"GNU.sparse.major", b"1");
     record(records, b"GNU.sparse.minor", b"0");
@@ -321,14 +321,14 @@ fn record_sparse(records: &mut Vec<u8>, path: &[u8], size: u64) {
     record(records, b"GNU.sparse.realsize", size.to_string().as_bytes());
 }
 
-/// A number that does not fit into the header.
+/// Appends a number that does not fit into the header.
 fn record_large(records: &mut Vec<u8>, key: &[u8], number: u64, most: u64) {
     if number > most {
         record(records, key, number.to_string().as_bytes());
     }
 }
 
-/// The records of an inode: its times, and extended attributes, where they are wanted.
+/// Returns the records of an inode: times, and if requested extended attributes and access time.
 fn of_inode(entry: &ExportEntry, xattrs: bool, atime: bool) -> Vec<u8> {
     let (mut records, mtime) = (Vec::new(), entry.mtime());
     if mtime.nsec != 0 || mtime.sec < 0 {
@@ -344,8 +344,8 @@ fn of_inode(entry: &ExportEntry, xattrs: bool, atime: bool) -> Vec<u8> {
     records
 }
 
-/// Seconds since 1970 with nine digits behind the point; of times before, `sec` is rounded down and
-/// the digits go up.
+/// Formats seconds since 1970 with nine decimals. In `Time`, `sec` is rounded down for times before
+/// 1970 and `nsec` counts up.
 fn decimal(time: sys::Time) -> String {
     let nanoseconds = i128::from(time.sec) * 1_000_000_000 + i128::from(time.nsec);
     let (sign, all) = if nanoseconds < 0 {
@@ -356,13 +356,13 @@ fn decimal(time: sys::Time) -> String {
     format!("{sign}{}.{:09}", all / 1_000_000_000, all % 1_000_000_000)
 }
 
-/// The pieces of a file with holes that are worth it; `None`: it has none.
+/// Returns the pieces of a file between its holes; `None` if the holes do not save a block.
 ///
 /// # Errors
 /// Those of lseek(2).
 pub fn pieces(file: &File, size: u64) -> SysResult<Option<Pieces>> {
     let (mut pieces, mut at) = (Vec::new(), 0);
-    // Most have none, which one question tells.
+    // Most files have no holes; one call shows that.
     if size == 0 || sys::seek_hole(file, 0).is_ok_and(|hole| hole >= size) {
         return Ok(None);
     }
@@ -370,7 +370,7 @@ pub fn pieces(file: &File, size: u64) -> SysResult<Option<Pieces>> {
         let start = match sys::seek_data(file, at) {
             Ok(start) => start.min(size),
             Err(Errno::ENXIO) => break,
-            // The filesystem does not tell.
+            // The filesystem does not support SEEK_DATA.
             Err(_) => return Ok(None),
         };
         let end = sys::seek_hole(file, start)?.min(size);
@@ -384,12 +384,13 @@ pub fn pieces(file: &File, size: u64) -> SysResult<Option<Pieces>> {
     if held + BLOCK as u64 > size {
         return Ok(None);
     }
-    // The map ends where the file does.
+    // The map ends at the end of the file.
     pieces.push((size, 0));
     Ok(Some(pieces))
 }
 
-/// The map before the content of a file with holes: lines of decimal numbers, up to a whole block.
+/// Returns the map that precedes the content of a sparse file: lines of decimal numbers, padded to
+/// a block.
 fn map_of(pieces: &Pieces) -> Vec<u8> {
     let mut map = format!("{}\n", pieces.len()).into_bytes();
     for (offset, length) in pieces {

@@ -1,4 +1,4 @@
-//! Reads a directory as the entries of an export: directories before what is in them.
+//! Walks a directory and returns export entries, each directory before its content.
 
 use std::os::fd::OwnedFd;
 
@@ -6,10 +6,10 @@ use super::place::{Parent, open_below};
 use crate::engine::export::parts::ExportEntry;
 use crate::sys::{self, Errno, Kind, OpenKind, SysResult};
 
-/// An inode, and a descriptor that names it.
+/// An entry, and an `O_PATH` descriptor of its inode.
 pub type Met = (ExportEntry, OwnedFd);
 
-/// What cannot be read, and why.
+/// A path that cannot be read.
 #[derive(Debug)]
 pub struct Unread {
     /// Its path.
@@ -18,22 +18,21 @@ pub struct Unread {
     pub errno: Errno,
 }
 
-/// A walk through a directory, depth first. Nothing is followed that leads out of it, and no other
-/// filesystem is entered.
+/// A depth-first walk of a directory. It follows no symbolic link and enters no other filesystem.
 pub struct Walk {
     root: OwnedFd,
     device: u64,
-    /// The directories that are being listed, each with the names in it that are still to be told.
+    /// Directories being listed, each with its remaining names.
     open: Vec<(Vec<u8>, std::vec::IntoIter<Vec<u8>>)>,
-    /// The descriptor of one of them: there may be more of them than descriptors.
+    /// The descriptor of one of them: a deep tree could exceed RLIMIT_NOFILE.
     dir: Parent,
-    /// The directory that was told last.
+    /// The directory that was returned last, to be listed next.
     enter: Option<Vec<u8>>,
     begun: bool,
 }
 
 impl Walk {
-    /// A walk below `root`.
+    /// Begins a walk at `root`.
     ///
     /// # Errors
     /// Those of stat(2).
@@ -49,11 +48,11 @@ impl Walk {
         })
     }
 
-    /// The next inode, and a descriptor that names it (`O_PATH`). What vanishes meanwhile is left
-    /// out.
+    /// Returns the next entry with an `O_PATH` descriptor. Skips inodes that vanish during the
+    /// walk.
     ///
     /// # Errors
-    /// The path that cannot be read, and why; the walk goes on behind it.
+    /// The path that cannot be read; the walk continues after it.
     #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> Option<Result<Met, Unread>> {
         if !self.begun {

@@ -1,4 +1,4 @@
-//! Makes a copy of a tree, or makes a copy of another state the copy of this one.
+//! Writes a copy of a tree, or updates a copy of another state.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -14,16 +14,16 @@ use crate::engine::import::{STAGED_PREFIX, is_of_no_tree};
 use crate::sys::lock::Mutex;
 use crate::sys::{self, Errno, Kind, Open, OpenKind, RenameMode, SysResult};
 
-/// Begins the names of files that are about to replace others.
+/// Name prefix of files that are about to replace others.
 const NEW_PREFIX: &str = STAGED_PREFIX;
 
-/// As many directories are given their attributes by one thread.
+/// Below this number of directories, one thread sets their attributes.
 const DRESSED_ALONE: usize = 64;
-/// Items that a thread takes at once.
+/// Items that a thread claims at a time.
 const TAKEN: usize = 16;
 
-/// Does something with each of these, by several threads, in no order but that each thread begins
-/// with the first that is left.
+/// Runs `each` on all items with several threads. Each thread claims the first unclaimed items; the
+/// order is otherwise undefined.
 pub fn by_several<T: Sync>(items: &[T], threads: usize, each: &(dyn Fn(&T) + Sync)) {
     let next = AtomicUsize::new(0);
     let work = || {
@@ -37,67 +37,68 @@ pub fn by_several<T: Sync>(items: &[T], threads: usize, each: &(dyn Fn(&T) + Syn
     };
     std::thread::scope(|scope| {
         for _ in 1..threads {
-            // Without another thread this one does it all.
+            // If no thread can be created, this one does all the work.
             let _ = std::thread::Builder::new().spawn_scoped(scope, work);
         }
         work();
     });
 }
 
-/// What is at the destination before.
+/// The expected content of the destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Before {
-    /// Nothing.
+    /// Empty.
     Nothing,
-    /// A whole copy of another state: what is told is made in its place, the rest stays.
+    /// A complete copy of another state: received entries replace theirs, the rest stays.
     Copy,
-    /// Anything: what is told is compared and made where it differs, and the rest goes.
+    /// Unknown: received entries are compared and created where they differ; everything else is
+    /// removed.
     Anything,
 }
 
-/// A place beside a tree that is served, where inodes are made before they are put into it.
+/// A staging directory next to a served tree: inodes are created there and then moved into the
+/// tree.
 pub trait Stage: Send + Sync {
-    /// The place.
+    /// The staging directory.
     fn dir(&self) -> &OwnedFd;
 
-    /// What was made there is to be put at a path, in the place of what is there; it may happen
-    /// later.
+    /// Queues the staged inode `name` to replace the one at `path`. The move may happen later.
     ///
     /// # Errors
-    /// Those of putting there what was to be put before.
+    /// Those of moving earlier entries into place.
     fn put(&self, name: Vec<u8>, path: &[u8]) -> SysResult<()>;
 
-    /// Everything is to be put in its place now; what could not be.
+    /// Moves everything queued into place; returns the paths that failed.
     fn flush(&self) -> Vec<Refused>;
 }
 
-/// Writes below a directory.
+/// Writes entries below a directory.
 pub struct Writer {
     root: OwnedFd,
     stage: Option<Box<dyn Stage>>,
     before: Before,
-    /// `root` is that of a mount, which shows names of its own.
+    /// `root` is the root of a mount, which shows its own names.
     is_mount: bool,
     /// See [`Writer::of_compared`].
     is_compared: bool,
-    /// How inodes are made.
+    /// Creates inodes and counts failures.
     pub inodes: Inodes,
-    /// Where the first name of an inode with several is.
+    /// Path of the first name, by inode, for inodes with several names.
     first: Mutex<HashMap<u64, Vec<u8>>>,
-    /// Further names, and what they are names of.
+    /// Further names and the path each links to.
     links: Mutex<Vec<(Vec<u8>, Vec<u8>)>>,
     dirs: Mutex<Vec<ExportEntry>>,
-    /// What belongs there, where anything else is to go.
+    /// Paths to keep where everything else is removed.
     seen: Mutex<HashSet<Vec<u8>>>,
     last_new: AtomicU64,
-    /// Inodes that were made, and that were changed or removed.
+    /// Inodes created, changed or replaced.
     pub made: AtomicU64,
-    /// Paths that were removed.
+    /// Paths removed.
     pub removed: AtomicU64,
 }
 
 impl Writer {
-    /// Writes below `root`, which must be open for reading.
+    /// Returns a writer below `root`, which must be open for reading.
     pub fn new(root: OwnedFd, before: Before) -> Writer {
         Writer {
             root,
@@ -116,9 +117,8 @@ impl Writer {
         }
     }
 
-    /// As [`Writer::new`], where whoever tells the entries has compared files with what is there:
-    /// those that are told as kept are left alone, and those that are told with content are made,
-    /// whatever their attributes say.
+    /// As [`Writer::new`], for a source that has compared files with the destination: files sent as
+    /// kept are left alone, and files sent with content are created regardless of their attributes.
     pub fn of_compared(root: OwnedFd, before: Before) -> Writer {
         Writer {
             is_compared: true,
@@ -126,8 +126,8 @@ impl Writer {
         }
     }
 
-    /// As [`Writer::of_compared`], below the mount at `root`: `.snapshots` and `.branches`, which it may
-    /// show there, are not what is to go.
+    /// As [`Writer::of_compared`], below the mount at `root`: `.snapshots` and `.branches`, which
+    /// it may show there, are not removed.
     pub fn of_compared_mount(root: OwnedFd) -> Writer {
         Writer {
             is_mount: true,
@@ -135,7 +135,8 @@ impl Writer {
         }
     }
 
-    /// Writes below the mount at `root`, a copy of another state: inodes are made on the stage.
+    /// Updates a copy of another state below the mount at `root`: inodes are created in the staging
+    /// directory.
     pub fn staged(root: OwnedFd, stage: Box<dyn Stage>) -> Writer {
         Writer {
             stage: Some(stage),
@@ -143,8 +144,7 @@ impl Writer {
         }
     }
 
-    /// Makes the destination's own directory ready: nothing of what it inherited from above goes to
-    /// what is made in it.
+    /// Prepares the destination directory: new inodes must not inherit its ACL or its group.
     ///
     /// # Errors
     /// Those of chmod(2) and removexattr(2).
@@ -161,7 +161,8 @@ impl Writer {
             }
         }
         let mode = sys::stat_fd(&self.root)?.mode;
-        // Its set-group-id bit would give what is made another group; and it is to be written.
+        // The set-group-id bit would change the group of new inodes; the directory must also be
+        // writable.
         let ready = (mode | 0o700) & !0o2000;
         if mode == ready {
             Ok(())
@@ -170,13 +171,13 @@ impl Writer {
         }
     }
 
-    /// As [`Writer::finish_by`], by this thread alone.
+    /// As [`Writer::finish_by`], with this thread only.
     pub fn finish(&self) -> Vec<Refused> {
         self.finish_by(1)
     }
 
-    /// When everything was handed over: further names, what does not belong there, the attributes
-    /// of directories. Says what could not be done.
+    /// Completes the copy after all entries: creates further names, removes paths that do not
+    /// belong, and sets the attributes of directories. Returns the paths that failed.
     pub fn finish_by(&self, threads: usize) -> Vec<Refused> {
         let mut refused = Vec::new();
         let mut refuse = |path: &[u8], done: SysResult<()>| {
@@ -202,12 +203,12 @@ impl Writer {
             refuse(b"", self.sweep());
         }
         let mut dirs = std::mem::take(&mut *self.dirs.lock());
-        // One that was given again comes later, and is right.
+        // The sort is stable: a resent directory comes later, and its attributes win.
         dirs.sort_by_key(|dir| std::cmp::Reverse(depth(&dir.path.0)));
         let undressed = Mutex::new(Vec::new());
-        // What is below a directory comes before it: with its mode it may be closed to us.
+        // Deepest first: the mode of a directory may deny us access to everything below it.
         for level in dirs.chunk_by(|a, b| depth(&a.path.0) == depth(&b.path.0)) {
-            // One that was given again comes twice, in this order.
+            // A resent directory occurs twice; one thread keeps their order.
             let level_threads = if level.len() < DRESSED_ALONE {
                 1
             } else {
@@ -228,7 +229,8 @@ impl Writer {
         refused
     }
 
-    /// Gives a directory its attributes. One that has them is not written to: it may be inherited.
+    /// Sets the attributes of a directory. A directory that already has them is not written to: in
+    /// a branch it may be inherited, and a write would copy it up.
     fn dress(&self, fd: &OwnedFd, dir: &ExportEntry) -> SysResult<()> {
         if self.before == Before::Anything && self.inodes.is_dressed(fd, dir)? {
             return Ok(());
@@ -253,7 +255,7 @@ impl Writer {
                 Err(Errno::ENOENT) if entry.data == ExportData::Kept => return Err(Errno::ENOENT),
                 Err(Errno::ENOENT) => {
                     match sys::mkdir_at(dir, name, 0o700) {
-                        // Another thread needed it for what is in it.
+                        // Another thread created it for an entry in it.
                         Ok(()) | Err(Errno::EEXIST) => self.count(),
                         Err(errno) => return Err(errno),
                     }
@@ -277,7 +279,7 @@ impl Writer {
         Ok(())
     }
 
-    /// A directory in which something may have to be made; it gets its mode at the end.
+    /// Makes a directory writable for its owner; its final mode is set at the end.
     fn open_up(&self, dir: &OwnedFd) -> SysResult<()> {
         let mode = sys::stat_fd(dir)?.mode;
         if mode & 0o700 == 0o700 {
@@ -287,8 +289,8 @@ impl Writer {
         }
     }
 
-    /// An inode that has other names: `false` if one of them was made before, and this is to be one
-    /// more.
+    /// Records the first name of an inode with several; `false` if one was recorded before, so that
+    /// this name becomes a link.
     fn is_first(&self, entry: &ExportEntry) -> bool {
         let mut first = self.first.lock();
         if first.contains_key(&entry.inode) {
@@ -329,7 +331,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Makes an inode on the stage, which replaces what is at its path when it is put there.
+    /// Creates an inode in the staging directory and queues it for its path.
     fn make_on(
         &self,
         stage: &dyn Stage,
@@ -357,7 +359,7 @@ impl Writer {
         }
     }
 
-    /// Gives an inode at `to` the name `path` too, in the place of what is there.
+    /// Links the inode at `to` to `path`, replacing the existing entry.
     fn link(&self, parent: &mut Parent, path: &[u8], to: &[u8]) -> SysResult<()> {
         let from = open_below(&self.root, to, OpenKind::Path)?;
         let (above, name) = split(path).ok_or(Errno::EINVAL)?;
@@ -379,8 +381,7 @@ impl Writer {
         Ok(())
     }
 
-    /// A file that was changed while it was copied: it gets what it should have had, wherever its
-    /// first name is.
+    /// Rewrites an inode that changed while it was copied, at its first name.
     fn again(
         &self,
         parent: &mut Parent,
@@ -405,13 +406,13 @@ impl Writer {
             Err(Errno::ENOENT) => return self.inodes.make(dir, name, entry, content),
             fd => fd?,
         };
-        // A read-only file of somebody who is not root.
+        // A read-only file of an unprivileged user.
         sys::chmod_fd(&fd, 0o600)?;
         self.inodes
             .make_again(&sys::reopen(&fd, Open::WRITE)?, entry, content)
     }
 
-    /// Removes everything that was not told.
+    /// Removes all paths that were not sent.
     fn sweep(&self) -> SysResult<()> {
         let seen = std::mem::take(&mut *self.seen.lock());
         let mut open: Vec<Vec<u8>> = vec![Vec::new()];
@@ -465,10 +466,10 @@ impl Sink for Writer {
 }
 
 impl Writer {
-    /// A path goes, with everything below.
+    /// Removes a path and everything below it.
     ///
     /// # Errors
-    /// Those of removing it.
+    /// Those of the removal.
     pub fn remove_path(&self, path: &[u8]) -> SysResult<()> {
         let (above, name) = split(path).ok_or(Errno::EINVAL)?;
         let dir = match open_below(&self.root, above, OpenKind::Dir) {
@@ -480,10 +481,10 @@ impl Writer {
         remove_tree(dir.as_fd(), name)
     }
 
-    /// One entry, with its content. `parent`: the directory of the entry before.
+    /// Writes one entry with its content; `parent` caches the directory of the previous entry.
     ///
     /// # Errors
-    /// What could not be done for this one.
+    /// The failure of this entry.
     pub fn put(
         &self,
         parent: &mut Parent,

@@ -1,9 +1,9 @@
-//! Carrying a plan out: put aside what is needed elsewhere, remove what is not wanted, put
-//! everything in place, then give back attributes.
+//! Execution of a plan: move inodes aside that are needed elsewhere, remove unwanted names, put
+//! everything in place, then set attributes.
 //!
-//! Nothing is ever at two places that wait for each other: what is wanted under a name that is
-//! taken goes to a directory beside the tree first ([`Slot::STAGING`]), so that swaps, and
-//! directories that come to be where they were above, need no order.
+//! An inode whose wanted name is taken first moves to the staging directory ([`Slot::STAGING`]).
+//! Swaps, and directories that exchange places with an ancestor, therefore need no particular
+//! order.
 
 use std::cell::OnceCell;
 use std::collections::{HashMap, HashSet};
@@ -15,101 +15,98 @@ use crate::store::ids::{Name, Slot};
 use crate::store::record::{Child, Place};
 use crate::sys::{Errno, Kind, RenameMode, SysResult};
 
-/// A tree that is changed. Places are named by the numbers of directories that are there.
+/// A tree to change. A place refers to an existing directory by number.
 pub trait Sink {
-    /// Where an inode is now; `want`: the way to it in the state that is wanted, if that is at
-    /// hand.
+    /// Returns the current place of an inode; `want` is its trail in the wanted state, if
+    /// available.
     ///
     /// # Errors
     /// ESTALE: at none of its names.
     fn locate(&self, child: Child, want: Option<&Arc<Trail>>) -> SysResult<Place>;
 
-    /// A wanted inode is to have one name, and whatever others it has go.
+    /// Reports whether a wanted inode has a single name, so that its other names are removed.
     fn has_one_name(&self, want: &Arc<Trail>) -> bool;
 
-    /// An inode that is there and stays gets the attributes that it is to have, and the content, if
-    /// that is to be given [`Content::InPlace`].
+    /// Sets the attributes of an existing inode, and its content for [`Content::InPlace`].
     ///
     /// # Errors
     /// Those of writing.
     fn rewrite(&mut self, child: Child, want: &Arc<Trail>, content: Content) -> SysResult<()>;
 
-    /// Renames an inode; what is at the place goes, but for [`RenameMode::NoReplace`].
+    /// Renames an inode, replacing the target unless `how` is [`RenameMode::NoReplace`].
     ///
     /// # Errors
     /// EEXIST; those of rename(2).
     fn rename(&mut self, child: Child, from: &Place, to: &Place, how: RenameMode) -> SysResult<()>;
 
-    /// Gives an inode one more name. Beside the tree a name that is taken is nobody's, or leads to
-    /// it already.
+    /// Adds a name to an inode. An existing name in the staging directory is stale, or already
+    /// leads to the inode.
     ///
     /// # Errors
     /// EEXIST; those of link(2).
     fn link(&mut self, child: Child, from: &Place, to: &Place) -> SysResult<()>;
 
-    /// Removes a name and everything below, if it still leads to `have`.
+    /// Removes a name with everything below it, if it still leads to `have`.
     ///
     /// # Errors
-    /// Those of removing it.
+    /// Those of the removal.
     fn remove(&mut self, dir: &Arc<Trail>, name: &Name, have: Child) -> SysResult<()>;
 
-    /// Makes a directory where nothing is; it gets its attributes at the end.
+    /// Creates a directory at a free name; its attributes are set at the end.
     ///
     /// # Errors
     /// Those of mkdir(2).
     fn make_dir(&mut self, want: &Arc<Trail>, at: &Place) -> SysResult<Slot>;
 
-    /// Makes what stands for a wanted inode, if it is not made yet, beside the tree.
+    /// Creates a wanted inode in the staging directory, if not yet done.
     ///
     /// # Errors
-    /// Those of making it.
+    /// Those of creating it.
     fn make(&mut self, child: Child, want: &Arc<Trail>) -> SysResult<()>;
 
-    /// Puts what stands for a wanted inode in place, in the place of a file that is there; it may
-    /// happen later, but with [`Sink::flush`]. `false`: it was put somewhere already.
+    /// Puts a created inode in place, replacing an existing file. The move may be delayed until
+    /// [`Sink::flush`]. Returns `false` if the inode was already put somewhere.
     ///
     /// # Errors
-    /// Those of rename(2), also of what was to be put before.
+    /// Those of rename(2), also for earlier delayed moves.
     fn put(&mut self, child: Child, at: &Place) -> SysResult<bool>;
 
-    /// Everything that was to be put in place is.
+    /// Completes all delayed moves.
     ///
     /// # Errors
     /// As [`Sink::put`].
     fn flush(&mut self) -> SysResult<()>;
 
-    /// An inode that was there before is where it is wanted, and was not.
+    /// Notifies the sink that an existing inode was moved to its wanted place.
     ///
     /// # Errors
     /// Those of setting times.
     fn arrived(&mut self, child: Child) -> SysResult<()>;
 
-    /// Gives a directory the attributes that it is to have.
+    /// Sets the attributes of a directory.
     ///
     /// # Errors
     /// Those of setting them.
     fn apply_attrs(&mut self, dir: &DirPlan, here: Slot) -> SysResult<()>;
 }
 
-/// Directory that is wanted -> the one that stands for it.
+/// Wanted directory -> existing or created directory.
 pub type Dirs = HashMap<Slot, Slot>;
 
 struct Applier<'a, S> {
     plan: &'a Plan,
     sink: &'a mut S,
     dirs: Dirs,
-    /// Wanted inode -> where the one that stands for it is now. One that is made anew and is wanted
-    /// once is not asked for.
+    /// Wanted inode -> its current place. Created inodes with a single wanted name are omitted.
     placed: HashMap<Slot, Place>,
-    /// Made when it is first asked for: each inode that is taken would look through the whole plan
-    /// otherwise.
+    /// Built on first use: scanning the whole plan for each moved inode would be quadratic.
     leads: OnceCell<Leads<'a>>,
 }
 
-/// Carries out a plan.
+/// Executes a plan.
 ///
 /// # Errors
-/// Those of the sink: then it is carried out in part.
+/// Those of the sink; the plan is then partly executed.
 pub fn apply<S: Sink>(plan: &Plan, sink: &mut S) -> SysResult<Dirs> {
     let dirs = plan.alive_dirs.iter().map(|slot| (*slot, *slot)).collect();
     let mut applier = Applier {
@@ -126,7 +123,7 @@ pub fn apply<S: Sink>(plan: &Plan, sink: &mut S) -> SysResult<Dirs> {
         applier.place(number, dir)?;
     }
     applier.sink.flush()?;
-    // Children before parents, for what is done in a directory changes its times.
+    // Children before parents, because changes in a directory update its times.
     for dir in plan.dirs.iter().rev().filter(|dir| dir.with_attrs) {
         let here = *applier.dirs.get(&dir.want.slot).ok_or(Errno::EIO)?;
         let applied = applier.sink.apply_attrs(dir, here);
@@ -135,7 +132,7 @@ pub fn apply<S: Sink>(plan: &Plan, sink: &mut S) -> SysResult<Dirs> {
     Ok(applier.dirs)
 }
 
-/// Logs the step that failed, and its path.
+/// Logs a failed step with its path.
 fn logged<T>(result: SysResult<T>, step: &str, at: &Arc<Trail>) -> SysResult<T> {
     result.inspect_err(|errno| {
         let path = at.path();
@@ -151,7 +148,7 @@ fn aside(slot: Slot) -> Place {
 }
 
 impl<S: Sink> Applier<'_, S> {
-    /// Inodes that stay get attributes, and content where they must keep their number.
+    /// Sets the attributes of existing inodes, and the content of those rewritten in place.
     fn rewrite(&mut self) -> SysResult<()> {
         let (plan, mut done) = (self.plan, HashSet::new());
         for (_, _, child, trail, _) in plan.wanted() {
@@ -167,8 +164,8 @@ impl<S: Sink> Applier<'_, S> {
         Ok(())
     }
 
-    /// Takes inodes that are wanted at another name there, or out of the way; makes what is to be
-    /// made and is not yet.
+    /// Moves inodes that are wanted at another name there or aside; creates those that do not
+    /// exist.
     fn put_aside(&mut self) -> SysResult<()> {
         let plan = self.plan;
         for kept in plan.kept.iter().filter(|kept| kept.from != kept.aside) {
@@ -210,7 +207,7 @@ impl<S: Sink> Applier<'_, S> {
         Ok(())
     }
 
-    /// The name at a place is planned to lead to something else.
+    /// Reports whether the name at a place is planned to lead to another inode.
     fn is_vacated(&self, place: &Place, slot: Slot) -> bool {
         let leads = self.leads.get_or_init(|| self.plan.leads());
         leads
@@ -218,8 +215,8 @@ impl<S: Sink> Applier<'_, S> {
             .is_some_and(|wanted| wanted.iter().any(|want| *want != Some(slot)))
     }
 
-    /// Moves an inode to where it is wanted, if nothing is there, or aside. One that keeps another
-    /// name gets one more.
+    /// Moves an inode to its wanted name if that is free, otherwise aside. An inode that keeps
+    /// another name is linked instead.
     fn take(&mut self, child: Child, trail: &Arc<Trail>, free: Option<Place>) -> SysResult<Place> {
         let (from, aside) = (self.sink.locate(child, Some(trail))?, aside(child.slot));
         if from == aside {
@@ -234,7 +231,7 @@ impl<S: Sink> Applier<'_, S> {
                 false => self.sink.link(child, &from, &free),
             };
             match done {
-                // Something was put there for another name.
+                // The name was taken by another planned name.
                 Err(Errno::EEXIST) => {}
                 done => return done.map(|()| free),
             }
@@ -248,8 +245,7 @@ impl<S: Sink> Applier<'_, S> {
         Ok(aside)
     }
 
-    /// Removes what is at names that lead to something else or to nothing. A file that will be
-    /// replaced stays until then.
+    /// Removes names that lead to another inode or to none. A file to be replaced stays until then.
     fn remove(&mut self) -> SysResult<()> {
         let plan = self.plan;
         for dir in &plan.dirs {
@@ -264,7 +260,7 @@ impl<S: Sink> Applier<'_, S> {
         Ok(())
     }
 
-    /// Puts everything into one directory that belongs there.
+    /// Puts all wanted inodes of one directory in place.
     fn place(&mut self, number: usize, dir: &DirPlan) -> SysResult<()> {
         let here = match &dir.live {
             Some(live) => live.slot,
@@ -325,7 +321,7 @@ impl<S: Sink> Applier<'_, S> {
         self.sink.flush()?;
         let from = match self.placed.get(&child.slot) {
             Some(place) => place.clone(),
-            // It stayed at one of its names: this is one more.
+            // It kept one of its names; this is a further one.
             None => self.sink.locate(child, None)?,
         };
         if from != *at {
@@ -337,7 +333,8 @@ impl<S: Sink> Applier<'_, S> {
             }
             self.sink.rename(child, &staged, at, RenameMode::Replace)?;
         }
-        // It is another file than was here, and may be older than what was made of that.
+        // Another file than before at this name; it may be older than files built from the previous
+        // one.
         if !new {
             self.sink.arrived(child)?;
         }

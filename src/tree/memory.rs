@@ -1,4 +1,4 @@
-//! A tree in memory: what plans are made from and carried out on in tests.
+//! A tree in memory, for tests of planning and execution.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -14,18 +14,18 @@ use crate::sys::{Errno, Kind, Protection, RenameMode, Stat, SysResult, Time, Xat
 /// An inode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Node {
-    /// A directory, with its mode.
+    /// A directory with its mode.
     Dir(u32, BTreeMap<Name, Slot>),
-    /// A file, with its mode and what it holds.
+    /// A file with its mode and content.
     File(u32, u8),
 }
 
-/// The inodes of a tree, by number. Beside the root is the directory for what is put aside.
+/// The inodes of a tree, by number. The staging directory is a second root.
 #[derive(Clone, Debug)]
 pub(super) struct Memory {
     pub(super) nodes: HashMap<Slot, Node>,
     pub(super) last: u64,
-    /// When an inode was born, where that is told.
+    /// Birth times, where set.
     pub(super) births: HashMap<Slot, i64>,
 }
 
@@ -61,13 +61,12 @@ impl Memory {
         }
     }
 
-    /// What is at a place. An inode that was made anew has another number than the one that it
-    /// stands for.
+    /// Returns the inode at a place. A recreated inode has another number than the one it replaces.
     fn at(&self, place: &Place) -> Slot {
         *self.names(place.parent).get(&place.name).expect("a name")
     }
 
-    /// Every place of every inode.
+    /// Returns every place of every inode.
     pub(super) fn places(&self) -> Vec<(Slot, Place)> {
         let dirs = self.nodes.iter().filter_map(|(dir, node)| {
             if let Node::Dir(_, names) = node {
@@ -98,7 +97,7 @@ impl Memory {
             .collect()
     }
 
-    /// `slot` is `dir`, or above it.
+    /// Reports whether `slot` is `dir` or an ancestor of it.
     pub(super) fn is_at_or_above(&self, slot: Slot, dir: Slot) -> bool {
         let mut at = Some(dir);
         while let Some(dir) = at {
@@ -122,7 +121,7 @@ impl Memory {
         slot
     }
 
-    /// Removes a name, with everything below it and every inode that has none any more.
+    /// Removes a name, everything below it, and every inode that thereby loses its last name.
     pub(super) fn remove_tree(&mut self, at: &Place) {
         let slot = self.names_mut(at.parent).remove(&at.name).expect("a name");
         if self.kind(slot) == Kind::Dir {
@@ -213,15 +212,15 @@ impl Tree for Memory {
     }
 }
 
-/// A tree in memory that becomes another one.
+/// A sink that turns a tree into another.
 pub(super) struct Becoming<'a> {
     pub(super) tree: Memory,
     pub(super) wanted: &'a Memory,
-    /// What was put in place.
+    /// Inodes put in place.
     put: HashSet<Slot>,
-    /// What is put in place with the next flush.
+    /// Inodes to put in place at the next flush.
     later: Vec<(Child, Place)>,
-    /// Whether it waits for that.
+    /// Delays [`Sink::put`] until the next flush.
     pub(super) late: bool,
 }
 
@@ -244,7 +243,7 @@ impl Becoming<'_> {
         self.tree.add(at, node);
     }
 
-    /// A sink may be asked to do anything only with all in place that was to be put before.
+    /// Asserts that all queued inodes were flushed, as the contract of [`Sink`] requires.
     fn settled(&self) {
         assert!(
             self.later.is_empty(),
@@ -294,7 +293,7 @@ impl Sink for Becoming<'_> {
         match self.tree.names(to.parent).get(&to.name).copied() {
             Some(_) if mode == RenameMode::NoReplace => return Err(Errno::EEXIST),
             Some(there) if self.tree.kind(there) != child.kind => return Err(Errno::EISDIR),
-            // As rename(2) has it, nothing happens then.
+            // As rename(2), which does nothing then.
             Some(there) if there == slot => return Ok(()),
             Some(_) => self.tree.remove_tree(to),
             None => {}

@@ -1,18 +1,18 @@
-//! What is to be done to make one tree another, wherever they are: found out from two states of it,
-//! and carried out on whatever can rename and link.
+//! Plans that turn one state of a tree into another, and their execution on any tree that supports
+//! rename and link.
 //!
-//! A plan is names and inodes. Of each directory in which something differs it has the names, with
-//! what they lead to and are to lead to; of each inode that is wanted, what becomes of it. So a
-//! move is an inode that is wanted at another name than it has, and a hard link is one that is
-//! wanted at two: neither is found by comparing paths, and what was renamed on one side and written
-//! to on the other is told by two parts of a plan that do not meet.
+//! A plan consists of names and inodes. For each directory with differences it lists names, with
+//! the inodes they lead to and should lead to; for each wanted inode, the action on it. A move is
+//! thus an inode wanted at a name other than its own, and a hard link is an inode wanted at two
+//! names. Neither is found by comparing paths. A rename on one side and a write on the other are
+//! independent parts of a plan.
 //!
 //! - [`Tree`]: one state of a tree.
-//! - [`states::States`]: two of them, with what is known of where they differ; walks along that,
-//!   and makes a [`plan::Plan`].
-//! - [`pair::plan`]: of any two trees, with nothing known, or with what was recorded between them.
-//! - [`merge::merge`]: of three, what two did to one; its outcome is a tree again (ADR 31).
-//! - [`apply::apply`]: carries a plan out on a [`apply::Sink`].
+//! - [`states::States`]: two states, with a bound on their differences; the walk along these makes
+//!   a [`plan::Plan`].
+//! - [`pair::plan`]: plans for any two trees, by full comparison or by the records between them.
+//! - [`merge::merge`]: three-way merge; the outcome is again a tree (ADR 31).
+//! - [`apply::apply`]: executes a plan on an [`apply::Sink`].
 //!
 //! Nothing here makes a system call ([ADR 29](../../docs/adr/0029-one-plan.md)).
 
@@ -36,46 +36,46 @@ use crate::store::ids::{CheckpointId, Name, Slot};
 use crate::store::record::{AttrState, Child};
 use crate::sys::{SysResult, Xattrs};
 
-/// One state of a tree. Inodes of two states with one number are one inode.
+/// One state of a tree. Equal inode numbers in two states denote the same inode.
 pub trait Tree {
-    /// What a name in a directory leads to.
+    /// Returns the inode that a name in a directory leads to.
     ///
     /// # Errors
     /// Those of reading the directory.
     fn child(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<Option<Child>>;
 
-    /// Every name of a directory.
+    /// Returns every name of a directory.
     ///
     /// # Errors
     /// Those of reading it.
     fn list(&self, dir: &Arc<Trail>) -> SysResult<Vec<(Name, Child)>>;
 
-    /// Attributes.
+    /// Returns the attributes of an inode.
     ///
     /// # Errors
     /// Those of reading them.
     fn attr(&self, node: &Arc<Trail>) -> SysResult<AttrState>;
 
-    /// Extended attributes, sorted by name.
+    /// Returns the extended attributes of an inode, sorted by name.
     ///
     /// # Errors
     /// Those of reading them.
     fn xattrs(&self, node: &Arc<Trail>) -> SysResult<Xattrs>;
 
-    /// A file holds the same bytes as a file of another state.
+    /// Reports whether a file has the same bytes as a file of another state.
     ///
     /// # Errors
     /// Those of reading both.
     fn same_content(&self, file: &Arc<Trail>, other: &Self, there: &Arc<Trail>) -> SysResult<bool>;
 
-    /// What a file holds; `None`: more than `most` bytes.
+    /// Returns the content of a file, or `None` if it is longer than `most` bytes.
     ///
     /// # Errors
     /// Those of reading it.
     fn read(&self, file: &Arc<Trail>, most: u64) -> SysResult<Option<Vec<u8>>>;
 
-    /// What a name has led to since a checkpoint, before what it leads to, the last first, as far
-    /// as that is known.
+    /// Returns the inodes that a name led to since a checkpoint and no longer does, newest first,
+    /// as far as history has them.
     ///
     /// # Errors
     /// Those of reading the history.
@@ -83,7 +83,7 @@ pub trait Tree {
         Ok(Vec::new())
     }
 
-    /// The inode that a name leads to, with the way to it.
+    /// Returns the inode that a name leads to, with its trail.
     ///
     /// # Errors
     /// As [`Tree::child`].
@@ -118,13 +118,14 @@ impl Tree for View<'_> {
     fn same_content(&self, file: &Arc<Trail>, other: &Self, there: &Arc<Trail>) -> SysResult<bool> {
         loop {
             let sources = (self.source(file.slot)?, other.source(there.slot)?);
-            // Nearly always that tells it, and neither need be opened.
+            // Different sizes nearly always decide; then no file is opened.
             let sizes = (self.attr(file)?.stat.size, other.attr(there)?.stat.size);
             let same = match sizes.0 == sizes.1 {
                 true => same_content((self, file), (other, there)),
                 false => Ok(false),
             };
-            // What is still in a live file was of the past if no record came while it was read.
+            // The content of a live file was that of the past if no record was made while it was
+            // read.
             if sources == (self.source(file.slot)?, other.source(there.slot)?) {
                 return same;
             }
@@ -147,11 +148,11 @@ impl Tree for View<'_> {
     }
 }
 
-/// An inode has the attributes and extended attributes that it had, or another one. `times`: the
-/// time of change of content too.
+/// Reports whether an inode has the same attributes and extended attributes in both states; with
+/// `times`, including the modification time.
 ///
 /// # Errors
-/// Those of reading them; EIO: the inode of a symbolic link leads elsewhere, which none does.
+/// Those of reading them; EIO: the target of a symbolic link differs, which cannot change.
 pub fn has_attrs<T: Tree>(
     (before, old): (&T, &Arc<Trail>),
     (after, new): (&T, &Arc<Trail>),

@@ -1,5 +1,4 @@
-//! The plan of two trees of which nothing is known but what they say, or what was recorded between
-//! them.
+//! Plans for two trees, by full comparison or by the records between them.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -17,14 +16,14 @@ struct Pair<'a, T> {
     from: &'a T,
     to: &'a T,
     touched: Option<&'a Touched>,
-    /// The way to inodes as they are, of those at names that may differ.
+    /// The trails of existing inodes at names that may differ.
     ways: HashMap<Slot, (Kind, Arc<Trail>)>,
     passed: HashSet<Slot>,
     plan: Plan,
 }
 
-/// What is to be done for `from` to become `to`. `touched`: what was recorded between the two;
-/// without it everything is compared.
+/// Plans the changes that turn `from` into `to`. `touched` has the records between the two; without
+/// it everything is compared.
 ///
 /// # Errors
 /// Those of reading both; EIO: a directory is in two places.
@@ -43,7 +42,7 @@ pub fn plan<T: Tree>(from: &T, to: &T, touched: Option<&Touched>) -> SysResult<P
 }
 
 impl<T: Tree> Pair<'_, T> {
-    /// Finds out where what may be wanted elsewhere is.
+    /// Locates existing inodes that may be wanted elsewhere.
     fn look(&mut self) -> SysResult<()> {
         let (mut open, mut listed) = (vec![Trail::root()], HashSet::new());
         while let Some(dir) = open.pop() {
@@ -64,8 +63,7 @@ impl<T: Tree> Pair<'_, T> {
         Ok(())
     }
 
-    /// The names of a directory of both states at which they may differ, as far as one of them
-    /// tells.
+    /// Returns the names of a directory that may differ, as far as one state shows them.
     fn names_of(&self, tree: &T, dir: &Arc<Trail>) -> SysResult<BTreeSet<Name>> {
         match self.touched {
             Some(touched) => Ok(touched.names.get(&dir.slot).cloned().unwrap_or_default()),
@@ -157,7 +155,7 @@ impl<T: Tree> States for Pair<'_, T> {
                 Content::New
             });
         }
-        // A link cannot be made to lead elsewhere.
+        // The target of a symbolic link cannot be changed.
         if child.kind == Kind::Symlink
             && self.from.attr(&there)?.target != self.to.attr(want)?.target
         {

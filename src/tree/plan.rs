@@ -1,5 +1,5 @@
-//! A plan: which names of which directories lead to what, and are to lead to what, and what becomes
-//! of the inodes that are wanted.
+//! A plan: for each directory, the current and wanted inodes of its names; for each wanted inode,
+//! the action on it.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -9,17 +9,17 @@ use crate::store::ids::{Name, Slot};
 use crate::store::record::{Child, Place};
 use crate::sys::Kind;
 
-/// What is to be done for an inode that is no directory.
+/// The action on an inode that is not a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// The inode that is there is it, unchanged.
+    /// The existing inode is correct.
     Same,
-    /// The inode that is there is it, but for attributes.
+    /// The existing inode is correct except for its attributes.
     Attributes,
-    /// The inode that is there is it, but has other content and other names that are not all known:
-    /// it is rewritten.
+    /// The existing inode has other content, and other names of which some may be unknown: it is
+    /// rewritten in place.
     InPlace,
-    /// It must be made again.
+    /// It must be recreated.
     New,
 }
 
@@ -28,81 +28,80 @@ pub enum Content {
 pub struct NamePlan {
     /// The name.
     pub name: Name,
-    /// What it is to lead to, with the way to that in the state that is wanted.
+    /// The wanted inode, with its trail in the wanted state.
     pub want: Option<(Child, Arc<Trail>)>,
-    /// What it leads to.
+    /// The current inode.
     pub have: Option<Child>,
 }
 
-/// One directory in which names differ or may differ.
+/// A directory with names that differ or may differ.
 #[derive(Debug)]
 pub struct DirPlan {
-    /// The directory in the state that is wanted; where that has none, the one that is there.
+    /// The directory in the wanted state, or the existing one if the wanted state lacks it.
     pub want: Arc<Trail>,
-    /// It is there, and is this one.
+    /// The existing directory, if it stays.
     pub live: Option<Arc<Trail>>,
-    /// Those of its names that differ or may differ.
+    /// Its names that differ or may differ.
     pub names: Vec<NamePlan>,
-    /// It gets its attributes.
+    /// Its attributes must be set.
     pub with_attrs: bool,
 }
 
-/// What stays though the directory that it is in does not. It is known by this name alone, for its
-/// number can be that of something that is wanted.
+/// A rescued path: it stays although its directory is replaced. It is identified by name only,
+/// because its inode number may equal that of a wanted inode.
 #[derive(Debug)]
 pub struct Kept {
-    /// Which of [`Plan::dirs`] it comes to, ...
+    /// Index of its new directory in [`Plan::dirs`].
     pub dir: usize,
-    /// ... under which name.
+    /// Its name in that directory.
     pub name: Name,
-    /// What it is.
+    /// Its inode.
     pub child: Child,
-    /// Where it is, beside the tree or in it.
+    /// Its current place, in the tree or in the staging directory.
     pub from: Place,
-    /// Where it is put aside meanwhile.
+    /// Its place in the staging directory.
     pub aside: Place,
 }
 
-/// What becomes of a name.
+/// The change of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// It is there, and leads to the inode that is wanted, for which this is to be done; of a
-    /// directory nothing.
+    /// It already leads to the wanted inode, which needs this action; a directory needs none here.
     Stays(Content),
-    /// It comes.
+    /// It is created.
     Comes(Child),
-    /// It goes, with everything below.
+    /// It is removed with everything below it.
     Goes(Child),
-    /// It leads to an inode that is no directory, and is to lead to another one.
+    /// Its inode, not a directory, is replaced by another that is not a directory.
     Replaced(Child),
-    /// What it leads to goes, with everything below, and something else comes: one of both is a
-    /// directory, or both are.
+    /// Its inode is removed with everything below it and replaced; at least one of the two is a
+    /// directory.
     Exchanged(Child, Child),
 }
 
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Plan {
-    /// Parents before children.
+    /// Directories, parents before children.
     pub dirs: Vec<DirPlan>,
-    /// What becomes of each wanted inode that is no directory.
+    /// The action on each wanted inode that is not a directory.
     pub contents: HashMap<Slot, Content>,
     /// Those of them that are wanted at more than one name.
     pub several: HashSet<Slot>,
-    /// Wanted directories that are there, here or elsewhere.
+    /// Wanted directories that exist, at any place.
     pub alive_dirs: HashSet<Slot>,
-    /// Where a wanted inode was found that is there, when the plan was made.
+    /// The places of existing wanted inodes at planning time.
     pub found: HashMap<Slot, Place>,
-    /// What is in directories that go, and stays.
+    /// The rescued paths.
     pub kept: Vec<Kept>,
 }
 
-/// Directory and name -> what it is to lead to, `None` being nothing. That a name is planned twice
-/// is possible, and rare.
+/// Directory and name -> the wanted inodes, `None` for no inode. In rare cases a name is planned
+/// twice.
 pub type Leads<'p> = HashMap<(Slot, &'p Name), Vec<Option<Slot>>>;
 
 impl Plan {
-    /// The inode that is there and has the wanted number is the wanted one.
+    /// Reports whether the existing inode with the wanted number is the wanted one.
     pub fn keeps(&self, want: Child) -> bool {
         match want.kind {
             Kind::Dir => self.alive_dirs.contains(&want.slot),
@@ -113,7 +112,7 @@ impl Plan {
         }
     }
 
-    /// What becomes of a name; `None`: nothing is there, and nothing comes.
+    /// Returns the change of a name, or `None` if it neither exists nor is wanted.
     pub fn change(&self, name: &NamePlan) -> Option<Change> {
         let want = name.want.as_ref().map(|(child, _)| *child);
         Some(match (name.have, want) {
@@ -133,7 +132,7 @@ impl Plan {
         })
     }
 
-    /// Everything that is wanted, with its directory, its name, the way to it, and what is there.
+    /// Returns all wanted entries: directory, name, inode, trail, and current inode.
     pub fn wanted(
         &self,
     ) -> impl Iterator<Item = (&DirPlan, &Name, Child, &Arc<Trail>, Option<Child>)> {
@@ -146,7 +145,7 @@ impl Plan {
         })
     }
 
-    /// Every name that is there and planned, with what it is to lead to.
+    /// Returns every planned name of an existing directory, with its wanted inodes.
     pub fn leads(&self) -> Leads<'_> {
         let mut leads = Leads::new();
         for dir in &self.dirs {

@@ -1,4 +1,4 @@
-//! How a plan is made: a walk through the wanted state, along what may differ.
+//! Planning: a walk of the wanted state along possible differences.
 
 use std::sync::Arc;
 
@@ -8,48 +8,48 @@ use crate::store::ids::Slot;
 use crate::store::record::{Child, Place};
 use crate::sys::{Kind, SysResult};
 
-/// What is wanted at a name, the way to it, and whether the name leads to it already.
+/// A wanted inode, its trail, and whether its name already leads to it.
 pub type WantedStep = (Child, Arc<Trail>, bool);
 
-/// Two states of a tree: as it is, and as it is to be. What is known of where they differ decides
-/// how much of them is looked at.
+/// Two states of a tree, current and wanted. Implementations choose how much of them is compared.
 pub trait States {
-    /// The plan that is being made.
+    /// Returns the plan under construction.
     fn plan(&mut self) -> &mut Plan;
 
-    /// The names of a wanted directory that may differ; `live`: it is there, and was reached by
-    /// this way. Without that, all of them.
+    /// Returns the names of a wanted directory that may differ, all names if `live` is `None`.
+    /// `live` is the trail of the existing directory.
     ///
     /// # Errors
     /// Those of reading both.
     fn names(&mut self, want: &Arc<Trail>, live: Option<&Arc<Trail>>) -> SysResult<Vec<NamePlan>>;
 
-    /// Where a wanted inode is now, from where it may be taken; `here`: it is where it is wanted.
+    /// Returns the current place of a wanted inode, from which it may be moved. `here`: it is
+    /// already at the wanted name.
     ///
     /// # Errors
-    /// Those of looking for it.
+    /// Those of the lookup.
     fn find(&mut self, child: Child, want: &Arc<Trail>, here: bool) -> SysResult<Option<Place>>;
 
-    /// The walk goes on below a wanted directory. Each is entered once: forged, one can be in many
-    /// places.
+    /// Reports whether the walk continues below a wanted directory. Each directory is entered once;
+    /// in forged data one can occur in several places.
     ///
     /// # Errors
-    /// EIO: it is, and nothing can be planned.
+    /// EIO: it occurs in several places, and no plan is possible.
     fn enters(&mut self, want: &Arc<Trail>, alive: bool) -> SysResult<bool>;
 
-    /// What is to be done for an inode that is no directory.
+    /// Returns the action on an inode that is not a directory.
     ///
     /// # Errors
     /// Those of comparing it.
     fn content(&mut self, child: Child, want: &Arc<Trail>, alive: bool) -> SysResult<Content>;
 
-    /// A directory gets its attributes.
+    /// Reports whether the attributes of a directory must be set.
     ///
     /// # Errors
     /// Those of reading them.
     fn with_attrs(&mut self, want: &Arc<Trail>) -> SysResult<bool>;
 
-    /// Plans everything.
+    /// Plans the whole tree.
     ///
     /// # Errors
     /// Those of reading both states.
@@ -59,7 +59,7 @@ pub trait States {
         self.below(wanted)
     }
 
-    /// Plans everything that is wanted, in order, with everything below it. Without recursion: a
+    /// Plans the given inodes in order, each with everything below it. Without recursion, because a
     /// tree can be deeper than the stack.
     ///
     /// # Errors
@@ -77,7 +77,7 @@ pub trait States {
         Ok(())
     }
 
-    /// A wanted directory; gives what is wanted in it.
+    /// Plans a wanted directory and returns its wanted entries.
     ///
     /// # Errors
     /// As [`States::all`].
@@ -101,7 +101,7 @@ pub trait States {
         Ok(next)
     }
 
-    /// A wanted inode. Of a directory it says whether the walk goes on below.
+    /// Plans a wanted inode. For a directory, reports whether the walk continues below it.
     ///
     /// # Errors
     /// As [`States::all`].
@@ -125,7 +125,7 @@ pub trait States {
             .extend(found.map(|place| (child.slot, place)));
         if let Some(content) = self.plan().contents.get(&child.slot).copied() {
             self.plan().several.insert(child.slot);
-            // By the names that were looked at before it may have been nowhere.
+            // Its names planned before may have led to no existing inode.
             if content != Content::New || !here {
                 return Ok(false);
             }
@@ -133,7 +133,7 @@ pub trait States {
         let content = self.content(child, want, alive)?;
         self.plan().contents.insert(child.slot, content);
         if content == Content::New {
-            // What is made again is not looked for.
+            // A recreated inode is not looked up.
             self.plan().found.remove(&child.slot);
         }
         Ok(false)

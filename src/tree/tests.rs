@@ -1,5 +1,5 @@
-//! A tree becomes another one, whatever was moved, linked, exchanged, removed and made in between;
-//! and what is in both is the same inode.
+//! A tree becomes another after any sequence of moves, links, exchanges, removals and creations;
+//! inodes in both trees stay the same.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -14,7 +14,7 @@ use crate::store::ids::{Name, Slot};
 use crate::store::record::{Child, Place};
 use crate::sys::Kind;
 
-/// What is done to a tree; places and inodes are chosen among those that there are.
+/// An operation on a tree; places and inodes are selected among the existing ones.
 #[derive(Clone, Debug)]
 pub(super) enum Op {
     Make {
@@ -27,7 +27,7 @@ pub(super) enum Op {
         dir: usize,
         name: u8,
     },
-    /// Also into what it replaces, and in the place of a tree.
+    /// Includes moves into the replaced directory, and moves that replace a tree.
     Move {
         of: usize,
         dir: usize,
@@ -37,7 +37,7 @@ pub(super) enum Op {
         a: usize,
         b: usize,
     },
-    /// A directory is moved into what is put in its place.
+    /// Moves a directory into its replacement.
     Wrap {
         of: usize,
         name: u8,
@@ -92,8 +92,7 @@ impl Memory {
         places.into_iter().nth(of % count)
     }
 
-    /// A place for something, which is empty then; `None`: that would remove `keep`, or put it into
-    /// itself.
+    /// Returns an emptied place, or `None` if that would remove `keep` or put it into itself.
     fn place_for(&mut self, keep: Option<Slot>, dir: usize, name: u8) -> Option<Place> {
         let dirs = self.dirs();
         let at = Place {
@@ -122,7 +121,7 @@ impl Memory {
         self.names_mut(to.parent).insert(to.name.clone(), slot);
     }
 
-    /// `None`: it cannot be done here.
+    /// Returns `None` if the operation is impossible here.
     fn carry_out(&mut self, op: &Op) -> Option<()> {
         match *op {
             Op::Make { dir, name, is_dir } => {
@@ -146,7 +145,7 @@ impl Memory {
             Op::Move { of, dir, name } => {
                 let (slot, from) = self.chosen(of)?;
                 let to = self.place_for(Some(slot), dir, name)?;
-                // It may have been below what was removed, and have another name.
+                // It may have been below the removed tree and have another name.
                 if self.nodes.contains_key(&from.parent)
                     && self.names(from.parent).get(&from.name) == Some(&slot)
                 {
@@ -192,7 +191,7 @@ impl Memory {
         tree
     }
 
-    /// What each path is: its attributes and content, and by which path its inode was met first.
+    /// Returns each path with its attributes, content, and the first path of its inode.
     pub(super) fn shown(&self) -> BTreeMap<Vec<u8>, (Node, Vec<u8>)> {
         let (mut shown, mut first) = (BTreeMap::new(), HashMap::new());
         let mut open = vec![(Vec::new(), Slot::ROOT)];
@@ -213,7 +212,7 @@ impl Memory {
     }
 }
 
-/// Makes a plan of two trees, carries it out, and looks whether one has become the other.
+/// Plans and executes a change from one tree to another, and checks the result.
 #[track_caller]
 fn becomes(from: &Memory, to: &Memory, late: bool) -> Memory {
     let plan = plan(from, to, None).expect("a plan");
@@ -245,7 +244,7 @@ proptest! {
         let base = Memory::new().after(&before);
         let mut other = base.after(&theirs);
         let one = base.after(&ours);
-        // Numbers that were given away on both sides are of two inodes.
+        // Numbers that both sides assigned denote two inodes.
         if !ours.is_empty() && !theirs.is_empty() {
             other = base.clone();
             other.last += 1000;
@@ -257,7 +256,7 @@ proptest! {
     }
 }
 
-/// `(path, directory)`, made in this order.
+/// `(path, is directory)`, created in this order.
 pub(super) fn tree(paths: &[(&str, bool)]) -> (Memory, HashMap<String, Slot>) {
     let (mut tree, mut slots) = (Memory::new(), HashMap::from([(String::new(), Slot::ROOT)]));
     for (path, is_dir) in paths {
@@ -310,7 +309,7 @@ fn a_directory_and_a_file_change_places_and_a_file_keeps_its_names() {
 fn a_directory_is_moved_into_what_takes_its_place() {
     let (from, slots) = tree(&[("a", true), ("a/b", true), ("a/b/f", false)]);
     let mut to = from.clone();
-    // `a/b` comes where `a` was, and `a` into it.
+    // `a/b` takes the place of `a`, and `a` moves into it.
     to.names_mut(slots["a"]).clear();
     to.names_mut(Slot::ROOT)
         .insert(Name::new(b"a"), slots["a/b"]);
@@ -355,7 +354,7 @@ fn what_was_renamed_and_written_to_is_told_by_two_parts_of_a_plan() {
     becomes(&from, &to, true);
 }
 
-/// What stays has the number of a file that is wanted: its own was given away before.
+/// The rescued path has the number of a wanted file: its own was reused.
 #[test]
 fn what_stays_in_a_directory_that_goes_comes_to_the_one_that_takes_its_place() {
     let (from, slots) = tree(&[("a", true), ("a/stays", true), ("a/stays/f", false)]);

@@ -1,4 +1,4 @@
-//! Who asks for the use of a volume.
+//! The process that requests the use of a volume.
 
 use std::os::fd::AsFd;
 
@@ -6,17 +6,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::sys;
 
-/// Who asked for a use: one process, for good.
+/// A process, identified for good by pid and start time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Asker {
     pid: i32,
-    /// When it started, in clock ticks since boot (proc_pid_stat(5)).
+    /// Start time in clock ticks since boot (proc_pid_stat(5)).
     started: u64,
 }
 
 impl Asker {
-    /// Who is at the other end of a connection; `None` where its process has no number here, as in
-    /// another namespace of processes.
+    /// Returns the peer of a connection; `None` if its process has no pid here, as in another pid
+    /// namespace.
     pub fn of(stream: impl AsFd) -> Option<Asker> {
         let (_, _, pid) = sys::peer_cred(stream).ok()?;
         Some(Asker {
@@ -25,7 +25,7 @@ impl Asker {
         })
     }
 
-    /// This process.
+    /// Returns this process.
     pub(super) fn this() -> Option<Asker> {
         let pid = i32::try_from(std::process::id()).ok()?;
         Some(Asker {
@@ -34,7 +34,7 @@ impl Asker {
         })
     }
 
-    /// Whether it still runs. One that cannot be looked at does.
+    /// Whether the process still runs. An inspection failure other than ENOENT counts as running.
     pub(super) fn lives(&self) -> bool {
         match sys::process_starttime(self.pid) {
             Ok(started) => started == self.started,

@@ -1,6 +1,6 @@
-//! Volumes shown at places that somebody else names (mount(8), `--bind`).
+//! Bind mounts of volumes at paths given by the caller (mount(8), `--bind`).
 //!
-//! What is shown where is what the kernel's table says; nothing of it is recorded.
+//! The kernel's mount table is the only source; nothing is recorded.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -14,33 +14,34 @@ use super::tool::tool;
 use crate::engine::api::{Code, VerbError, VerbResult};
 use crate::sys::{self, Errno};
 
-/// Mode of the directories that are made.
+/// Mode of created directories.
 const MODE: u32 = 0o750;
-/// How long somebody may be in a mount who only looks at it, and how often to see.
+/// How long to retry an unmount while another process inspects the mount, and the pause between
+/// tries.
 const LOOKED_AT: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// What is at a place.
+/// State of a mount point.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum There {
     /// Nothing is mounted.
     Nothing,
-    /// The volume, served.
+    /// The volume is mounted and served.
     Volume {
-        /// Nobody can write there.
+        /// The mount is read-only.
         read_only: bool,
     },
-    /// What was the volume, and answers no more: its daemon and its holder are gone.
+    /// The volume is mounted, but its daemon and its holder are gone.
     Dead,
-    /// Something else.
+    /// Something else is mounted.
     Other,
 }
 
-/// The path as the kernel's table has it: without links, but for the last name, which may be a
-/// mount that does not answer.
+/// Returns the path as in the kernel's mount table: without symbolic links, except in the last
+/// component, which may be a mount that does not answer.
 ///
 /// # Errors
-/// Its directory is not there; it is not absolute.
+/// The directory does not exist, or the path is not absolute.
 pub fn real(path: &Path) -> VerbResult<PathBuf> {
     let (Some(parent), Some(name), true) = (path.parent(), path.file_name(), path.is_absolute())
     else {
@@ -53,10 +54,10 @@ pub fn real(path: &Path) -> VerbResult<PathBuf> {
     Ok(parent.join(name))
 }
 
-/// What is at `at`, with respect to the volume in `place`.
+/// Returns the state of `at` with respect to the volume at `place`.
 ///
 /// # Errors
-/// The table of mounts cannot be read.
+/// The mount table cannot be read.
 pub fn there(place: &Place, at: &Path) -> VerbResult<There> {
     let table = facts::table()?;
     let Some(top) = table.iter().rev().find(|mount| mount.at == at) else {
@@ -71,10 +72,10 @@ pub fn there(place: &Place, at: &Path) -> VerbResult<There> {
     })
 }
 
-/// The places where the volume is shown besides its own.
+/// Returns the mount points of the volume other than its own.
 ///
 /// # Errors
-/// The table of mounts cannot be read.
+/// The mount table cannot be read.
 pub fn shown(place: &Place) -> VerbResult<Vec<PathBuf>> {
     let table = facts::table()?;
     let all = facts::shown(&table, place).into_iter();
@@ -82,11 +83,11 @@ pub fn shown(place: &Place) -> VerbResult<Vec<PathBuf>> {
     Ok(elsewhere.map(|mount| mount.at.clone()).collect())
 }
 
-/// Shows the volume at `at`, which is made if it is not there. `options` are those of mount(8).
-/// What is shown there alike is left as it is.
+/// Binds the volume to `at`, which is created if missing. `options` are those of mount(8). An equal
+/// mount there is left unchanged.
 ///
 /// # Errors
-/// `other-mount`: something else is mounted there, or the volume with other rights.
+/// `other-mount`: something else is mounted there, or the volume with other permissions.
 pub fn bind(place: &Place, at: &Path, read_only: bool, options: &[&str]) -> VerbResult<()> {
     match there(place, at)? {
         There::Nothing => {}
@@ -112,8 +113,8 @@ pub fn bind(place: &Place, at: &Path, read_only: bool, options: &[&str]) -> Verb
     }
     let from = facts::served(&facts::table()?, place).ok_or_else(|| not_mounted(place))?;
     make_dir(at, MODE)?;
-    // Both calls of it, the bind and its flags, are done by mount(8), whatever becomes of us
-    // meanwhile.
+    // mount(8) makes both calls, the bind and its flags, and completes them even if this process
+    // dies.
     let mut all = options.to_vec();
     all.extend([if read_only { "ro" } else { "rw" }, "bind"]);
     let all = all.join(",");
@@ -126,10 +127,10 @@ pub fn bind(place: &Place, at: &Path, read_only: bool, options: &[&str]) -> Verb
             at.as_os_str(),
         ],
     );
-    // The mount at `from` may have ended since: then the directory below it was bound.
+    // If the mount at `from` has ended since, the directory below it was bound.
     let is_shown = done.is_ok() && matches!(there(place, at)?, There::Volume { .. } | There::Dead);
     if !is_shown {
-        // Nothing half done is taken for what was asked.
+        // A partial mount is undone.
         let _ = sys::unmount(at, true);
         done?;
         return Err(not_mounted(place));
@@ -145,11 +146,11 @@ fn not_mounted(place: &Place) -> VerbError {
     )
 }
 
-/// Takes away whatever is shown of the volume at `at`; nothing else. Who looks at all mounts there
-/// are is in each for a moment: that is waited for.
+/// Unmounts the volume at `at`, and nothing else. A process that inspects all mounts keeps each one
+/// busy for a moment, so EBUSY is retried.
 ///
 /// # Errors
-/// It is in use.
+/// The volume is in use.
 pub fn unbind(place: &Place, at: &Path) -> VerbResult<()> {
     let until = Instant::now() + LOOKED_AT;
     loop {
@@ -159,7 +160,7 @@ pub fn unbind(place: &Place, at: &Path) -> VerbResult<()> {
             There::Dead => true,
         };
         match sys::unmount(at, lazy) {
-            // Somebody else was faster.
+            // Unmounted concurrently.
             Ok(()) | Err(Errno::EINVAL) => {}
             Err(Errno::EBUSY) if Instant::now() < until => std::thread::sleep(PAUSE),
             Err(cause) => return Err(io_error(at.display(), cause)),
@@ -167,10 +168,10 @@ pub fn unbind(place: &Place, at: &Path) -> VerbResult<()> {
     }
 }
 
-/// Removes the directory that was made, if it is there.
+/// Removes the created directory, if it exists.
 ///
 /// # Errors
-/// There is something in it, or it is mounted.
+/// The directory is not empty, or is a mount point.
 pub fn remove_target(at: &Path) -> VerbResult<()> {
     match fs::remove_dir(at) {
         Err(cause) if cause.kind() != std::io::ErrorKind::NotFound => {

@@ -1,10 +1,11 @@
-//! What an orchestrator asks for and calls by names of its own: volumes that are claimed, and
-//! checkpoints that are snapshots.
+//! Volumes and snapshots requested by an orchestrator under its own names: claims, and checkpoints
+//! that are snapshots.
 //!
-//! **Snapshots** are checkpoints: tagged (so that a driver that was killed finds what it had made),
-//! pinned (no rule of retention takes them) and written into the record (so that they can be listed
-//! while nothing is mounted). A volume that is deleted while it has snapshots, or others are branches
-//! of it, is *retired*: it stays for them. So does the checkpoint of a snapshot that is deleted.
+//! **Snapshots** are checkpoints. They are tagged, so that a driver restarted after a kill finds
+//! them; pinned, so that no retention rule deletes them; and recorded, so that they can be listed
+//! while the volume is not mounted. A volume deleted while it has snapshots, or while other volumes
+//! are branches of it, is *retired*: it exists until these are gone. The checkpoint of a deleted
+//! snapshot is retired in the same way.
 
 use std::collections::BTreeMap;
 
@@ -22,15 +23,14 @@ use crate::engine::api::{
 };
 use crate::store::record::Reason;
 
-/// Tags of checkpoints that are snapshots begin so.
+/// Prefix of the tags of snapshots.
 pub const SNAPSHOT_TAG: &str = "csi.";
 
 impl Pool {
-    /// Makes a volume for somebody; one that is there is given if `same` says that it is what was
-    /// asked for.
+    /// Creates a volume for an orchestrator; returns an existing one if `same` accepts it.
     ///
     /// # Errors
-    /// As of [`Pool::create`].
+    /// As [`Pool::create`].
     pub fn claim(
         &self,
         name: &str,
@@ -47,7 +47,7 @@ impl Pool {
         )
     }
 
-    /// Asks the daemon of a volume; one that is not mounted is for so long.
+    /// Queries the daemon of a volume, which is mounted during the call if necessary.
     fn ask<T>(
         &self,
         volume: &str,
@@ -60,8 +60,8 @@ impl Pool {
         })
     }
 
-    /// Makes a checkpoint that is called `name`, and tagged `tag`; one that there is of that name
-    /// is given. `remote`: where it is to be as well ([`Pool::send`]).
+    /// Creates a checkpoint named `name` and tagged `tag`; returns an existing one of that name.
+    /// `remote`: where to send it ([`Pool::send`]).
     ///
     /// # Errors
     /// `no-such-volume`; `unknown-remote`; `snapshot-exists`: of another volume, or for another
@@ -126,13 +126,13 @@ impl Pool {
         })
     }
 
-    /// Deletes a checkpoint for good; none is as good. A snapshot that something looks through to
-    /// is one no more, and its checkpoint goes with the last volume that is a branch of it.
-    /// `tag`: what a snapshot of a name is tagged.
+    /// Deletes a checkpoint permanently; a missing one is not an error. A snapshot that is the base
+    /// of a branch is only marked as deleted. Its checkpoint is deleted with the last volume that
+    /// is a branch of it. `tag` returns the tag of a snapshot name.
     ///
     /// # Errors
-    /// `pinned`: by somebody who has not called it a snapshot. `held`: it is no snapshot, and
-    /// something looks through to it.
+    /// `pinned`: the checkpoint is pinned and not a snapshot. `held`: it is not a snapshot, and is
+    /// the base of a branch.
     pub fn drop_snapshot(
         &self,
         volume: &str,
@@ -164,7 +164,7 @@ impl Pool {
             })
     }
 
-    /// Removes a volume, or retires it if it has snapshots, or others are branches of it.
+    /// Removes a volume, or retires it if it has snapshots or if other volumes are branches of it.
     ///
     /// # Errors
     /// `no-such-volume`, `in-use`.
@@ -184,14 +184,14 @@ impl Pool {
             record.retired = true;
             Ok(())
         })?;
-        // What has needed it may be gone meanwhile.
+        // The last dependent may have been removed concurrently.
         self.remove_unneeded(name)
     }
 
-    /// Lets a volume have so many bytes; what it has already is not taken away.
+    /// Grows a volume to `bytes`; it is never shrunk.
     ///
     /// # Errors
-    /// `no-such-volume`, no room for it.
+    /// `no-such-volume`; no space.
     pub fn expand(&self, name: &str, bytes: u64) -> VerbResult<u64> {
         self.registry().change(name, |record| {
             let options = record.parsed()?;
@@ -217,11 +217,10 @@ impl Pool {
     }
 }
 
-/// Makes a checkpoint, or finds the one that a driver made which was killed before it could write
-/// it down.
+/// Creates a checkpoint, or finds the one of a driver that was killed before it recorded it.
 fn mark(client: &mut Client, name: &str, tag: &str) -> VerbResult<CheckpointInfo> {
     let note = format!("CSI snapshot {name}");
-    // On disk before it is answered: whoever asked takes it for done.
+    // Synced before the answer: the caller considers it durable.
     let options = CheckpointOptions {
         note: note.clone(),
         tags: vec![tag.to_owned()],
@@ -233,8 +232,8 @@ fn mark(client: &mut Client, name: &str, tag: &str) -> VerbResult<CheckpointInfo
             let found = client.ask(ShowCheckpoint {
                 state: StateName(tag.to_owned()),
             })?;
-            // A program in the volume can make a checkpoint of this name by mkdir(2). Only a client of
-            // the daemon's user can ask the daemon for one.
+            // A program in the volume can create a checkpoint of this name by mkdir(2). Only a
+            // client that runs as the daemon's user can request one from the daemon.
             (found.reason == Reason::Asked)
                 .then_some(found)
                 .ok_or(why)?
@@ -247,12 +246,12 @@ fn mark(client: &mut Client, name: &str, tag: &str) -> VerbResult<CheckpointInfo
     })
 }
 
-/// Deletes a checkpoint for good; none is as good. `false`: it is a snapshot, tagged `tag`, that
-/// something looks through to, and has lost its pin and its tag only.
+/// Deletes a checkpoint permanently; a missing one is not an error. Returns `false` for a snapshot
+/// tagged `tag` that is the base of a branch: it lost only its pin and its tag.
 fn delete(client: &mut Client, checkpoint: u64, tag: Option<&str>) -> VerbResult<bool> {
     let state = || StateName(checkpoint.to_string());
     let found = match client.ask(ShowCheckpoint { state: state() }) {
-        // One that was deleted by hand is there for `undo` still.
+        // A checkpoint deleted by the user is still stored for `undo`.
         Err(why) if why.code == Code::UnknownCheckpoint => None,
         found => Some(found?),
     };
@@ -263,7 +262,7 @@ fn delete(client: &mut Client, checkpoint: u64, tag: Option<&str>) -> VerbResult
                 reason: None,
             })?;
         }
-        // The next snapshot of this name is another one.
+        // A later snapshot of this name is independent.
         if found.tags.iter().any(|one| one == tag) {
             let retag = Retag {
                 remove: vec![tag.to_owned()],

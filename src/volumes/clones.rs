@@ -1,18 +1,17 @@
-//! Volumes that are branches of others: made at once, whatever the size of the tree
-//! (docs/adr/0019-csi.md).
+//! Volumes that are branches of other volumes, created in constant time (docs/adr/0019-csi.md).
 //!
-//! A clone is served by the daemon of the volume that it was made of, its source. So the source is
-//! mounted as long as a clone of it is used, and it is there as long as there is one.
+//! A clone is served by the daemon of its source volume. The source is mounted while a clone of it
+//! is in use, and exists while it has clones.
 //!
-//! **Which clones a volume has** is what its store says: those of its branches whose directories
-//! are trees of the pool. What is called `VOLUME@branch/NAME` is beside the volume's tree, and no
-//! volume has a name like that. **Whether a clone is used** is in its own record, and nothing of it
-//! in that of the source: it is written before the source is mounted, and gone before that is
-//! unmounted, each with the source's lock.
+//! **The clones of a volume** are listed in its store: those of its branches whose directories are
+//! trees of the pool. `VOLUME@branch/NAME` is next to the volume's tree, and no volume can have
+//! such a name. **Whether a clone is in use** is recorded in the clone only. The use is recorded
+//! before the source is mounted, and removed before the source is unmounted, each under the
+//! source's lock.
 //!
-//! **Making and removing** can be cut short anywhere. The record is there before the branch, as
-//! that of a volume which is being removed; so it ends in one of two ways, both of which come
-//! again: it is a volume, or what there is of it goes.
+//! **Creation and removal** can be interrupted at any point. The record precedes the branch and is
+//! marked as being removed. The next attempt therefore either completes the volume or removes its
+//! remains; both can be repeated.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -32,17 +31,17 @@ use crate::engine::api::{
 use crate::engine::branches::{base_note, check_name};
 use crate::store::ids::CheckpointId;
 
-/// What the names of branches that are volumes begin with.
+/// Prefix of the names of branches that are volumes.
 const PREFIX: &str = "volume.";
 
-/// The name of the branch that a volume is.
+/// Returns the name of a volume's branch.
 fn branch_name(volume: &str) -> String {
     Some(format!("{PREFIX}{volume}"))
         .filter(|name| check_name(name).is_ok())
         .unwrap_or_else(|| format!("{PREFIX}{}", key(volume)))
 }
 
-/// Why a volume cannot be a branch of another, as far as their options say.
+/// Returns why a volume cannot be a branch of another, judging by their options.
 fn hindered(options: &Options, source: &Options) -> Option<&'static str> {
     let served = |options: &Options| (options.readonly, options.auto.every, options.snapdir);
     if options.size.is_some() || source.size.is_some() {
@@ -59,12 +58,12 @@ fn hindered(options: &Options, source: &Options) -> Option<&'static str> {
 }
 
 impl Mounts {
-    /// Makes a volume a branch of the one that it begins as a copy of; `false`: it cannot be one,
-    /// and is to be a copy. The caller saves the record then, which says until then that what there
-    /// is of the volume is to go.
+    /// Creates a volume as a branch of its source; `false` if that is impossible and it has to be a
+    /// copy. The caller saves the record afterwards; until then the record marks the volume as
+    /// being removed.
     ///
     /// # Errors
-    /// `no-such-volume`; what was made of it cannot be taken away.
+    /// `no-such-volume`; a partial branch cannot be removed.
     pub(super) fn clone_as_branch(
         &self,
         record: &mut Record,
@@ -118,7 +117,7 @@ impl Mounts {
         })
     }
 
-    /// Does something with the source of a clone, which is mounted meanwhile.
+    /// Calls `work` on the source of a clone, which is mounted during the call.
     fn with_source<T>(
         &self,
         volume: &str,
@@ -126,7 +125,8 @@ impl Mounts {
     ) -> VerbResult<T> {
         let _locked = self.registry.lock(volume)?;
         let mut source = self.registry.get(volume)?;
-        // What serves the source, if that is a clone too, has another lock: it must see this use.
+        // A source that is a clone is served by another volume, which has another lock and must see
+        // this use.
         let id = format!("{OWN_ID}{}-clone", std::process::id());
         let is_new = source.branch().is_some() && source.add(&id, &boot(), None);
         if is_new {
@@ -145,8 +145,7 @@ impl Mounts {
         done
     }
 
-    /// Has the source of a clone serve it. Its use is on record, so the source goes on to be
-    /// mounted.
+    /// Makes the source of a clone serve it. Its use is recorded, so the source stays mounted.
     pub(super) fn serve_clone(&self, record: &Record) -> VerbResult<()> {
         let Some((volume, branch)) = record.branch() else {
             return Ok(());
@@ -162,7 +161,7 @@ impl Mounts {
         })
     }
 
-    /// Unmounts the source of a clone that nobody uses any more, if nobody uses that.
+    /// Unmounts the source of an unused clone, if it is not in use either.
     pub(super) fn rest_source(&self, record: &Record) -> VerbResult<()> {
         let Some((volume, _)) = record.branch() else {
             return Ok(());
@@ -174,7 +173,7 @@ impl Mounts {
         }
     }
 
-    /// The names of the clones that there are of a volume, or that are being made or removed.
+    /// Returns the names of a volume's clones, including those being created or removed.
     ///
     /// # Errors
     /// The history cannot be read.
@@ -183,12 +182,12 @@ impl Mounts {
         Ok(all.iter().filter_map(|one| self.clone_at(one)).collect())
     }
 
-    /// The name of the volume that a branch is, if it is one.
+    /// Returns the name of the volume that a branch is, if any.
     pub(super) fn clone_at(&self, branch: &BranchInfo) -> Option<String> {
         self.registry.dirs().volume_at(&branch.path)
     }
 
-    /// Whether somebody has asked for the use of a clone of a volume, or of a clone of that.
+    /// Whether a clone of a volume has recorded uses, directly or through its own clones.
     pub(super) fn clones_used(&self, record: &Record) -> VerbResult<bool> {
         for name in self.clones(record)? {
             let known = self.registry.load(&name).ok().flatten();
@@ -201,11 +200,11 @@ impl Mounts {
         Ok(false)
     }
 
-    /// Drops the branch that a volume is, for good, and the checkpoint that was there for it only.
-    /// What is gone already is as good. The caller has the volume's lock.
+    /// Drops a volume's branch permanently, and the checkpoint made only for it. A missing branch
+    /// is not an error. The caller holds the volume's lock.
     ///
     /// # Errors
-    /// `branch-in-use`; `busy`: a daemon is just making it. What goes wrong with the source.
+    /// `branch-in-use`; `busy`: a daemon is creating it. Failures of the source.
     pub(super) fn drop_clone(&self, record: &Record) -> VerbResult<()> {
         let Some((volume, branch)) = record.branch() else {
             return Ok(());
@@ -231,14 +230,14 @@ impl Mounts {
             self.release(&mut client, source, record)
         });
         match done {
-            // There is nothing that it could be a branch of.
+            // Without its source volume, no branch exists.
             Err(why) if why.code == Code::NoSuchVolume => Ok(()),
             done => done,
         }
     }
 
-    /// Deletes the checkpoint that a clone began as, if that was made for it, or was a snapshot
-    /// that was deleted, unless something else needs it.
+    /// Deletes the base checkpoint of a clone if it was made for the clone, or was a deleted
+    /// snapshot, and nothing else needs it.
     fn release(&self, client: &mut Client, source: &mut Record, clone: &Record) -> VerbResult<()> {
         let Some((_, branch)) = clone.branch() else {
             return Ok(());
@@ -277,7 +276,7 @@ impl Mounts {
     }
 }
 
-/// Asks for the mount of a branch; whoever was faster has done it as well.
+/// Mounts a branch; a concurrent mount is not an error.
 fn asked_once(mut client: Client, asked: MountBranch) -> VerbResult<()> {
     match client.ask(asked) {
         Err(why) if why.code == Code::AlreadyMounted => Ok(()),
@@ -285,7 +284,7 @@ fn asked_once(mut client: Client, asked: MountBranch) -> VerbResult<()> {
     }
 }
 
-/// Removes the directory of a branch that never was, or is dropped.
+/// Removes the directory of a branch that was not created, or was dropped.
 fn remove_left(tree: &Path) -> VerbResult<()> {
     match fs::remove_dir(tree) {
         Err(cause) if cause.kind() != ErrorKind::NotFound => Err(hinted(

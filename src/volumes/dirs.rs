@@ -1,4 +1,4 @@
-//! Where the parts of volumes are in the directory of a pool.
+//! Paths in the directory of a pool.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,8 +12,8 @@ use super::options::Options;
 use super::record::Record;
 use crate::engine::api::VerbResult;
 
-/// The directories of a pool, and their modes: users of containers get through to where volumes are
-/// mounted, and to nothing else.
+/// Directories of a pool with their modes. Users in containers can traverse to the mount points
+/// only.
 const DIRECTORIES: [(&str, u32); 9] = [
     ("", 0o711),
     ("volumes", 0o700),
@@ -26,7 +26,7 @@ const DIRECTORIES: [(&str, u32); 9] = [
     ("gone", 0o700),
 ];
 
-/// The directories of a pool.
+/// Paths of a pool.
 #[derive(Clone, Debug)]
 pub struct Dirs {
     root: PathBuf,
@@ -34,11 +34,11 @@ pub struct Dirs {
 }
 
 impl Dirs {
-    /// Those at `root`, which are made if there are none; volumes are mounted in `mounts`, or in
-    /// the pool.
+    /// Opens the pool at `root`, creating its directories if missing. Volumes are mounted in
+    /// `mounts`, or in the pool.
     ///
     /// # Errors
-    /// Those of making directories.
+    /// Failures to create directories.
     pub fn open(root: &Path, mounts: Option<&Path>) -> VerbResult<Dirs> {
         let real = |dir: &Path| {
             fs::create_dir_all(dir)
@@ -53,12 +53,12 @@ impl Dirs {
         Ok(Dirs { root, mounts })
     }
 
-    /// The directory of the pool.
+    /// Returns the directory of the pool.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Where a volume is. A branch is mounted where its tree is.
+    /// Returns the location of a volume. A branch is mounted on its own tree.
     pub fn place(&self, record: &Record, options: &Options) -> Place {
         let (backing, point) = match &options.source {
             Some(source) => (source.clone(), source.clone()),
@@ -72,59 +72,59 @@ impl Dirs {
         }
     }
 
-    /// The volume that would have its tree at `path`.
+    /// Returns the name of the volume with a tree at `path`.
     pub fn volume_at(&self, path: &Path) -> Option<String> {
         let name = path.file_name()?.to_str()?;
         let is_tree = name::check(name).is_ok() && self.tree(name) == path;
         is_tree.then(|| name.to_owned())
     }
 
-    /// A volume's tree, if it is not a directory that there was.
+    /// Returns the tree of a volume, unless it uses an existing directory.
     pub fn tree(&self, name: &str) -> PathBuf {
         self.root.join("volumes").join(name)
     }
 
-    /// The record of a volume.
+    /// Returns the record file of a volume.
     pub fn meta(&self, name: &str) -> PathBuf {
         self.root.join("meta").join(format!("{name}.json"))
     }
 
-    /// What was counted of a volume.
+    /// Returns the file with the computed sizes of a volume.
     pub fn sizes(&self, name: &str) -> PathBuf {
         self.root.join("meta").join(format!("{name}.sizes"))
     }
 
-    /// The filesystem of a volume with a size.
+    /// Returns the image file of a volume with a size.
     pub fn image(&self, name: &str) -> PathBuf {
         self.root.join("images").join(format!("{name}.img"))
     }
 
-    /// Where a tree is while it is being made.
+    /// Returns the location of a tree being created.
     pub fn staged(&self, name: &str) -> PathBuf {
         self.root.join("staging").join(name)
     }
 
-    /// Where a tree is while it comes from a remote.
+    /// Returns the location of a tree being fetched from a remote.
     pub fn fetched(&self, name: &str) -> PathBuf {
         self.root.join("fetched").join(name)
     }
 
-    /// What is locked by whoever works on a volume.
+    /// Returns the lock file of a volume.
     pub fn lock(&self, name: &str) -> PathBuf {
         self.root.join("locks").join(name)
     }
 
-    /// What was removed and can be had back.
+    /// Returns the directory of removed volumes that can be recovered.
     pub fn trash(&self) -> PathBuf {
         self.root.join("trash")
     }
 
-    /// Trees that are being deleted.
+    /// Returns the directory of trees being deleted.
     pub fn gone(&self) -> PathBuf {
         self.root.join("gone")
     }
 
-    /// The names that there are records of, sorted.
+    /// Returns the names of all records, sorted.
     ///
     /// # Errors
     /// The pool cannot be read.
@@ -144,7 +144,7 @@ impl Dirs {
         Ok(names)
     }
 
-    /// The names of trees that are, or were, being made: in `staging` or `fetched`.
+    /// Returns the names of trees in `staging` or `fetched`.
     pub fn names_in(&self, dir: &str) -> Vec<String> {
         let entries = fs::read_dir(self.root.join(dir))
             .into_iter()
@@ -156,7 +156,7 @@ impl Dirs {
             .collect()
     }
 
-    /// Moves a volume's tree to where trees are deleted.
+    /// Moves a volume's tree to `gone`, where trees are deleted.
     pub fn set_gone(&self, name: &str) -> VerbResult<Option<PathBuf>> {
         let gone = free_name(&self.gone(), name);
         Ok(move_away(&self.tree(name), &gone)?.then_some(gone))
@@ -170,7 +170,7 @@ impl Dirs {
         remove_file(&self.image(name)).map(drop)
     }
 
-    /// Takes away what a making, or a removal, that was cut short has left.
+    /// Removes the remains of an interrupted creation or removal.
     pub fn unmake(&self, name: &str) {
         let _ = image::unmount(&self.tree(name));
         let removed = [

@@ -1,4 +1,4 @@
-//! How work on a pool, and a verb, fails: in words for a person.
+//! Errors of pool operations and of verbs, with messages for the user.
 
 use std::fmt::Display;
 use std::io;
@@ -6,9 +6,9 @@ use std::io;
 use crate::engine::api::VerbResult;
 pub use crate::engine::api::{error, hinted, io_error, plain};
 
-/// Says what the call was on that failed.
+/// Adds the object of a failed call to its error.
 pub trait On<T> {
-    /// The error tells of `what`: a path, mostly.
+    /// Names `what`, usually a path, in the error.
     fn on(self, what: impl Display) -> VerbResult<T>;
 }
 

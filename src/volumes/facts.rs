@@ -1,4 +1,4 @@
-//! What is really mounted, as the kernel's tables say.
+//! Actual mounts, from the kernel's mount tables.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -8,23 +8,23 @@ use super::error::{error, hinted};
 use crate::engine::api::{Code, VerbResult};
 use crate::sys::{self, Errno, MountPoint, host};
 
-/// How long a container that has ended may take to be gone, and how often to see.
+/// How long to wait for the mounts of a terminated container to go, and the pause between checks.
 const ENDING_PATIENCE: Duration = Duration::from_millis(500);
 const ENDING_PAUSE: Duration = Duration::from_millis(20);
 
-/// Where a volume is.
+/// Location of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The directory that is served.
+    /// The backing directory.
     pub backing: PathBuf,
-    /// Where it is seen.
+    /// The mount point.
     pub point: PathBuf,
-    /// We have chosen where that is, and nobody who uses it.
+    /// The mount point was chosen by ckptfs, not by the user.
     pub chosen: bool,
 }
 
 impl Place {
-    /// Of a branch, which is mounted where its tree is.
+    /// Returns the place of a branch, which is mounted on its tree.
     pub fn of_branch(path: &Path) -> Place {
         Place {
             backing: path.to_owned(),
@@ -34,17 +34,16 @@ impl Place {
     }
 }
 
-/// A place where a tree is mounted besides the one where we put it, and a process that sees it
-/// there.
+/// A mount of a tree other than at our mount point, and a process that sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Elsewhere {
     /// The process.
     pub pid: u32,
-    /// The place, as that process sees it.
+    /// The mount point, as the process sees it.
     pub at: PathBuf,
 }
 
-/// All mounts that this process sees.
+/// Returns all mounts in this process's mount table.
 ///
 /// # Errors
 /// The table cannot be read.
@@ -52,14 +51,14 @@ pub fn table() -> VerbResult<Vec<MountPoint>> {
     sys::mounts().map_err(|cause| error(Code::Io, format!("the table of mounts: {cause}")))
 }
 
-/// What is on top at `at`, if that is a mount of ours.
+/// Returns the topmost mount at `at`, if it is one of ckptfs.
 pub fn ours<'a>(table: &'a [MountPoint], at: &Path) -> Option<&'a MountPoint> {
     let top = table.iter().rev().find(|mount| mount.at == at)?;
     top.is_ours().then_some(top)
 }
 
-/// Where a tree is mounted as a whole, and on top: at its own place first, then at the others, the
-/// writable ones before the rest and the oldest first.
+/// Returns the topmost mounts of a whole tree: the one at its own mount point first, then the
+/// others, writable ones first, oldest first.
 pub fn shown<'a>(table: &'a [MountPoint], place: &Place) -> Vec<&'a MountPoint> {
     let is_on_top = |mount: &MountPoint| {
         let top = table.iter().rev().find(|other| other.at == mount.at);
@@ -79,14 +78,14 @@ pub fn shown<'a>(table: &'a [MountPoint], place: &Place) -> Vec<&'a MountPoint> 
         .collect()
 }
 
-/// Where a tree is mounted and served, at its own place if it is there.
+/// Returns a mount point at which a tree is served, preferably its own.
 pub fn served(table: &[MountPoint], place: &Place) -> Option<PathBuf> {
     let all = shown(table, place).into_iter();
     let mut served = all.filter(|mount| serves(table, &mount.at));
     served.next().map(|mount| mount.at.clone())
 }
 
-/// Where a branch is mounted, one that is a staged volume too; its path if it is not mounted.
+/// Returns the mount point of a branch, including a staged volume; its path if it is not mounted.
 pub fn branch_at(path: PathBuf) -> VerbResult<PathBuf> {
     let table = table()?;
     let found = shown(&table, &Place::of_branch(&path)).into_iter().next();
@@ -101,8 +100,8 @@ pub fn is_mounted(at: &Path) -> VerbResult<bool> {
     Ok(table()?.iter().any(|mount| mount.at == at))
 }
 
-/// Whether a mount of ours at `at` serves. One whose daemon is gone does not; one that is waiting
-/// for the next daemon is waited for.
+/// Whether a ckptfs mount at `at` is served. A dead daemon does not serve; the call blocks while a
+/// successor daemon takes over.
 pub fn serves(table: &[MountPoint], at: &Path) -> bool {
     let dead = || {
         host::open_dir_path(at)
@@ -112,24 +111,22 @@ pub fn serves(table: &[MountPoint], at: &Path) -> bool {
     ours(table, at).is_some() && !dead()
 }
 
-/// Where a tree is mounted besides where we put it.
+/// Mounts of a tree other than at our mount point.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// In containers, mostly: in use.
+    /// In use, mostly by containers.
     pub used: Vec<Elsewhere>,
-    /// In copies of the table of mounts that this process goes by: nobody has asked for it there,
-    /// but the filesystem lives as long as they do.
+    /// Copies in other mount namespaces: not in use, but they keep the filesystem alive.
     pub copies: Vec<Elsewhere>,
 }
 
-/// Whether a mount at `at` of the process `pid` is a copy of the one at `point`, and nobody has asked
-/// for it there:
-/// - at the same place below the same root directory: the namespace was copied from ours;
-/// - at the same place below another directory, of a place that we have `chosen`: somebody has the
-///   whole host below that directory (`-v /:/host`).
+/// Whether a mount at `at` of the process `pid` is only a copy of the one at `point`:
+/// - at the same path below the same root directory: the namespace was copied from ours;
+/// - at the same path below another directory, for a `chosen` place: the process has the whole host
+///   below that directory (`-v /:/host`).
 pub fn is_copy(point: &Path, chosen: bool, pid: u32, at: &Path) -> bool {
     if at == point {
-        // Whose root directory may not be looked at is a process of the system, and no container.
+        // A process whose root directory is not readable is a system process, not a container.
         let root = root_of(&pid.to_string());
         return root.is_none() || root == root_of("self");
     }
@@ -139,17 +136,17 @@ pub fn is_copy(point: &Path, chosen: bool, pid: u32, at: &Path) -> bool {
             .is_ok_and(|below| at.ends_with(below))
 }
 
-/// Where the tree in `place` is mounted besides its own place there.
+/// Returns the mounts of the tree at `place` other than at its own mount point.
 pub fn elsewhere(place: &Place) -> VerbResult<Seen> {
     let table = table()?;
-    // In a user namespace of their own anybody mounts as its root, and calls it what they like. A
-    // device is one filesystem's, in all of them.
+    // In its own user namespace any user can mount a filesystem with an arbitrary name. The device
+    // number identifies a filesystem in all namespaces.
     let device = shown(&table, place).first().map(|mount| mount.dev);
     let all = sys::mounts_of_all(|mount| {
         mount.serves(&place.backing) && device.is_none_or(|device| mount.dev == device)
     });
     let all = all.map_err(|cause| error(Code::Io, format!("the tables of mounts: {cause}")))?;
-    // A mount has one number, in whichever process's table it is; its copies have others.
+    // A mount has the same id in the tables of all processes; its copies have other ids.
     let ours: Vec<u64> = table.iter().map(|mount| mount.id).collect();
     let mut seen = Seen::default();
     for (pid, mount) in all {
@@ -166,8 +163,8 @@ pub fn elsewhere(place: &Place) -> VerbResult<Seen> {
     Ok(seen)
 }
 
-/// Where it is mounted besides, when a moment has passed: a container that has just ended takes its
-/// mounts with it a little later.
+/// As [`elsewhere`], after a short wait: the mounts of a container go shortly after its end.
+/// Returns a remaining use.
 pub fn still_elsewhere(place: &Place) -> VerbResult<Option<Elsewhere>> {
     let started = Instant::now();
     loop {
@@ -179,7 +176,7 @@ pub fn still_elsewhere(place: &Place) -> VerbResult<Option<Elsewhere>> {
     }
 }
 
-/// Refuses what cannot be done to a volume that somebody has.
+/// Rejects an operation on a volume in use.
 ///
 /// # Errors
 /// `in-use`.
@@ -194,13 +191,13 @@ pub fn refuse_used(name: &str, found: Option<&Elsewhere>) -> VerbResult<()> {
     Err(hinted(Code::InUse, message, "stop what is using it first"))
 }
 
-/// A process's root directory.
+/// Returns the device and inode of a process's root directory.
 fn root_of(pid: &str) -> Option<(u64, u64)> {
     let found = std::fs::metadata(format!("/proc/{pid}/root/")).ok()?;
     Some((found.dev(), found.ino()))
 }
 
-/// What a pool at `root` costs, if its filesystem cannot share data between files.
+/// Returns the limitations of a pool at `root` whose filesystem has no reflink.
 pub fn lacks(root: &Path) -> Option<String> {
     let file = || tempfile_in(root);
     let tried = file().and_then(|from| {
@@ -216,7 +213,7 @@ pub fn lacks(root: &Path) -> Option<String> {
     ))
 }
 
-/// A file that is gone when it is closed.
+/// Creates an anonymous temporary file.
 fn tempfile_in(root: &Path) -> std::io::Result<std::fs::File> {
     let path = root.join(
         format!(

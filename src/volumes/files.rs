@@ -1,4 +1,4 @@
-//! Calls on files of a pool, where what is there already, or gone already, is as good as done.
+//! Idempotent file operations of a pool: a target already created or removed is not an error.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, ErrorKind, Write};
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use super::error::io_error;
 use crate::engine::api::VerbResult;
 
-/// Makes a directory, if it is not there.
+/// Creates a directory unless it exists.
 pub fn make_dir(dir: &Path, mode: u32) -> VerbResult<()> {
     unless(
         DirBuilder::new().mode(mode).create(dir),
@@ -18,22 +18,22 @@ pub fn make_dir(dir: &Path, mode: u32) -> VerbResult<()> {
     .map(drop)
 }
 
-/// Removes a tree, if it is there.
+/// Removes a tree, if it exists.
 pub fn remove_tree(dir: &Path) -> VerbResult<()> {
     unless(fs::remove_dir_all(dir), ErrorKind::NotFound, dir).map(drop)
 }
 
-/// Removes a file, if it is there; whether it was.
+/// Removes a file; returns whether it existed.
 pub fn remove_file(path: &Path) -> VerbResult<bool> {
     unless(fs::remove_file(path), ErrorKind::NotFound, path)
 }
 
-/// Renames, if there is something; whether there was.
+/// Renames a file; returns whether it existed.
 pub fn move_away(from: &Path, to: &Path) -> VerbResult<bool> {
     unless(fs::rename(from, to), ErrorKind::NotFound, from)
 }
 
-/// Whether it was done; `already` is as good.
+/// Returns whether a call succeeded; `already` is not an error.
 fn unless(done: io::Result<()>, already: ErrorKind, path: &Path) -> VerbResult<bool> {
     match done {
         Err(cause) if cause.kind() != already => Err(io_error(path.display(), cause)),
@@ -41,7 +41,7 @@ fn unless(done: io::Result<()>, already: ErrorKind, path: &Path) -> VerbResult<b
     }
 }
 
-/// A name in `dir` that nothing has.
+/// Returns a name in `dir` that is not in use.
 pub fn free_name(dir: &Path, name: &str) -> PathBuf {
     let mut path = dir.join(name);
     for number in 1.. {
@@ -53,7 +53,7 @@ pub fn free_name(dir: &Path, name: &str) -> PathBuf {
     path
 }
 
-/// Writes a file whole: under another name, synced, renamed, and the directory synced.
+/// Writes a file atomically: to a temporary name, synced, renamed, and the directory synced.
 pub fn write_whole(path: &Path, text: &[u8]) -> io::Result<()> {
     let mut new = path.as_os_str().to_owned();
     new.push(".new");
@@ -66,13 +66,13 @@ pub fn write_whole(path: &Path, text: &[u8]) -> io::Result<()> {
         sync_parent(path)
     })();
     if written.is_err() {
-        // What stays does nothing there, and the next one takes its place.
+        // A remaining temporary file is harmless and is overwritten by the next write.
         let _ = fs::remove_file(new);
     }
     written
 }
 
-/// Brings a change of names to the disk.
+/// Syncs the parent directory, so that a change of names is durable.
 pub fn sync_parent(path: &Path) -> io::Result<()> {
     File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
 }

@@ -1,4 +1,4 @@
-//! The tree of a volume is made.
+//! Creation of a volume's tree.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -15,7 +15,7 @@ use super::record::{Parent, Record};
 use crate::engine::api::{Code, VerbError, VerbResult};
 
 impl Mounts {
-    /// Makes the tree of a volume.
+    /// Creates the tree of a volume.
     pub(super) fn fill(
         &self,
         record: &mut Record,
@@ -24,7 +24,7 @@ impl Mounts {
     ) -> VerbResult<()> {
         let dirs = self.registry.dirs();
         if let Some(bytes) = options.size {
-            // Who fetches for long may be killed; what is left of it is nobody's then.
+            // A long fetch may be killed; the record then marks the remains for removal.
             let is_long = options.remote.is_some();
             if is_long {
                 (record.making, record.removing) = (true, true);
@@ -42,7 +42,7 @@ impl Mounts {
             return Ok(());
         }
         let staged = if options.remote.is_some() {
-            // What was fetched until something went wrong is not fetched again.
+            // Partially fetched data is not fetched again.
             dirs.fetched(&record.name)
         } else {
             dirs.staged(&record.name)
@@ -72,7 +72,7 @@ impl Mounts {
     }
 
     /// Copies a state of a volume to an empty directory. Files share their data where the
-    /// filesystem can do that.
+    /// filesystem supports reflink.
     fn clone_into(
         &self,
         dir: &Path,
@@ -97,8 +97,8 @@ impl Mounts {
     }
 }
 
-/// What was fetched stays where the same call can go on with it: not where the disk is full, the
-/// remote is damaged, or there is nothing.
+/// Keeps fetched data only if a repeated call can resume: not after a full disk or with a damaged
+/// remote, and not if nothing was fetched.
 fn drop_unless_goes_on(staged: &Path, why: &VerbError) {
     let dropped = match why.code {
         Code::RemoteFailed => match fs::remove_dir(staged) {
@@ -112,7 +112,7 @@ fn drop_unless_goes_on(staged: &Path, why: &VerbError) {
     }
 }
 
-/// Gives the root directory of a volume to whom its options say.
+/// Applies owner, group and mode options to the root directory of a volume.
 pub(super) fn set_owner(dir: &Path, options: &Options) -> VerbResult<()> {
     if options.uid.is_some() || options.gid.is_some() {
         chown(dir, options.uid, options.gid).on(dir.display())?;

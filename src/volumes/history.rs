@@ -1,4 +1,4 @@
-//! The history of a volume: its daemon tells it, or without one its store.
+//! The history of a volume, from its daemon or, without one, from its store.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -19,8 +19,7 @@ use crate::engine::settings::{self, STORE_FILE};
 use crate::store::ids::CheckpointId;
 use crate::sys;
 
-/// Why a checkpoint is pinned that somebody uses as a volume. A pin with another reason is somebody
-/// else's.
+/// Pin reason of a checkpoint in use as a volume. Pins with other reasons belong to other users.
 const PINNED_FOR_USE: &str = "in use as a volume";
 
 /// The history of one volume.
@@ -38,18 +37,18 @@ impl VolumeHistory {
         }
     }
 
-    /// The store, if there is one that may be believed. A source that somebody names is where
-    /// somebody else may write, too.
+    /// Returns the store, if a trustworthy one exists. A source directory named by the user may be
+    /// writable by others.
     fn store(&self) -> Option<Store> {
         Store::of(&self.place.backing.canonicalize().ok()?).ok()?
     }
 
-    /// The daemon that serves the volume, if one does.
+    /// Connects to the daemon that serves the volume, if any.
     pub(super) fn daemon(&self) -> Option<Client> {
         Client::of(&self.store()?).ok()
     }
 
-    /// The daemon of a volume that is mounted.
+    /// Connects to the daemon of a mounted volume.
     pub(super) fn serving(&self) -> VerbResult<Client> {
         self.daemon().ok_or_else(|| {
             hinted(
@@ -60,7 +59,7 @@ impl VolumeHistory {
         })
     }
 
-    /// Who tells the history. `None`: there is none yet, or it is in an image.
+    /// Returns the source of the history; `None` if it does not exist yet, or is in an image.
     fn teller(&self) -> VerbResult<Option<History>> {
         let Some(store) = self.store() else {
             return Ok(None);
@@ -73,7 +72,7 @@ impl VolumeHistory {
         Ok(Some(History::Store(Box::new(Offline::open(root)?))))
     }
 
-    /// The checkpoints, newest first.
+    /// Returns the checkpoints, newest first.
     ///
     /// # Errors
     /// The history cannot be read.
@@ -84,7 +83,7 @@ impl VolumeHistory {
         )
     }
 
-    /// One checkpoint.
+    /// Returns a checkpoint.
     ///
     /// # Errors
     /// `unknown-checkpoint`.
@@ -100,7 +99,7 @@ impl VolumeHistory {
         }
     }
 
-    /// The branches, by name.
+    /// Returns the branches, sorted by name.
     ///
     /// # Errors
     /// The history cannot be read.
@@ -111,8 +110,8 @@ impl VolumeHistory {
         )
     }
 
-    /// Where a branch of a volume that is mounted is mounted, beside its tree. It is made if there
-    /// is none of this name, and begins as the volume is now.
+    /// Returns the mount point of a branch of a mounted volume, next to its tree. The branch is
+    /// created from the current state if it does not exist.
     pub(super) fn branch(&self, name: &str) -> VerbResult<PathBuf> {
         let mut client = self.serving()?;
         let all = client.ask(ListBranches::default())?;
@@ -128,8 +127,8 @@ impl VolumeHistory {
         Ok(self.make_branch(name, None, &path)?.path)
     }
 
-    /// Makes a branch of a volume that is mounted, at `path`, which must be free. It begins as a
-    /// checkpoint, or as the volume is now.
+    /// Creates a branch of a mounted volume at `path`, which must not exist. Its base is the
+    /// checkpoint `at`, or the current state.
     pub(super) fn make_branch(
         &self,
         name: &str,
@@ -146,12 +145,12 @@ impl VolumeHistory {
             dry_run: false,
         });
         made.inspect_err(|_| {
-            // The daemon may have done so.
+            // The daemon may have removed it.
             let _ = fs::remove_dir(path);
         })
     }
 
-    /// Makes a checkpoint of a volume that is mounted, unless the newest one is that already.
+    /// Makes a checkpoint of a mounted volume, unless it is unchanged since the newest one.
     pub(super) fn make(&self, note: &str) -> VerbResult<CheckpointId> {
         let options = CheckpointOptions {
             note: note.to_owned(),
@@ -161,8 +160,8 @@ impl VolumeHistory {
         Ok(self.serving()?.ask(options)?.id)
     }
 
-    /// Makes a checkpoint that nobody waits for: that there can be none keeps no container from
-    /// starting or ending.
+    /// Makes an optional checkpoint: a failure is logged, and does not prevent the start or end of
+    /// a container.
     pub(super) fn mark(&self, note: &str) {
         if let Err(error) = self.make(note) {
             tracing::warn!(
@@ -174,7 +173,7 @@ impl VolumeHistory {
         }
     }
 
-    /// Sets keys of the configuration of a volume that is mounted.
+    /// Sets configuration keys of a mounted volume.
     pub(super) fn configure(&self, keys: &[(&'static str, String)]) -> VerbResult<()> {
         let store = self.serving()?.open_store()?;
         let file = self.place.backing.join(STORE_NAME).join(STORE_FILE);
@@ -190,10 +189,9 @@ impl VolumeHistory {
         Ok(())
     }
 
-    /// Pins the checkpoints that uses look at, so that no rule of retention takes them, and unpins
-    /// those that none looks at any more. The pin of somebody else stays as it is, and is as good.
-    /// A pin that cannot be changed keeps no container from starting or ending: a checkpoint that
-    /// is pinned too long is told by `log`.
+    /// Pins the checkpoints that uses refer to, against retention rules, and unpins unused ones.
+    /// Pins of other users are unchanged and sufficient. A failure is logged, and does not prevent
+    /// the start or end of a container; `log` shows a checkpoint that is pinned too long.
     pub(super) fn pin_used(&self, record: &Record) {
         if let Err(error) = self.try_pin_used(record) {
             tracing::warn!(
@@ -228,7 +226,7 @@ impl VolumeHistory {
     }
 }
 
-/// Makes a directory that was not there, for its user alone.
+/// Creates a directory, which must not exist, with access for the owner only.
 fn make_dir_new(path: &Path) -> VerbResult<()> {
     fs::DirBuilder::new()
         .mode(0o700)

@@ -1,7 +1,7 @@
-//! As much of HTTP/1.1 as container engines speak to a plugin: POST, a body with its length,
-//! connections that stay open.
+//! The subset of HTTP/1.1 that container engines use for plugins: POST, bodies with Content-Length,
+//! and persistent connections.
 //!
-//! Headers are not judged: Docker 20.10 sends `Host:` without a value and no Content-Type.
+//! Headers are not validated: Docker 20.10 sends an empty `Host:` and no Content-Type.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -20,53 +20,53 @@ use tokio::time::sleep;
 use super::asker::Asker;
 use super::timed::{Connections, Timed, Turn};
 
-/// Longest head and body in bytes, and most headers.
+/// Maximum size of head and body in bytes, and maximum number of headers.
 const HEAD_BYTES_MAX: usize = 64 << 10;
 const BODY_BYTES_MAX: u64 = 1 << 20;
 const HEADERS_MAX: usize = 100;
-/// Connections at once; an engine uses as many as it has containers to start. One more ends the one
-/// that has been silent longest.
+/// Maximum number of connections; an engine uses one per container to start. A further one closes
+/// the connection that has been silent longest.
 pub const CONNECTIONS_MAX: usize = 256;
-/// How long a head that has begun may take to arrive, its body, and each time that nothing of an
-/// answer is taken.
+/// Timeout for the rest of a request head once begun, for a request body, and for each stall of a
+/// response.
 const PART_TIMEOUT: Duration = if cfg!(test) {
     Duration::from_millis(200)
 } else {
     Duration::from_secs(30)
 };
-/// How long a connection may say nothing.
+/// Maximum idle time of a connection.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(3600);
-/// After a connection that could not be had.
+/// Pause after a failed accept.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(5);
-/// What engines expect.
+/// Content type that engines expect.
 pub const TYPE: &str = "application/vnd.docker.plugins.v1.1+json";
 
-/// A request.
+/// An HTTP request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Such as `POST`.
+    /// Method, such as `POST`.
     pub method: String,
-    /// Such as `/VolumeDriver.Get`.
+    /// Path, such as `/VolumeDriver.Get`.
     pub path: String,
-    /// The body.
+    /// Body.
     pub body: Vec<u8>,
 }
 
-/// An answer.
+/// An HTTP response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Response {
-    /// Such as 200.
+    /// Status, such as 200.
     pub status: u16,
-    /// What the body is.
+    /// Content type of the body.
     pub kind: &'static str,
-    /// The body.
+    /// Body.
     pub body: Vec<u8>,
 }
 
-/// What answers requests, of a process that is known or not. It may wait.
+/// Handler of requests, with the client process if known. It may block.
 pub type Answer = dyn Fn(&Request, Option<Asker>) -> Response + Send + Sync;
 
-/// Answers whoever connects, until `stop`; what was asked by then is answered.
+/// Serves connections until `stop`, and completes the requests received by then.
 pub async fn serve(listener: UnixListener, stop: impl Future<Output = ()>, answer: Arc<Answer>) {
     let mut connections = Connections::new(CONNECTIONS_MAX);
     let ending = GracefulShutdown::new();
@@ -99,8 +99,8 @@ pub async fn serve(listener: UnixListener, stop: impl Future<Output = ()>, answe
     ending.shutdown().await;
 }
 
-/// Answers the requests of a connection, one after the other, until it ends; what is not HTTP is
-/// answered, and ends it.
+/// Serves the requests of a connection sequentially until it ends. Input that is not HTTP gets an
+/// error response, and ends it.
 fn connection(
     stream: UnixStream,
     turn: Turn,
@@ -133,7 +133,7 @@ async fn answered(
 ) -> Answered {
     let (head, body) = request.into_parts();
     match body.size_hint().exact() {
-        // No engine sends such a one; its length would be known at its end only.
+        // No engine sends a chunked body; its length would be known only at its end.
         None => return refused(411, "the length of the body is missing"),
         Some(bytes) if bytes > BODY_BYTES_MAX => return refused(413, "the body is too long"),
         Some(_) => {}
@@ -153,7 +153,7 @@ async fn answered(
         .body(body.into())?)
 }
 
-/// The connection ends with it.
+/// Creates an error response that closes the connection.
 fn refused(status: u16, why: &str) -> Answered {
     let body = format!("{{\"Err\":\"{why}\"}}\n");
     Ok(hyper::Response::builder()
@@ -169,7 +169,7 @@ mod tests {
 
     use super::*;
 
-    /// What comes back for some bytes, to a server that answers with what it was asked.
+    /// Returns the response to some bytes, from a server that echoes the request.
     fn said(bytes: &[u8]) -> String {
         let (mut ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
         let server = std::thread::spawn(move || {
@@ -183,7 +183,7 @@ mod tests {
                 .enable_all()
                 .build()
                 .unwrap();
-            // That it is not HTTP is an error of the connection too.
+            // Input that is not HTTP is also an error of the connection.
             let _ = runtime.block_on(async {
                 connection(
                     UnixStream::from_std(theirs).unwrap(),
@@ -253,8 +253,8 @@ mod tests {
         );
     }
 
-    /// Half a head, half a body, or an answer that is not taken does not keep a connection; silence
-    /// does, and so does an answer that takes long.
+    /// An incomplete head or body, or a response that is not read, ends a connection. Silence and a
+    /// slow handler do not.
     #[test]
     fn nobody_keeps_us_waiting_but_by_silence() {
         let big = vec![b'x'; 8 << 20];

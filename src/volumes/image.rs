@@ -1,8 +1,7 @@
-//! Filesystems in files: a pool where there is no reflink-capable filesystem, and volumes of a
-//! certain size (docs/adr/0018-volumes.md).
+//! Filesystem images: for a pool without a reflink-capable filesystem, and for volumes with a size
+//! (docs/adr/0018-volumes.md).
 //!
-//! The file is sparse: it takes what was written. An image is formatted under another name and
-//! renamed when that is done.
+//! The file is sparse. An image is formatted under a temporary name and then renamed.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -15,14 +14,14 @@ use super::files::sync_parent;
 use super::tool::tool;
 use crate::engine::api::VerbResult;
 
-/// How often a loop device is asked for, and how long after each other.
+/// Number of attempts to get a loop device, and the pause between them.
 const LOOP_TRIES: u32 = 8;
 const LOOP_PAUSE: Duration = Duration::from_millis(50);
 
-/// Makes an image of `bytes` with an empty XFS, if there is none.
+/// Creates an image of `bytes` with an empty XFS, unless it exists.
 ///
 /// # Errors
-/// No room, no mkfs.xfs.
+/// No space; mkfs.xfs is missing.
 pub fn make(image: &Path, bytes: u64) -> VerbResult<()> {
     if image.exists() {
         return Ok(());
@@ -47,10 +46,10 @@ pub fn make(image: &Path, bytes: u64) -> VerbResult<()> {
     in_place
 }
 
-/// Mounts an image at a directory, if nothing is mounted there.
+/// Mounts an image at a directory, unless something is mounted there.
 ///
 /// # Errors
-/// No loop device, no permission, a damaged filesystem.
+/// No loop device, no permission, or a damaged filesystem.
 pub fn mount(image: &Path, at: &Path) -> VerbResult<()> {
     if facts::is_mounted(at)? {
         return Ok(());
@@ -65,7 +64,7 @@ pub fn mount(image: &Path, at: &Path) -> VerbResult<()> {
     ];
     for _ in 1..LOOP_TRIES {
         match tool("mount", &arguments) {
-            // Somebody else was faster to take the device that was free.
+            // The free loop device was taken concurrently.
             Err(error) if error.message.contains("loop device") => std::thread::sleep(LOOP_PAUSE),
             done => return done,
         }
@@ -73,11 +72,11 @@ pub fn mount(image: &Path, at: &Path) -> VerbResult<()> {
     tool("mount", &arguments)
 }
 
-/// Makes the filesystem in an image larger: it has `bytes` then, mounted at `at` or not. One that
-/// has them already stays as it is.
+/// Grows the filesystem in an image to `bytes`, whether or not it is mounted at `at`. It is never
+/// shrunk.
 ///
 /// # Errors
-/// No room, no xfs_growfs.
+/// No space; xfs_growfs is missing.
 pub fn grow(image: &Path, at: &Path, bytes: u64) -> VerbResult<()> {
     let file = File::options()
         .write(true)
@@ -102,10 +101,10 @@ pub fn grow(image: &Path, at: &Path, bytes: u64) -> VerbResult<()> {
     if rests { grown.and(unmount(at)) } else { grown }
 }
 
-/// Unmounts what [`mount`] has mounted; the loop device goes with it.
+/// Unmounts an image mounted by [`mount`]; this also frees the loop device.
 ///
 /// # Errors
-/// It is in use.
+/// The image is in use.
 pub fn unmount(at: &Path) -> VerbResult<()> {
     if facts::is_mounted(at)? {
         tool("umount", &[at.as_os_str()])

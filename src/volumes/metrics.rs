@@ -1,5 +1,5 @@
-//! `GET /metrics` on the driver's socket: numbers of the pool, and of the daemon of each volume
-//! that is mounted, in the text format of Prometheus.
+//! `GET /metrics` on the driver's socket: metrics of the pool and of the daemon of each mounted
+//! volume, in the Prometheus text format.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,28 +14,28 @@ use super::registry::Registry;
 use crate::engine::api::{GetStats, GetStatus, VerbResult};
 use crate::engine::metrics::{Families, Tree, label, text};
 
-/// Daemons that have not answered by then are told as down; a collector waits for ten seconds.
+/// Daemons that do not answer in time are reported as down; a collector waits for ten seconds.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// Threads that ask daemons. One whose daemon does not answer is not available again before that
-/// does: a daemon that hangs takes one of them, and not one with each question.
+/// Maximum number of query threads. A thread stays occupied until its daemon answers, so a hung
+/// daemon occupies one thread in total, not one per request.
 const ASKERS_MAX: usize = 8;
-/// The format, with the version that the collector goes by.
+/// Content type, with the version of the format.
 const TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Asks the daemons of a pool.
+/// Collects metrics from the daemons of a pool.
 #[derive(Clone, Debug, Default)]
 pub struct Collector {
-    /// Threads that ask.
+    /// Number of query threads.
     askers: Arc<AtomicUsize>,
 }
 
-/// Whether it is the numbers that are asked for.
+/// Whether a request is for metrics.
 pub fn are_asked(request: &Request) -> bool {
     request.method == "GET" && request.path == "/metrics"
 }
 
 impl Collector {
-    /// The numbers; 500 with the reason if the pool cannot be read.
+    /// Returns the metrics, or status 500 with the reason if the pool cannot be read.
     pub fn answer(&self, pool: &Pool) -> Response {
         let (status, body) = match self.collected(pool.registry()) {
             Ok(body) => (200, body),
@@ -79,7 +79,7 @@ impl Collector {
         Ok(pool.text + &text(&trees))
     }
 
-    /// What the daemons say, as far as they say it in time.
+    /// Returns the metrics of the daemons that answer in time.
     fn asked(&self, registry: &Registry, volumes: Vec<Record>) -> BTreeMap<String, Tree> {
         let until = Instant::now() + ANSWER_TIMEOUT;
         let wanted = volumes.len().min(ASKERS_MAX);
@@ -90,19 +90,19 @@ impl Collector {
         }
         drop(tell);
         let mut all = BTreeMap::new();
-        // It ends when nobody asks any more.
+        // Ends when the last query thread has ended.
         while let Ok((name, tree)) =
             told.recv_timeout(until.saturating_duration_since(Instant::now()))
         {
             all.insert(name, tree);
         }
-        // Whoever is late finds nothing left to ask.
+        // Late threads find no volume left to query.
         let mut left = volumes.lock().unwrap_or_else(PoisonError::into_inner);
         left.clear();
         all
     }
 
-    /// Starts a thread that asks for one volume after the other, if there may be one more.
+    /// Starts a query thread, unless the maximum is reached.
     fn start(
         &self,
         registry: Registry,
@@ -123,7 +123,7 @@ impl Collector {
             };
             while let Some(record) = next() {
                 if let Some(tree) = tree(&registry, &record) {
-                    // Nobody may wait for it any more.
+                    // The receiver may be gone.
                     let _ = tell.send((record.name, tree));
                 }
             }
@@ -137,7 +137,7 @@ impl Collector {
     }
 }
 
-/// One of the threads that ask, as long as it lives.
+/// Counts a query thread while it lives.
 struct Asker(Arc<AtomicUsize>);
 
 impl Drop for Asker {

@@ -1,29 +1,28 @@
-//! Container volumes: a pool of trees, each with a history of its own, and the volume driver that
-//! serves them to a container engine.
+//! Container volumes: a pool of trees, each with its own history, and the volume driver that serves
+//! them to a container engine.
 //!
 //! ```text
-//! ROOT/volumes/NAME/      a volume's tree, with its history in .ckptfs; ROOT/images/NAME.img is mounted there if the volume has a size
-//! ROOT/mnt/NAME/          where it is mounted while somebody uses it, unless it is staged
-//! ROOT/meta/NAME.json     what is known of it; written whole (new file, fsync, rename), so that it is the old or the new one
-//! ROOT/locks/NAME         locked (flock(2)) while somebody works on it: the driver's threads and programs of the command line alike
-//! ROOT/staging/           trees that are being made, and such that are being removed
-//! ROOT/fetched/NAME/      what has come of a volume that a remote has; it is gone on with for a day
-//! ROOT/trash/             volumes that were removed with on-remove=trash
+//! ROOT/volumes/NAME/      tree of a volume, with its history in .ckptfs; mount point of ROOT/images/NAME.img if the volume has a size
+//! ROOT/mnt/NAME/          mount point of a volume in use, unless it is staged
+//! ROOT/meta/NAME.json     record of a volume; written atomically (new file, fsync, rename)
+//! ROOT/locks/NAME         lock file (flock(2)) of a volume, for the threads of the driver and for the command line
+//! ROOT/staging/           trees being created
+//! ROOT/gone/              trees being deleted
+//! ROOT/fetched/NAME/      partial fetch of a volume from a remote; can be resumed for a day
+//! ROOT/trash/             volumes removed with on-remove=trash
 //! ```
 //!
-//! **Nothing is done here that a verb does.** Mounting, unmounting and forking is done by the
-//! functions of these verbs, which the command line lends ([`Verbs`]): so a volume is served as any
-//! directory is, by a holder and a daemon that do not depend on the driver and outlive it
-//! (docs/adr/0009).
+//! **Verbs are not reimplemented.** Mount, unmount and fork call the functions of these verbs,
+//! which the command line provides ([`Verbs`]). A volume is therefore served like any directory, by
+//! a holder and a daemon that are independent of the driver and outlive it (docs/adr/0009).
 //!
-//! **Facts before records.** Which mounts a container engine has asked for is recorded, as a set;
-//! whether a volume is really in use is what the kernel's tables of mounts say, of all processes
-//! ([`facts`]). Records are what unmounting goes by, for a container may be about to be started;
-//! facts are what removal and the start of the driver go by.
+//! **Facts and records.** The mounts requested by an engine are recorded as a set. Whether a volume
+//! is really in use is determined from the kernel's mount tables of all processes ([`facts`]).
+//! Unmounting is based on the records, because a container may be about to start. Removal and the
+//! start of the driver are based on the facts.
 //!
-//! **Locking.** One flock(2) for each volume, taken by whoever changes something of it, and never
-//! two at a time but for a volume that is made from another: then first the new one's, whose name
-//! nobody else can have got yet. No locks in memory.
+//! **Locking.** One flock(2) per volume, held for every change. Two are held only to create a
+//! volume from another one, the new one first: its name is not in use yet. No locks in memory.
 
 mod asker;
 pub mod bind;

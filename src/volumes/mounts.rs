@@ -1,4 +1,4 @@
-//! Volumes are mounted while somebody uses them, and unmounted when nobody does.
+//! Mounts of volumes: a volume is mounted at its first use and unmounted after its last.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,31 +17,31 @@ use super::registry::Registry;
 use super::verbs::Verbs;
 use crate::engine::api::{Code, DropBranch, Unmount, VerbError, VerbResult};
 
-/// How long a daemon may take to put its store in order.
+/// Maximum time for a daemon to close its store.
 const END_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long a daemon that a killed driver has left may take to serve, and how often to see.
+/// How long to wait for a daemon started by a killed driver, and the pause between checks.
 const STARTING_PATIENCE: Duration = Duration::from_secs(3);
 const STARTING_PAUSE: Duration = Duration::from_millis(20);
 
-/// How uses by this program begin; an engine's are hexadecimal.
+/// Prefix of the ids of uses by this program; an engine's ids are hexadecimal.
 pub(super) const OWN_ID: &str = "verb-";
 
-/// Mounting and unmounting, and who uses what.
+/// Mounts and unmounts volumes, and records their uses.
 #[derive(Clone, Debug)]
 pub struct Mounts {
     pub(super) registry: Registry,
     pub(super) verbs: Arc<dyn Verbs>,
 }
 
-/// Where a volume is really mounted.
+/// Actual mounts of a volume.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shown {
-    /// Where we put it.
+    /// At our mount point.
     pub here: bool,
-    /// Elsewhere: in a container, mostly.
+    /// Elsewhere, mostly in containers.
     pub elsewhere: bool,
-    /// The volume is a fresh copy each time.
+    /// The volume is a new copy for each use.
     pub ephemeral: bool,
 }
 
@@ -50,14 +50,14 @@ impl Mounts {
         Mounts { registry, verbs }
     }
 
-    /// Begins to use a volume, or a past state of it: it is mounted when this returns. `id` is what
-    /// the use is called; who is known by `by` and killed cannot give it back, which can be told
-    /// then.
+    /// Starts a use of a volume or of a past state of it, which is mounted on return. `id`
+    /// identifies the use. If the process `by` is killed and cannot end the use, that can be
+    /// detected.
     ///
     /// # Errors
-    /// `no-such-volume`, `unknown-checkpoint`, why it cannot be mounted.
+    /// `no-such-volume`, `unknown-checkpoint`; failures of the mount.
     pub fn mount(&self, named: &Named, id: &str, by: Option<Asker>) -> VerbResult<PathBuf> {
-        // What is no volume gets no lock.
+        // No lock file is created for a volume that does not exist.
         self.registry.get(&named.volume)?;
         let _locked = self.registry.lock(&named.volume)?;
         let mut record = self.registry.get(&named.volume)?;
@@ -86,7 +86,7 @@ impl Mounts {
         mounted
     }
 
-    /// Ends a use. One that nobody knows, of whatever volume, has ended.
+    /// Ends a use. An unknown use or volume is not an error.
     ///
     /// # Errors
     /// The pool cannot be written.
@@ -100,7 +100,8 @@ impl Mounts {
         };
         if record.take(&use_id(named, id)) {
             if named.checkpoint.is_some() {
-                // Before it is forgotten: a driver that is killed in between is asked again.
+                // Before the record is saved: a driver killed in between receives the request
+                // again.
                 self.registry.history(&record)?.pin_used(&record);
             }
             self.registry.save(&record)?;
@@ -112,11 +113,11 @@ impl Mounts {
         }
     }
 
-    /// Does something with a volume, which is mounted meanwhile. `what` tells it from other things
-    /// that this program does.
+    /// Calls `work` on a volume, which is mounted during the call. `what` distinguishes concurrent
+    /// calls of this program.
     ///
     /// # Errors
-    /// As of [`Mounts::mount`]; those of the work.
+    /// As [`Mounts::mount`]; those of `work`.
     pub fn during<T, E: From<VerbError>>(
         &self,
         volume: &str,
@@ -126,10 +127,10 @@ impl Mounts {
         self.during_of(&Named::whole(volume), what, work)
     }
 
-    /// The same with a past state or a branch; the branch is made if there is none.
+    /// As [`Mounts::during`], for a past state or a branch; a missing branch is created.
     ///
     /// # Errors
-    /// As of [`Mounts::during`].
+    /// As [`Mounts::during`].
     pub(super) fn during_of<T, E: From<VerbError>>(
         &self,
         named: &Named,
@@ -142,18 +143,18 @@ impl Mounts {
         done
     }
 
-    /// Makes a branch of a volume, which begins as that is now; one that there is stays.
+    /// Creates a branch of a volume from its current state; an existing one is left unchanged.
     ///
     /// # Errors
-    /// `bad-option`: of a volume that is a fresh copy each time. Those of making a branch.
+    /// `bad-option`: the volume is ephemeral. Failures to create a branch.
     pub fn make_branch(&self, named: &Named) -> VerbResult<()> {
         self.during_of(named, "branch", |_| Ok(()))
     }
 
-    /// Drops a branch of a volume, to the trash of its tree, and forgets who has asked for it.
+    /// Moves a branch of a volume to the trash of its tree, and removes its recorded uses.
     ///
     /// # Errors
-    /// `branch-in-use`: it is mounted in a container, or a process has something of it open.
+    /// `branch-in-use`: it is mounted in a container, or a process has a file of it open.
     pub fn drop_branch(&self, volume: &str, branch: &str) -> VerbResult<()> {
         let history = |volume| self.registry.history(&self.registry.get(volume)?);
         if !history(volume)?
@@ -161,7 +162,7 @@ impl Mounts {
             .iter()
             .any(|one| one.name == branch)
         {
-            // The name of one that was never made.
+            // The branch was never created.
             return Ok(());
         }
         self.during(volume, &format!("drop {branch}"), |_| {
@@ -182,7 +183,7 @@ impl Mounts {
         Ok(())
     }
 
-    /// Where a volume, or a branch of it, is used besides where we put it.
+    /// Returns a use of a volume, or of a branch of it, other than at our mount point.
     fn used_elsewhere(&self, record: &Record, place: &Place) -> VerbResult<Option<Elsewhere>> {
         if let Some(found) = facts::elsewhere(place)?.used.into_iter().next() {
             return Ok(Some(found));
@@ -204,13 +205,13 @@ impl Mounts {
         Ok(None)
     }
 
-    /// Where a volume that is mounted is seen.
+    /// Returns the mount point of a mounted volume.
     fn point(&self, record: &Record) -> VerbResult<PathBuf> {
         let place = self.registry.place(record)?;
         Ok(facts::served(&facts::table()?, &place).unwrap_or(place.point))
     }
 
-    /// Where a past state of a mounted volume is seen; it is pinned as long as it is used.
+    /// Returns the path of a past state of a mounted volume. It is pinned while in use.
     fn show_past(
         &self,
         record: &mut Record,
@@ -225,12 +226,12 @@ impl Mounts {
         }
         self.registry.save(record)?;
         history.pin_used(record);
-        // It may have been deleted just before.
+        // It may have been deleted before it was pinned.
         let shown = history.checkpoint(&number.to_string())?.id;
         Ok(point.join(".snapshots").join(shown.to_string()))
     }
 
-    /// Where a branch of a mounted volume is mounted.
+    /// Returns the mount point of a branch of a mounted volume.
     fn show_branch(&self, record: &Record, branch: &str) -> VerbResult<PathBuf> {
         if record.parsed()?.ephemeral {
             return Err(error(
@@ -244,7 +245,7 @@ impl Mounts {
         facts::branch_at(self.registry.history(record)?.branch(branch)?)
     }
 
-    /// Mounts a volume, if it is not.
+    /// Mounts a volume unless it is mounted.
     pub(super) fn serve(&self, record: &mut Record, first: bool, asked: bool) -> VerbResult<()> {
         let options = record.parsed()?;
         let place = self.registry.place(record)?;
@@ -262,7 +263,7 @@ impl Mounts {
             if options.source.is_none() {
                 make_dir(&place.point, 0o711)?;
             }
-            // What serves it must be known to be ours before it is there.
+            // The mount must be recorded as ours before it exists.
             record.mounted = true;
             self.registry.save(record)?;
             self.start(&place, &options)?;
@@ -278,8 +279,8 @@ impl Mounts {
         Ok(())
     }
 
-    /// Starts what serves a volume. A driver that was killed may have left a daemon that is still
-    /// about to do the same: then that one's mount is as good.
+    /// Starts the daemon of a volume. A daemon of a killed driver may still be starting; its mount
+    /// is accepted.
     fn start(&self, place: &Place, options: &Options) -> VerbResult<()> {
         let started = Instant::now();
         loop {
@@ -298,8 +299,8 @@ impl Mounts {
         }
     }
 
-    /// Unmounts a volume that nobody has asked for, unless it is used nevertheless: then it stays
-    /// until it is not.
+    /// Unmounts a volume without recorded uses. If it is still in use, it stays mounted until the
+    /// use ends.
     pub(super) fn rest(&self, record: &mut Record, asked: bool) -> VerbResult<()> {
         let options = record.parsed()?;
         let place = self.registry.place(record)?;
@@ -334,7 +335,7 @@ impl Mounts {
         self.rest_source(record)
     }
 
-    /// What is left to do when it is not mounted any more.
+    /// Cleans up after an unmount.
     pub(super) fn rested(
         &self,
         record: &mut Record,
@@ -354,7 +355,7 @@ impl Mounts {
             self.registry.dirs().delete(&record.name)?;
         }
         if place.point != place.backing {
-            // It is made anew when it is needed; only an empty directory goes.
+            // Created again when needed. rmdir(2) removes only an empty directory.
             let _ = fs::remove_dir(&place.point);
         }
         if record.mounted {
@@ -364,8 +365,8 @@ impl Mounts {
         Ok(())
     }
 
-    /// Unmounts. Copies of the mount may keep the filesystem, and come at any moment (whoever makes
-    /// a namespace has one): its daemon ends all the same.
+    /// Unmounts a volume and waits for its daemon. Copies of the mount in other namespaces, which
+    /// can appear at any time, may keep the filesystem alive; the daemon ends nevertheless.
     fn stop(&self, record: &Record, place: &Place) -> VerbResult<()> {
         if let Some(mut client) = self.registry.history(record)?.daemon() {
             match client.ask(Unmount {
@@ -381,7 +382,7 @@ impl Mounts {
                         "try again later",
                     ));
                 }
-                // One that was started by another version; the command knows what to do.
+                // The daemon has another version; the command handles that.
                 Err(why) if why.code == Code::ProtocolVersion => {}
                 Err(why) => return Err(why),
             }
@@ -389,18 +390,18 @@ impl Mounts {
         self.verbs.unmount(&place.point)
     }
 
-    /// Unmounts a volume that is to be removed.
+    /// Unmounts a volume before its removal.
     ///
     /// # Errors
-    /// `in-use`: it is mounted in a container, whatever is recorded, or a process has something
-    /// open in it.
+    /// `in-use`: it is mounted in a container, even without a record, or a process has a file of it
+    /// open.
     pub(super) fn end(&self, record: &Record, options: &Options, place: &Place) -> VerbResult<()> {
         if !is_ours(record, options) {
             return Ok(());
         }
         facts::refuse_used(&record.name, facts::still_elsewhere(place)?.as_ref())?;
         match facts::shown(&facts::table()?, place).first() {
-            // It ends as it is dropped.
+            // It is unmounted when it is dropped.
             Some(_) if record.branch().is_some() => Ok(()),
             Some(_) => self.stop(record, place).map_err(|cause| VerbError {
                 code: Code::InUse,
@@ -410,8 +411,8 @@ impl Mounts {
         }
     }
 
-    /// Forgets the uses that `stays` does not take, and unmounts the volume if none is left. Does
-    /// nothing while somebody works on it, and returns false then.
+    /// Removes the recorded uses that `stays` rejects, and unmounts the volume if none remains.
+    /// Returns `false` without any effect if the volume is locked.
     pub(super) fn drop_uses(
         &self,
         name: &str,
@@ -455,11 +456,11 @@ impl Mounts {
         Ok(true)
     }
 
-    /// Ends the use of an ephemeral volume if all who asked for it were killed and no container has
-    /// it, so that the next one gets a fresh copy.
+    /// Ends the uses of an ephemeral volume if all their processes were killed and no container has
+    /// it mounted. The next use then gets a new copy.
     ///
     /// # Errors
-    /// `in-use`: something still has the old copy open.
+    /// `in-use`: a process still has a file of the old copy open.
     fn end_orphans(&self, record: &mut Record) -> VerbResult<()> {
         let orphans = !record.mounts.is_empty() && record.mounts.iter().all(MountId::is_orphan);
         if !record.parsed()?.ephemeral
@@ -491,13 +492,13 @@ impl Mounts {
     }
 }
 
-/// A use by a verb is no use by a container: no checkpoint is made for it.
+/// Whether a use belongs to a verb. No automatic checkpoint is made for such a use.
 pub(super) fn is_own(id: &str) -> bool {
     id.starts_with(OWN_ID)
 }
 
-/// The use of a past state, or of a branch, is another one than that of the volume, though an engine
-/// may call both the same.
+/// Returns the id of a use. A use of a past state or branch differs from a use of the volume,
+/// although an engine may give both the same id.
 fn use_id(named: &Named, id: &str) -> String {
     match (&named.checkpoint, &named.branch) {
         (Some(state), _) => format!("{id}@{state}"),
@@ -506,13 +507,12 @@ fn use_id(named: &Named, id: &str) -> String {
     }
 }
 
-/// What a branch adds to the id of a use; no checkpoint can be called so.
+/// Returns the suffix of a use of a branch; no checkpoint can have this name.
 fn branch_part(branch: &str) -> String {
     format!("branch/{branch}")
 }
 
-/// Whether a mount of the volume is one that we have made: in the pool nobody else does, and of a
-/// directory that there was it is recorded.
+/// Whether a mount of the volume was made by us: always in the pool, otherwise if recorded.
 fn is_ours(record: &Record, options: &Options) -> bool {
     record.mounted || options.source.is_none()
 }

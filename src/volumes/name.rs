@@ -1,29 +1,29 @@
-//! Names of volumes. An engine hands on whatever somebody typed, also `../../etc`: what is no name
-//! gets nowhere near a path.
+//! Names of volumes. An engine passes on arbitrary input, including `../../etc`, so names are
+//! validated before they become part of a path.
 
 use super::error::{error, hinted};
 use crate::engine::api::{Code, VerbResult};
 use crate::engine::branches::check_name;
 
-/// Longest name in bytes: room is left for what is put behind it in names of files.
+/// Maximum length of a name in bytes, with space for suffixes of file names.
 pub const NAME_BYTES_MAX: usize = 200;
 
-/// What the name of a branch of a volume has before it.
+/// Prefix of the name of a branch.
 const BRANCH: &str = "branch/";
 
-/// What somebody calls a volume, a past state or a branch of one.
+/// Name of a volume, of a past state of it, or of a branch of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Named {
     /// The volume.
     pub volume: String,
-    /// The checkpoint, of `volume@checkpoint`: what is meant is that state, read-only.
+    /// The checkpoint in `volume@checkpoint`: the state, read-only.
     pub checkpoint: Option<String>,
-    /// The branch, of `volume@branch/name`.
+    /// The branch in `volume@branch/name`.
     pub branch: Option<String>,
 }
 
 impl Named {
-    /// A volume as a whole.
+    /// Names a volume itself.
     pub fn whole(volume: &str) -> Named {
         Named {
             volume: volume.to_owned(),
@@ -32,7 +32,7 @@ impl Named {
     }
 }
 
-/// Takes `NAME`, `NAME@CHECKPOINT`, or `NAME@branch/BRANCH`.
+/// Parses `NAME`, `NAME@CHECKPOINT`, or `NAME@branch/BRANCH`.
 ///
 /// # Errors
 /// `bad-name`.
@@ -62,8 +62,8 @@ pub fn parse(text: &str) -> VerbResult<Named> {
     }
 }
 
-/// A name is a letter or digit, and then letters, digits, `_`, `.` and `-`; so it is one component
-/// of a path, never hidden, never an option.
+/// Checks the name of a volume: a letter or digit, followed by letters, digits, `_`, `.` and `-`.
+/// Such a name is a single path component, never hidden, and never an option.
 ///
 /// # Errors
 /// `bad-name`.
@@ -95,7 +95,7 @@ pub fn check(name: &str) -> VerbResult<()> {
     ))
 }
 
-/// The name of a checkpoint is asked for as it is; what cannot be one is refused here.
+/// Rejects text that cannot name a checkpoint. Whether the checkpoint exists is not checked.
 ///
 /// # Errors
 /// `bad-name`.
@@ -115,7 +115,7 @@ pub fn check_checkpoint(name: &str) -> VerbResult<()> {
     ))
 }
 
-/// A key of any text that can be the name of a file.
+/// Returns a key for any text that is usable as a file name.
 pub fn key(text: &str) -> String {
     blake3::hash(text.as_bytes())
         .to_hex()

@@ -1,6 +1,5 @@
-//! Options of a volume, as `docker volume create -o NAME=VALUE` hands them on. One that is not
-//! known is refused: an engine keeps what it was told and says nothing, so a misspelt one would
-//! never be found.
+//! Options of a volume, as passed by `docker volume create -o NAME=VALUE`. Unknown options are
+//! rejected: an engine stores options without validation, so a misspelt one would go unnoticed.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -11,7 +10,7 @@ use super::name;
 use crate::engine::api::{Code, VerbError, VerbResult};
 use crate::engine::settings::{self, Value};
 
-/// Every option, and what it wants.
+/// All options with their values.
 pub const OPTIONS: [(&str, &str); 15] = [
     (
         "from",
@@ -54,67 +53,67 @@ pub const OPTIONS: [(&str, &str); 15] = [
     ("snapdir", "hidden or visible"),
 ];
 
-/// The smallest filesystem that mkfs.xfs makes.
+/// Minimum size of a filesystem made by mkfs.xfs.
 pub const SIZE_BYTES_MIN: u64 = 300 << 20;
-/// Shortest time between two automatic checkpoints.
+/// Minimum interval of automatic checkpoints.
 const EVERY_MIN: Duration = Duration::from_secs(1);
 
-/// What becomes of a volume that is removed.
+/// Action on removal of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnRemove {
-    /// It is set aside, and can be had back.
+    /// Move it to the trash, where it can be recovered.
     Trash,
-    /// It is gone.
+    /// Delete it.
     Delete,
 }
 
-/// When checkpoints are made by themselves.
+/// Automatic checkpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Auto {
-    /// When the first one begins to use it.
+    /// At the start of the first use.
     pub mount: bool,
-    /// When the last one has ended.
+    /// At the end of the last use.
     pub unmount: bool,
-    /// So often.
+    /// At this interval.
     pub every: Option<Duration>,
 }
 
-/// The options of a volume, understood.
+/// Parsed options of a volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// The volume to begin with, and which state of it.
+    /// The source volume and its state.
     pub from: Option<(String, Option<String>)>,
-    /// The remote that has that volume, if it is not in this pool.
+    /// The remote that has the source volume, if it is not in this pool.
     pub remote: Option<String>,
-    /// The directory to serve.
+    /// The existing directory to serve.
     pub source: Option<PathBuf>,
-    /// Bytes that it may take.
+    /// Size limit in bytes.
     pub size: Option<u64>,
     /// Owner of the root directory.
     pub uid: Option<u32>,
-    /// Group of it.
+    /// Group of the root directory.
     pub gid: Option<u32>,
-    /// Mode of it.
+    /// Mode of the root directory.
     pub mode: Option<u32>,
-    /// Nobody may write.
+    /// The volume is read-only.
     pub readonly: bool,
-    /// A copy for each time of use.
+    /// A new copy for each use.
     pub ephemeral: bool,
-    /// Checkpoints that nobody asks for.
+    /// Automatic checkpoints.
     pub auto: Auto,
-    /// Keys of the configuration, and their values.
+    /// Configuration keys and their values.
     pub keep: Vec<(&'static str, String)>,
-    /// What removal does; as the pool has it if not given.
+    /// Action on removal; `None`: the default of the pool.
     pub on_remove: Option<OnRemove>,
-    /// Whether `.snapshots` is listed.
+    /// Visibility of `.snapshots` in listings.
     pub snapdir: Option<&'static str>,
 }
 
 impl Options {
-    /// Understands what somebody wrote.
+    /// Parses options.
     ///
     /// # Errors
-    /// `unknown-option`, with the nearest that is known; `bad-option`.
+    /// `unknown-option`, with the most similar option; `bad-option`.
     pub fn parse(given: &BTreeMap<String, String>) -> VerbResult<Options> {
         let mut options = Options::default();
         let mut checkpoint = None;
@@ -168,7 +167,7 @@ impl Options {
         options.complete(checkpoint)
     }
 
-    /// Puts the checkpoint to its volume, and refuses what cannot be together.
+    /// Combines `checkpoint` with `from`, and rejects conflicting options.
     fn complete(mut self, checkpoint: Option<String>) -> VerbResult<Options> {
         match (&mut self.from, checkpoint) {
             (None, Some(_)) => {
@@ -260,7 +259,7 @@ fn unknown(name: &str) -> VerbError {
     )
 }
 
-/// `-o readonly` comes without a value.
+/// Accepts `-o readonly` without a value.
 fn flag(value: &str) -> Option<bool> {
     match value {
         "" | "true" | "1" | "yes" => Some(true),
@@ -269,7 +268,7 @@ fn flag(value: &str) -> Option<bool> {
     }
 }
 
-/// The largest number says in chown(2) that nothing is to change.
+/// chown(2) interprets the maximum value as "unchanged".
 fn id(value: &str) -> Option<u32> {
     value.parse().ok().filter(|id| *id != u32::MAX)
 }
@@ -314,7 +313,7 @@ fn auto(value: &str) -> Option<Auto> {
     Some(auto)
 }
 
-/// Keys of the configuration that say the same, or keep more.
+/// Converts `keep` to configuration keys that keep at least as much.
 fn keep(value: &str) -> Option<Vec<(&'static str, String)>> {
     const UNITS: [(&str, u64); 3] = [
         ("retention.keep-hourly", 3600),
@@ -333,12 +332,13 @@ fn keep(value: &str) -> Option<Vec<(&'static str, String)>> {
         before = span;
     }
     keys.push(("retention.auto", "1h".to_owned()));
-    // The driver asks the daemon for its own checkpoints (`auto`), and `keep` is about all of them.
+    // The driver requests its own checkpoints (`auto`), which therefore are not automatic for the
+    // daemon; `keep` applies to all.
     keys.push(("retention.manual", "true".to_owned()));
     Some(keys)
 }
 
-/// As [`span`]; `2y` too, for here nobody counts days.
+/// As [`span`], but also accepts years (`2y`); the exact number of days does not matter here.
 fn year_or_span(text: &str) -> Option<Duration> {
     match text.strip_suffix('y').map(str::parse::<u32>) {
         Some(Ok(years @ 1..=100)) => Some(Duration::from_secs(u64::from(years) * 366 * 86_400)),

@@ -1,4 +1,4 @@
-//! The pool: volumes are made and removed.
+//! The pool: creation and removal of volumes.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -27,11 +27,11 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Opens the pool at `root`, and makes it if there is none; volumes are mounted in `mounts`, or
-    /// in the pool.
+    /// Opens the pool at `root`, creating it if missing. Volumes are mounted in `mounts`, or in the
+    /// pool.
     ///
     /// # Errors
-    /// Those of making directories.
+    /// Failures to create directories.
     pub fn open(root: &Path, mounts: Option<&Path>, verbs: Arc<dyn Verbs>) -> VerbResult<Pool> {
         let registry = Registry::new(Dirs::open(root, mounts)?);
         Ok(Pool {
@@ -41,38 +41,38 @@ impl Pool {
         })
     }
 
-    /// As it is, but with what removal does where a volume does not say.
+    /// Sets the default action on removal.
     pub fn with_on_remove(self, on_remove: OnRemove) -> Pool {
         Pool { on_remove, ..self }
     }
 
-    /// The volumes that there are.
+    /// Returns the registry of volumes.
     pub fn registry(&self) -> &Registry {
         &self.registry
     }
 
-    /// What mounts and unmounts them.
+    /// Returns the mounts.
     pub fn mounts(&self) -> &Mounts {
         &self.mounts
     }
 
-    /// What was removed and can be had back.
+    /// Returns the trash.
     pub fn trash(&self) -> Trash<'_> {
         Trash::of(&self.registry)
     }
 
-    /// Makes a volume; one that is there with the same options is what was asked for.
+    /// Creates a volume; returns an existing one with the same options.
     ///
     /// # Errors
-    /// `bad-name`, `unknown-option`, `bad-option`, `volume-exists`, what goes wrong with the tree.
-    /// Nothing is left then.
+    /// `bad-name`, `unknown-option`, `bad-option`, `volume-exists`; failures to create the tree.
+    /// Nothing remains then.
     pub fn create(&self, name: &str, given: &BTreeMap<String, String>) -> VerbResult<Record> {
         self.make(Record::new(name, given.clone()), |there| {
             there.options == *given
         })
     }
 
-    /// Makes a volume; one that is there is what was asked for if `same` says so.
+    /// Creates a volume; returns an existing one if `same` accepts it.
     pub(super) fn make(
         &self,
         mut record: Record,
@@ -105,7 +105,7 @@ impl Pool {
         let made = self
             .make_tree(&mut record, &options)
             .and_then(|()| self.registry.save(&record));
-        // What there is of a branch is on record, and goes when somebody asks again.
+        // The remains of a branch are recorded, and removed at the next attempt.
         if made.is_err() && record.branch().is_none() {
             if options.source.is_none() {
                 self.registry.dirs().unmake(name);
@@ -126,8 +126,8 @@ impl Pool {
                 Err(cause) => Err(io_error(source.display(), cause)),
             };
         }
-        // A tree without a record was never told to be a volume, or its record was lost: nothing is
-        // deleted that may be somebody's.
+        // A tree without a record was never acknowledged as a volume, or its record was lost. It
+        // may contain user data and is not deleted.
         self.trash().take_orphan(&record.name)?;
         self.registry.dirs().unmake(&record.name);
         if options.ephemeral {
@@ -150,17 +150,17 @@ impl Pool {
         self.mounts.fill(record, options, &place)
     }
 
-    /// Removes a volume. What is to be deleted is given back: the volume is gone before that is
-    /// done.
+    /// Removes a volume. Returns the tree that remains to be deleted; the volume itself is already
+    /// gone.
     ///
     /// # Errors
-    /// `no-such-volume`, `in-use`: it is mounted in a container, whatever is recorded, or a process
-    /// has something open in it.
+    /// `no-such-volume`; `in-use`: it is mounted in a container, even without a record, or a
+    /// process has a file of it open.
     pub fn remove(&self, name: &str) -> VerbResult<Option<PathBuf>> {
         self.remove_if(name, |_| true)
     }
 
-    /// The same, if whoever has the volume for himself still wants that.
+    /// As [`Pool::remove`], if `wanted` accepts the record under the lock.
     pub(super) fn remove_if(
         &self,
         name: &str,
@@ -178,7 +178,7 @@ impl Pool {
         self.refuse_branches(&record)?;
         self.refuse_clones(&record)?;
         self.mounts.end(&record, &options, &place)?;
-        // Where it is still in use after all it stays what it is.
+        // If this fails because the branch is in use, the volume stays.
         self.mounts.drop_clone(&record)?;
         record.removing = true;
         record.mounts.clear();
@@ -194,7 +194,7 @@ impl Pool {
         Ok(gone)
     }
 
-    /// Removes a volume that the orchestrator has deleted, if nothing needs it any more.
+    /// Removes a retired volume without snapshots and clones.
     pub(super) fn remove_unneeded(&self, name: &str) -> VerbResult<()> {
         match self.registry.known(name)? {
             Some(record)
@@ -208,7 +208,7 @@ impl Pool {
         }
     }
 
-    /// Refuses to remove a volume of which there are branches, in which there may be work.
+    /// Rejects the removal of a volume with branches, which may contain work.
     pub(super) fn refuse_branches(&self, record: &Record) -> VerbResult<()> {
         let mut all = self.registry.history(record)?.branches()?;
         all.retain(|branch| self.mounts.clone_at(branch).is_none());
@@ -219,7 +219,7 @@ impl Pool {
         })
     }
 
-    /// Refuses to remove one of which others are branches.
+    /// Rejects the removal of a volume with clones.
     fn refuse_clones(&self, record: &Record) -> VerbResult<()> {
         let names = self.mounts.clones(record)?;
         refuse_needed(
@@ -230,10 +230,10 @@ impl Pool {
         )
     }
 
-    /// The same, where what it had is deleted beside.
+    /// Removes a volume, and deletes its tree in the background.
     ///
     /// # Errors
-    /// As of [`Pool::remove`].
+    /// As [`Pool::remove`].
     pub fn remove_beside(&self, name: &str) -> VerbResult<()> {
         if let Some(gone) = self.remove(name)? {
             let delete = move || {
@@ -244,7 +244,7 @@ impl Pool {
                     );
                 }
             };
-            // What no thread could be made for is deleted by the next driver.
+            // Without a thread, the next driver deletes it.
             drop(
                 std::thread::Builder::new()
                     .name("delete".into())
@@ -254,10 +254,10 @@ impl Pool {
         Ok(())
     }
 
-    /// Whether a volume that is removed goes to the trash.
+    /// Whether a removed volume is moved to the trash.
     ///
     /// # Errors
-    /// Its record was written by somebody else.
+    /// The record has invalid options.
     pub fn keeps(&self, record: &Record) -> VerbResult<bool> {
         let options = record.parsed()?;
         Ok(options.source.is_none()
@@ -267,7 +267,7 @@ impl Pool {
             && options.on_remove.unwrap_or(self.on_remove) == OnRemove::Trash)
     }
 
-    /// Takes the tree out of the way: into the trash, or to where it is deleted.
+    /// Moves the tree away: to the trash, or for deletion.
     fn put_away(&self, record: &Record, options: &Options) -> VerbResult<Option<PathBuf>> {
         if options.source.is_some() {
             return Ok(None);

@@ -1,10 +1,9 @@
-//! The volume plugin API of Docker, version 1, which Podman speaks too: what is asked, and how it
-//! is answered.
+//! The Docker volume plugin API, version 1, which Podman also uses.
 //!
-//! An error is HTTP 500 with `{"Err"}`: Podman takes every 200 for success. `Mountpoint` is never
-//! empty in an answer to Mount: Docker would show the container its own configuration. Mount is
-//! answered within five seconds, for Podman waits no longer: what takes more goes on, and is found
-//! done when it is asked again.
+//! An error is HTTP 500 with `{"Err"}`, because Podman considers every 200 a success. `Mountpoint`
+//! is never empty in the response to Mount; otherwise Docker would expose its own configuration to
+//! the container. Mount is answered within five seconds, the timeout of Podman. A longer operation
+//! continues, and a repeated request finds it completed.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc;
@@ -24,24 +23,24 @@ use super::registry::Registry;
 use super::sizes::{self, Sizes};
 use crate::engine::api::{CheckpointInfo, Code, VerbError, VerbResult};
 
-/// Mount is answered within this time.
+/// Maximum response time of Mount.
 const MOUNT_TIMEOUT: Duration = Duration::from_millis(4500);
-/// Docker waits two minutes for Create. Podman waits no longer than for anything; asked again, it
-/// finds the volume made.
+/// Maximum response time of Create with a remote. Docker waits two minutes for Create. Podman waits
+/// as long as for other requests; a repeated request finds the volume created.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(100);
-/// What a volume's state says of its history must not keep an engine waiting.
+/// Maximum time to query the history for a volume's status.
 const STATUS_TIMEOUT: Duration = Duration::from_millis(2000);
-/// Checkpoints that are listed.
+/// Maximum number of checkpoints listed.
 const CHECKPOINTS_TOLD_MAX: usize = 100;
 
-/// What all calls are given, in parts.
+/// Parameters of all requests; each request has some of them.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 struct Asked {
     name: String,
     #[serde(rename = "ID")]
     id: String,
-    /// Docker says null where nobody gave any.
+    /// Docker sends null without options.
     opts: Option<BTreeMap<String, String>>,
 }
 
@@ -57,7 +56,7 @@ struct Told {
     bytes: Option<u64>,
 }
 
-/// Answers a request; `asker` is the process that made it, if that is known.
+/// Answers a request. `asker` is the client process, if known.
 pub fn answer(pool: &Pool, request: &Request, asker: Option<Asker>) -> Response {
     if request.method != "POST" {
         return response(
@@ -165,14 +164,14 @@ fn call(pool: &Pool, path: &str, asked: Asked, asker: Option<Asker>) -> VerbResu
     Ok(Some(value))
 }
 
-/// The result of some work, if it is done in time; it goes on otherwise.
+/// Returns the result of `work` if it completes in time. Otherwise it continues in its thread.
 fn within<T: Send + 'static>(
     limit: Duration,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {
     let (sender, receiver) = mpsc::channel();
     let work = move || {
-        // Nobody may wait for it any more.
+        // The receiver may be gone.
         let _ = sender.send(work());
     };
     std::thread::Builder::new().spawn(work).ok()?;
@@ -195,14 +194,13 @@ fn create(pool: &Pool, asked: &Asked) -> VerbResult<()> {
     }
     found(pool.registry(), &asked.name)?;
     match named.branch {
-        // It begins as the volume is now.
+        // The branch is created from the current state.
         Some(_) => pool.mounts().make_branch(&named),
         None => Ok(()),
     }
 }
 
-/// Makes a volume. One that comes from a remote may take longer than an engine waits; it goes on
-/// then.
+/// Creates a volume. A fetch from a remote may exceed the timeout of an engine, and then continues.
 fn create_whole(pool: &Pool, volume: &str, options: BTreeMap<String, String>) -> VerbResult<()> {
     let Some(remote) = options.get("remote").cloned() else {
         return pool.create(volume, &options).map(drop);
@@ -213,7 +211,7 @@ fn create_whole(pool: &Pool, volume: &str, options: BTreeMap<String, String>) ->
     pool.long(&thing, &remote, FETCH_TIMEOUT, fetch)
 }
 
-/// A volume, and if a checkpoint is named, it is there. A branch need not be: who mounts it makes it.
+/// Resolves a name. A named checkpoint must exist; a branch need not, because Mount creates it.
 fn found(registry: &Registry, text: &str) -> VerbResult<(Record, Named)> {
     let named = name::parse(text)?;
     let record = registry.get(&named.volume)?;
@@ -223,7 +221,7 @@ fn found(registry: &Registry, text: &str) -> VerbResult<(Record, Named)> {
     Ok((record, named))
 }
 
-/// Where somebody who uses it sees it; empty if nobody does.
+/// Returns the path for users of a volume; empty if it is not mounted.
 fn seen_at(registry: &Registry, record: &Record, named: &Named) -> VerbResult<String> {
     let Some(point) = registry.mountpoint(record)? else {
         return Ok(String::new());
@@ -254,7 +252,7 @@ fn listed(registry: &Registry, record: &Record) -> VerbResult<Value> {
     Ok(json!({"Name": record.name, "Mountpoint": mountpoint, "CreatedAt": record.created}))
 }
 
-/// All that is known of a volume, a past state or a branch of one.
+/// Returns all properties of a volume, or of a past state or branch of it.
 ///
 /// # Errors
 /// `no-such-volume`, `unknown-checkpoint`.
@@ -278,7 +276,7 @@ pub fn inspect(registry: &Registry, text: &str) -> VerbResult<Value> {
     )
 }
 
-/// What is known of a volume: what an engine shows for `volume inspect`.
+/// Returns the status of a volume, which engines show in `volume inspect`.
 pub fn status(registry: &Registry, record: &Record) -> Value {
     let history = registry.history(record);
     let checkpoints = within(STATUS_TIMEOUT, move || history?.checkpoints());
@@ -338,18 +336,17 @@ fn told(checkpoint: &CheckpointInfo, sizes: &Sizes) -> Told {
     }
 }
 
-/// Removes a volume.
 fn remove(pool: &Pool, text: &str) -> VerbResult<()> {
     let named = name::parse(text)?;
     match (named.checkpoint, named.branch) {
-        // A past state is not a thing of its own: what an engine forgets is only its name for it.
+        // A past state is not a separate object; the engine only removes its name for it.
         (Some(_), _) => pool.registry().get(&named.volume).map(drop),
         (None, Some(branch)) => pool.mounts().drop_branch(&named.volume, &branch),
         (None, None) => pool.remove_beside(&named.volume),
     }
 }
 
-/// Whether a directory can be a pool that costs little.
+/// Returns warnings about limitations of the pool's filesystem.
 pub fn warnings(pool: &Pool) -> Vec<String> {
     facts::lacks(pool.registry().root()).into_iter().collect()
 }

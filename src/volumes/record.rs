@@ -1,4 +1,4 @@
-//! What is known of a volume: one file, written whole.
+//! The record of a volume: a JSON file, written atomically.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,28 +12,28 @@ use super::files::write_whole;
 use super::options::Options;
 use crate::engine::api::{Code, VerbResult};
 
-/// Version of the file.
+/// Format version of the file.
 const VERSION: u32 = 1;
-/// A file of more bytes is none of ours.
+/// Maximum size of a record file in bytes; a larger file is rejected.
 const RECORD_BYTES_MAX: u64 = 4 << 20;
 
-/// Where a volume's tree comes from.
+/// Origin of a volume's tree.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Parent {
-    /// The volume.
+    /// The source volume.
     pub volume: String,
-    /// The number of its checkpoint.
+    /// Id of its checkpoint.
     pub checkpoint: u64,
-    /// The branch of that volume which this one is; `None`: it is a copy.
+    /// The branch of that volume which is this volume; `None` for a copy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub branch: Option<String>,
-    /// The remote that it was fetched from; `None`: the volume is, or was, in this pool.
+    /// The remote from which it was fetched; `None` if the source is, or was, in this pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remote: Option<String>,
 }
 
 impl Parent {
-    /// As it is told: `VOLUME@CHECKPOINT`, or `REMOTE:VOLUME@CHECKPOINT`.
+    /// Formats it as `VOLUME@CHECKPOINT`, or `REMOTE:VOLUME@CHECKPOINT`.
     pub fn told(&self) -> String {
         let remote = self.remote.iter().map(|remote| format!("{remote}:"));
         let remote: String = remote.collect();
@@ -41,122 +41,121 @@ impl Parent {
     }
 }
 
-/// A mount that an engine, or a program, has asked for.
+/// A recorded use of a volume by an engine or a program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountId {
-    /// As it was given.
+    /// Id given by the engine.
     pub id: String,
-    /// When: seconds since 1970.
+    /// Start, in seconds since 1970.
     pub since: i64,
-    /// In which run of the machine.
+    /// Boot id of the machine.
     pub boot: String,
-    /// Who asked, if that is known.
+    /// The requesting process, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<Asker>,
-    /// The number of the checkpoint that it looks at, if it is a past state.
+    /// Id of the checkpoint in use, for a past state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<u64>,
 }
 
-/// What an orchestrator asked for when it had a volume made.
+/// Request of an orchestrator for a volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claim {
-    /// Its name for it.
+    /// Name given by the orchestrator.
     pub name: String,
-    /// The bytes that it was promised; 0: nobody said any.
+    /// Requested capacity in bytes; 0 if unspecified.
     pub bytes: u64,
-    /// As they were given.
+    /// Parameters, unchanged.
     #[serde(default)]
     pub parameters: BTreeMap<String, String>,
-    /// What it begins with: a volume, or a snapshot.
+    /// Source of the content: a volume or a snapshot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
-    /// When, in nanoseconds since 1970.
+    /// Time of creation, in nanoseconds since 1970.
     pub made_ns: i64,
 }
 
-/// A checkpoint that an orchestrator knows.
+/// A checkpoint exposed to an orchestrator as a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
-    /// Its name for it.
+    /// Name given by the orchestrator.
     pub name: String,
-    /// The number of the checkpoint.
+    /// Id of the checkpoint.
     pub checkpoint: u64,
-    /// When it was made: RFC 3339, nanoseconds.
+    /// Time of creation: RFC 3339, with nanoseconds.
     pub created: String,
-    /// What a volume made of it must have room for; 0: not known.
+    /// Capacity in bytes required for a volume created from it; 0 if unknown.
     pub bytes: u64,
-    /// The orchestrator has deleted it; it is there for the volumes that are branches of it, and
-    /// goes with the last of them.
+    /// Deleted by the orchestrator. It exists until the last volume that is a branch of it is gone.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub deleted: bool,
-    /// Where it is to be as well.
+    /// Where it is to be sent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sent: Option<Sent>,
 }
 
-/// Where a checkpoint was sent, or is to be.
+/// Destination of a checkpoint at a remote.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sent {
-    /// The name of the remote.
+    /// Name of the remote.
     pub remote: String,
-    /// The number of the volume's store, by which it is known there.
+    /// Id of the volume's store, which identifies the volume there.
     pub store: String,
-    /// The remote has it whole.
+    /// The transfer is complete.
     pub whole: bool,
 }
 
-/// A volume.
+/// The record of a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    /// Of this file.
+    /// Format version of the file.
     pub version: u32,
     /// Its name.
     pub name: String,
-    /// When it was made: RFC 3339. An engine drops a volume whose time it cannot read.
+    /// Time of creation: RFC 3339. An engine drops a volume whose time it cannot parse.
     pub created: String,
-    /// Its options, as they were given.
+    /// Options, as given by the user.
     pub options: BTreeMap<String, String>,
-    /// What it was made from.
+    /// Origin of its tree.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<Parent>,
-    /// The mounts that were asked for and not given back.
+    /// Uses that have not ended.
     #[serde(default)]
     pub mounts: Vec<MountId>,
-    /// It was mounted by us, and so is unmounted by us.
+    /// It was mounted by us, and must be unmounted by us.
     #[serde(default)]
     pub mounted: bool,
     /// The rules of `keep` are in its configuration.
     #[serde(default)]
     pub configured: bool,
-    /// Who asked for it, if an orchestrator did.
+    /// The request of an orchestrator, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<Claim>,
-    /// Checkpoints that an orchestrator knows as snapshots, oldest first.
+    /// Snapshots of an orchestrator, oldest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub snapshots: Vec<Snapshot>,
-    /// The orchestrator has deleted it; it is there for its snapshots, and for the volumes that are
-    /// branches of it, and goes with the last of them.
+    /// Deleted by the orchestrator. It exists until its snapshots and the volumes that are branches
+    /// of it are gone.
     #[serde(default)]
     pub retired: bool,
-    /// What there is of it is to go: its removal has begun, or its making has not ended.
+    /// Its remains must be removed: its removal has begun, or its creation has not completed.
     #[serde(default)]
     pub removing: bool,
-    /// Its making has not ended: it goes for good.
+    /// Its creation has not completed; its remains are deleted and not moved to the trash.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub making: bool,
 }
 
 impl MountId {
-    /// Whether whoever asked for it runs no more. An engine that was killed gives nothing back;
-    /// Podman ends when its container runs, so this alone does not say that the use has ended.
+    /// Whether the requesting process has ended. A killed engine does not end its uses. Podman
+    /// exits while its container runs, so this alone does not prove that the use has ended.
     pub(super) fn is_orphan(&self) -> bool {
         self.boot != boot() || self.by.is_some_and(|by| !by.lives())
     }
 }
 
 impl Record {
-    /// A volume made now.
+    /// Creates the record of a new volume.
     pub fn new(name: &str, options: BTreeMap<String, String>) -> Record {
         let (created, mounts) = (now_text(), Vec::new());
         let name = name.to_owned();
@@ -177,25 +176,26 @@ impl Record {
         }
     }
 
-    /// The volume that this one is a branch of, and the name of the branch, if it is one.
+    /// Returns the source volume and the name of the branch, if this volume is a branch.
     pub fn branch(&self) -> Option<(&str, &str)> {
         let parent = self.parent.as_ref()?;
         Some((&parent.volume, parent.branch.as_deref()?))
     }
 
-    /// The snapshots that the orchestrator knows, oldest first.
+    /// Iterates over the snapshots not deleted by the orchestrator, oldest first.
     pub fn snapshots_told(&self) -> impl Iterator<Item = &Snapshot> {
         self.snapshots.iter().filter(|one| !one.deleted)
     }
 
-    /// The snapshot that was sent so, or is to be, if the orchestrator knows it.
+    /// Returns the snapshot of a checkpoint with this destination, unless deleted by the
+    /// orchestrator.
     pub fn sent(&self, checkpoint: u64, to: &Sent) -> Option<&Snapshot> {
         let same = |known: &Sent| known.remote == to.remote && known.store == to.store;
         self.snapshots_told()
             .find(|one| one.checkpoint == checkpoint && one.sent.as_ref().is_some_and(same))
     }
 
-    /// When it was made, in nanoseconds since 1970: exact if it was claimed.
+    /// Returns the time of creation in nanoseconds since 1970, exact for a claimed volume.
     pub fn made_ns(&self) -> i64 {
         let told = || {
             self.created
@@ -210,16 +210,16 @@ impl Record {
             .unwrap_or(0)
     }
 
-    /// Its options, understood.
+    /// Parses the options.
     ///
     /// # Errors
-    /// The file was written by somebody else.
+    /// The record has invalid options.
     pub fn parsed(&self) -> VerbResult<Options> {
         Options::parse(&self.options)
     }
 
-    /// Adds a mount; whether it was not there before. The same one may be asked for again: after a
-    /// crash of the engine nobody gives it back.
+    /// Adds a use; returns whether it is new. The same use may be requested again, because an
+    /// engine that crashed does not end it.
     pub fn add(&mut self, id: &str, boot: &str, by: Option<Asker>) -> bool {
         if let Some(known) = self.mounts.iter_mut().find(|mount| mount.id == id) {
             known.by = by;
@@ -235,17 +235,17 @@ impl Record {
         true
     }
 
-    /// Takes a mount out; whether it was there.
+    /// Removes a use; returns whether it existed.
     pub fn take(&mut self, id: &str) -> bool {
         let before = self.mounts.len();
         self.mounts.retain(|mount| mount.id != id);
         self.mounts.len() != before
     }
 
-    /// Reads a file; `None` without one.
+    /// Reads a record file; `None` if it does not exist.
     ///
     /// # Errors
-    /// It cannot be read, or is none of ours.
+    /// It cannot be read, or is not a valid record.
     pub fn load(path: &Path) -> VerbResult<Option<Record>> {
         let size = match fs::symlink_metadata(path) {
             Ok(found) => found.len(),
@@ -271,10 +271,10 @@ impl Record {
         }
     }
 
-    /// Writes it, in place of what was there; it is on disk when this returns.
+    /// Writes the record file atomically. On return it is on disk.
     ///
     /// # Errors
-    /// The old one is there then.
+    /// The old file is unchanged then.
     pub fn save(&self, path: &Path) -> VerbResult<()> {
         let mut text = serde_json::to_vec_pretty(self)
             .map_err(|cause| error(Code::Internal, cause.to_string()))?;
@@ -287,19 +287,19 @@ fn now_seconds() -> i64 {
     jiff::Timestamp::now().as_second()
 }
 
-/// Now, in whole seconds.
+/// Returns the current time in whole seconds.
 pub fn now_text() -> String {
     jiff::Timestamp::from_second(now_seconds())
         .map(|now| now.to_string())
         .unwrap_or_default()
 }
 
-/// The age of a mount in seconds; 0 if the clock was set back.
+/// Returns the age of a use in seconds; 0 if the clock was set back.
 pub fn age(mount: &MountId) -> u64 {
     u64::try_from(now_seconds() - mount.since).unwrap_or(0)
 }
 
-/// This run of the machine.
+/// Returns the boot id.
 pub fn boot() -> String {
     let read = fs::read_to_string("/proc/sys/kernel/random/boot_id");
     read.map(|boot| boot.trim().to_owned()).unwrap_or_default()

@@ -1,4 +1,4 @@
-//! Which volumes there are: their records, and who works on one.
+//! The registry of volumes: their records and locks.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -15,7 +15,7 @@ use super::record::Record;
 use crate::engine::api::{Code, VerbError, VerbResult};
 use crate::sys;
 
-/// How long somebody else's work on a volume is waited for.
+/// How long to wait for the lock of a volume, and the pause between attempts.
 const LOCK_PATIENCE: Duration = Duration::from_secs(100);
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
@@ -25,21 +25,21 @@ pub struct Registry {
     dirs: Dirs,
 }
 
-/// A volume that nobody else works on meanwhile.
+/// The lock of a volume, held exclusively.
 pub(super) struct Locked {
     file: File,
     path: PathBuf,
 }
 
 impl Locked {
-    /// What is locked: a file that whoever has it may write to.
+    /// Returns the lock file, which the holder may write to.
     pub(super) fn file(&self) -> &File {
         &self.file
     }
 
-    /// The volume is gone, and its lock with it.
+    /// Removes the lock file, with the volume.
     pub(super) fn forget(self) {
-        // One that is left is an empty file.
+        // A remaining lock file is empty and harmless.
         let _ = fs::remove_file(&self.path);
         drop(self.file);
     }
@@ -54,12 +54,12 @@ impl Registry {
         &self.dirs
     }
 
-    /// The directory of the pool.
+    /// Returns the directory of the pool.
     pub fn root(&self) -> &Path {
         self.dirs.root()
     }
 
-    /// A volume.
+    /// Returns a volume.
     ///
     /// # Errors
     /// `no-such-volume`.
@@ -68,12 +68,12 @@ impl Registry {
         self.known(name)?.ok_or_else(|| no_such(name))
     }
 
-    /// A volume that is not being removed, if there is one of this name.
+    /// Returns a volume by name, unless it is being removed.
     pub(super) fn known(&self, name: &str) -> VerbResult<Option<Record>> {
         Ok(self.load(name)?.filter(|record| !record.removing))
     }
 
-    /// What is recorded of a volume.
+    /// Returns the record of a volume.
     pub(super) fn load(&self, name: &str) -> VerbResult<Option<Record>> {
         Record::load(&self.dirs.meta(name))
     }
@@ -82,10 +82,10 @@ impl Registry {
         record.save(&self.dirs.meta(&record.name))
     }
 
-    /// Forgets a volume that is gone.
+    /// Removes the record, sizes and lock of a removed volume.
     pub(super) fn forget(&self, name: &str, locked: Locked) -> VerbResult<()> {
-        // What is left of what was counted says nothing of a volume that is not there, and is
-        // written over by the next one of its name.
+        // Remaining sizes are ignored without a volume, and overwritten by the next one of this
+        // name.
         let _ = fs::remove_file(self.dirs.sizes(name));
         let meta = self.dirs.meta(name);
         if remove_file(&meta)? {
@@ -95,7 +95,7 @@ impl Registry {
         Ok(())
     }
 
-    /// All volumes, by name. What cannot be read is left out, and told in the log.
+    /// Returns all volumes, sorted by name. Unreadable ones are logged and omitted.
     ///
     /// # Errors
     /// The pool cannot be read.
@@ -109,7 +109,7 @@ impl Registry {
         Ok(records.collect())
     }
 
-    /// Changes a record that nobody else changes meanwhile.
+    /// Changes a record under its lock.
     pub(super) fn change<T>(
         &self,
         name: &str,
@@ -122,18 +122,18 @@ impl Registry {
         Ok(changed)
     }
 
-    /// Where a volume is.
+    /// Returns the location of a volume.
     ///
     /// # Errors
-    /// Its record was written by somebody else.
+    /// The record has invalid options.
     pub fn place(&self, record: &Record) -> VerbResult<Place> {
         Ok(self.dirs.place(record, &record.parsed()?))
     }
 
-    /// Where a volume is mounted, if it is: at its own place, or where it is staged.
+    /// Returns the mount point of a volume, if mounted: its own, or where it is staged.
     ///
     /// # Errors
-    /// The table of mounts cannot be read.
+    /// The mount table cannot be read.
     pub fn mountpoint(&self, record: &Record) -> VerbResult<Option<PathBuf>> {
         let place = self.place(record)?;
         let table = facts::table()?;
@@ -141,10 +141,10 @@ impl Registry {
         Ok(found.map(|mount| mount.at.clone()))
     }
 
-    /// The history of a volume.
+    /// Returns the history of a volume.
     ///
     /// # Errors
-    /// Its record was written by somebody else.
+    /// The record has invalid options.
     pub fn history(&self, record: &Record) -> VerbResult<VolumeHistory> {
         Ok(VolumeHistory::new(&record.name, self.place(record)?))
     }
@@ -177,16 +177,16 @@ impl Registry {
         if !sys::flock_exclusive(&file).on(path.display())? {
             return Ok(None);
         }
-        // Whoever removed the volume has removed the file too: then another one counts.
+        // The removal of a volume also removes its lock file; a lock on that file is void.
         let same = fs::metadata(&path)
             .is_ok_and(|there| file.metadata().is_ok_and(|ours| ours.ino() == there.ino()));
         Ok(same.then_some(Locked { file, path }))
     }
 
-    /// Does something that nobody else does to the same thing meanwhile.
+    /// Calls `work` under an exclusive lock named `thing`.
     ///
     /// # Errors
-    /// `busy`; those of the work.
+    /// `busy`; those of `work`.
     pub fn alone<T>(&self, thing: &str, work: impl FnOnce() -> VerbResult<T>) -> VerbResult<T> {
         let locked = self.lock(&format!(".alone-{}", name::key(thing)))?;
         let done = work();

@@ -1,12 +1,13 @@
-//! What goes to a remote, and what comes from one (docs/adr/0038-volumes-that-leave.md).
+//! Transfers to and from remotes (docs/adr/0038-volumes-that-leave.md).
 //!
-//! **A remote is named** by whoever asks, and configured by whoever runs the driver: an address or a
-//! command of a claim's author would be followed with the rights of the driver.
+//! **Remotes** are selected by name by the caller, and configured by the administrator of the
+//! driver. Otherwise an address or a command in a claim would be used with the driver's privileges.
 //!
-//! **What may take long** is done in a thread of its own, by a program of its own: who asks waits
-//! for a while, is told that it is under way, and finds it done when it asks again. It holds the lock of
-//! the one volume that it makes, or none; and a program that is killed takes nothing with it. What
-//! went wrong when nobody waited any more is in the file of its lock, and is told to who asks next.
+//! **Long operations** run in a separate thread and process. The caller waits up to a limit, then
+//! receives `busy`, and finds the operation completed when it repeats the request. The operation
+//! holds at most the lock of the volume that it creates, and a killed process leaves no state that
+//! matters. A failure after the caller's timeout is stored in the lock file and reported to the
+//! next caller.
 
 use std::io::{Read, Seek, Write};
 use std::path::Path;
@@ -30,13 +31,13 @@ use crate::store::ids::CheckpointId;
 use crate::sys;
 use crate::transfer::mark::Mark;
 
-/// So many trees are on their way at once, from a remote or to it: one that does not answer keeps
-/// nobody from another.
+/// Maximum number of concurrent transfers per remote, so that an unresponsive remote does not block
+/// others.
 const AT_ONCE_MAX: u32 = 4;
 
 impl Mounts {
-    /// Fetches a state of a volume that a remote has into a directory, in which there may be what
-    /// came of it before. Everything is compared with its hash.
+    /// Fetches a state of a volume from a remote into a directory, which may have data of an
+    /// earlier attempt. All content is verified by hash.
     pub(super) fn fetch_into(
         &self,
         dir: &Path,
@@ -46,7 +47,7 @@ impl Mounts {
     ) -> VerbResult<Parent> {
         let found = choose(self.verbs.pushed(remote)?, remote, volume, state)?;
         match self.verbs.pull(remote, &found.snapshot, dir) {
-            // What is there came of something else.
+            // The data in the directory has another origin.
             Err(why) if why.code == Code::NotEmpty => {
                 remove_tree(dir)?;
                 make_dir(dir, 0o700)?;
@@ -55,10 +56,10 @@ impl Mounts {
             done => done?,
         }
         let root = sys::open_root(dir).on(dir.display())?;
-        // From now on it is a volume, and no copy of something.
+        // The tree is a volume from now on, no longer a copy.
         Mark::remove(&root).on(dir.display())?;
         sys::fsync(&root).on(dir.display())?;
-        // The repository may be somebody else's, and say anything.
+        // The repository is untrusted, and its names are arbitrary.
         let is_name = name::check(&found.tree).is_ok();
         Ok(Parent {
             volume: if is_name { found.tree } else { found.store },
@@ -69,7 +70,7 @@ impl Mounts {
     }
 }
 
-/// The snapshot of a volume, named by its name or by the number of its store.
+/// Selects the snapshot of a volume, given by its name or by the id of its store.
 fn choose(
     mut all: Vec<Pushed>,
     remote: &str,
@@ -115,10 +116,10 @@ fn choose(
     })
 }
 
-/// The number of the store of what a daemon serves.
+/// Returns the id of the store that a daemon serves.
 pub(super) fn store_of(client: &mut Client, checkpoint: CheckpointId) -> VerbResult<String> {
     let state = StateName(checkpoint.to_string());
-    // It ends with the connection, before anything is told.
+    // The export ends with the connection, before anything is sent.
     let (begun, _) = client.ask_with_files(ExportAsk::Whole { state, since: None })?;
     Ok(begun.store)
 }
@@ -127,7 +128,7 @@ fn sending(volume: &str, checkpoint: u64) -> String {
     format!("sending {volume}@{checkpoint}")
 }
 
-/// The lock of something that may take long.
+/// Returns the name of the lock of a long operation.
 fn lock_of(thing: &str) -> String {
     format!(".long-{}", key(thing))
 }
@@ -141,8 +142,8 @@ fn under_way(thing: &str) -> VerbError {
 }
 
 impl Pool {
-    /// Refuses what is not the name of a remote that somebody has configured, and that can be in
-    /// the id of a snapshot.
+    /// Rejects the name of a remote that is not configured, or that cannot be part of a snapshot
+    /// id.
     pub(super) fn check_remote(&self, remote: &str) -> VerbResult<()> {
         self.mounts().verbs.check_remote(remote)?;
         name::check(remote).map_err(|_| {
@@ -154,7 +155,7 @@ impl Pool {
         })
     }
 
-    /// What a remote has of a store's checkpoint.
+    /// Returns the snapshots of a store's checkpoint at a remote.
     ///
     /// # Errors
     /// `unknown-remote`, `bad-password`, `remote-failed`.
@@ -164,12 +165,11 @@ impl Pool {
         Ok(all)
     }
 
-    /// Does something with a remote that may take long and that nobody does meanwhile. Who asks
-    /// waits for `patience` at most.
+    /// Runs a long exclusive operation with a remote. The caller waits for up to `patience`.
     ///
     /// # Errors
-    /// `busy`: it is under way, or too much else is; those of the work, also of the last time if
-    /// nobody has heard of that: it has begun again then.
+    /// `busy`: it is in progress, or too many others are. Those of `work`, including the unreported
+    /// failure of an earlier run; a new run has started then.
     pub fn long<T: Send + 'static>(
         &self,
         thing: &str,
@@ -195,7 +195,8 @@ impl Pool {
         let work = move || {
             let done = work();
             slot.forget();
-            // Who waits has the lock before it has the answer, and may ask again at once.
+            // The lock is passed with the result, so that the caller can repeat the request at
+            // once.
             let Err(unheard) = tell.send((done, locked)) else {
                 return;
             };
@@ -223,10 +224,11 @@ impl Pool {
         }
     }
 
-    /// Sees to it that a snapshot is where it is to be. `false`: it is on its way.
+    /// Ensures that a snapshot is at its destination. Returns `false` while the transfer is in
+    /// progress.
     ///
     /// # Errors
-    /// Why it is not, and does not go on by itself.
+    /// A failure that is not retried automatically.
     pub fn send(&self, volume: &str, snapshot: &Snapshot, patience: Duration) -> VerbResult<bool> {
         let Some(sent) = snapshot.sent.clone().filter(|sent| !sent.whole) else {
             return Ok(true);
@@ -242,7 +244,8 @@ impl Pool {
     }
 
     fn send_now(&self, volume: &str, number: u64, sent: &Sent) -> VerbResult<()> {
-        // The second begins where the first has ended, and reads only what has changed since.
+        // Transfers of one volume are serialized: a later one reads only the changes since the
+        // previous one.
         let one = self.registry().try_lock(&lock_of(volume))?;
         let one = one.ok_or_else(|| under_way(&format!("sending volume {volume}")))?;
         let what = format!("send {number}");
@@ -262,12 +265,12 @@ impl Pool {
         })
     }
 
-    /// Forgets a snapshot in the remote that has it, and deletes its checkpoint if the volume is
-    /// here. `tag`: what a snapshot of a name is tagged. None is as good.
+    /// Removes a snapshot from its remote, and deletes its checkpoint if the volume is here. `tag`
+    /// returns the tag of a snapshot name. A missing snapshot is not an error.
     ///
     /// # Errors
-    /// `busy`: it is being sent. `pinned`: nobody has called it a snapshot. Those of the remote:
-    /// nothing is deleted then.
+    /// `busy`: it is being sent. `pinned`: it is not tagged as a snapshot. Those of the remote;
+    /// then nothing is deleted.
     pub fn drop_sent(
         &self,
         volume: &str,
@@ -312,7 +315,7 @@ impl Pool {
     }
 }
 
-/// What went wrong the last time, when nobody waited for it any more.
+/// Returns and clears the unreported failure of the last run.
 fn take_unheard(locked: &Locked) -> Option<VerbError> {
     let mut text = Vec::new();
     locked.file().take(1 << 16).read_to_end(&mut text).ok()?;
@@ -320,7 +323,7 @@ fn take_unheard(locked: &Locked) -> Option<VerbError> {
     serde_json::from_slice(&text).ok()
 }
 
-/// Leaves it to who asks next; where that cannot be done, the log has it.
+/// Stores a failure for the next caller. If that fails, it is only in the log.
 fn leave_unheard(locked: &Locked, error: &VerbError) {
     let mut file = locked.file();
     let text = serde_json::to_vec(error).unwrap_or_default();

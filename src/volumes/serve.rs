@@ -1,10 +1,9 @@
-//! Drivers: a socket, a thread that reads what is asked, and threads that work.
+//! The driver: a socket, a thread that reads requests, and worker threads.
 //!
-//! **Survival.** What the driver has mounted goes on without it. So it may be killed at any moment:
-//! an engine tries again for some 15 seconds, and the next driver finds all that counts on disk and
-//! in the kernel's tables. The socket is put in place whole, by a rename, also over one that a dead
-//! driver left; a socket of the service manager (`LISTEN_FDS`) is there before the driver is, and
-//! stays.
+//! **Survival.** Mounts outlive the driver, which may be killed at any time: an engine retries for
+//! about 15 seconds, and the next driver finds all state on disk and in the kernel's tables. The
+//! socket is put in place by a rename, which replaces one left by a dead driver. A socket of the
+//! service manager (`LISTEN_FDS`) exists before the driver and stays.
 
 use std::cell::Cell;
 use std::fs;
@@ -23,27 +22,27 @@ use super::{facts, http, image, metrics, protocol};
 use crate::engine::api::{Code, VerbResult};
 use crate::sys;
 
-/// How often the pool is put in order.
+/// Interval of the sweep.
 const SWEEP_PAUSE: Duration = Duration::from_secs(30);
-/// How often a volume that somebody works on is looked at again. The kubelet waits twice as long each time for a volume that a
+/// Pause before a locked volume is swept again. The kubelet doubles its wait for a volume that a
 /// killed driver left mounted at two places.
 const BUSY_PAUSE: Duration = Duration::from_secs(1);
-/// Answers that are under way at the end have so long.
+/// Maximum time for pending responses at the end.
 const ANSWERS_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A filesystem of its own for the pool.
+/// Image with the filesystem of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolImage {
-    /// The file.
+    /// The image file.
     pub file: PathBuf,
-    /// Its size, if it is to be made.
+    /// Its size in bytes, if it may be created.
     pub bytes: Option<u64>,
 }
 
-/// Mounts a pool's own filesystem at `root`, and makes it if there is none.
+/// Mounts the image of a pool at `root`, creating it if missing.
 ///
 /// # Errors
-/// `no-image`: there is none, and no size.
+/// `no-image`: the image does not exist, and no size is given.
 pub fn mount_image(wanted: &PoolImage, root: &Path) -> VerbResult<()> {
     let PoolImage { file, bytes } = wanted;
     fs::create_dir_all(root).on(root.display())?;
@@ -65,19 +64,19 @@ pub fn mount_image(wanted: &PoolImage, root: &Path) -> VerbResult<()> {
     image::mount(file, &root)
 }
 
-/// The socket that callers are answered on.
+/// The socket of the driver.
 struct Socket {
-    /// Where they come.
+    /// Its listener.
     listener: UnixListener,
-    /// Its path and inode, if it is ours to remove.
+    /// Its path and inode, if we must remove it.
     made: Option<(PathBuf, u64)>,
 }
 
 impl Socket {
-    /// The service manager's, or one that is put at `path`.
+    /// Returns the socket of the service manager, or creates one at `path`.
     ///
     /// # Errors
-    /// `not-a-socket`: something else is there.
+    /// `not-a-socket`: the path is something else.
     fn open(path: &Path) -> VerbResult<Socket> {
         if let Some(listener) = sys::host::activated_listener() {
             return Ok(Socket {
@@ -99,7 +98,8 @@ impl Socket {
                 format!("{} exists, and is not a socket", path.display()),
             ));
         }
-        // An engine takes whatever ends so for a plugin: the new name must not.
+        // An engine treats every file with the extension of a socket as a plugin, so the temporary
+        // name has another one.
         let new = dir.join(format!(".{}.new", std::process::id()));
         let _ = fs::remove_file(&new);
         let listener = UnixListener::bind(&new).on(new.display())?;
@@ -126,7 +126,7 @@ impl Socket {
         tokio::net::UnixListener::from_std(listener)
     }
 
-    /// A socket that is left makes every call of an engine wait 15 seconds.
+    /// Removes the socket; a stale one delays every request of an engine by 15 seconds.
     fn remove(&self) {
         if let Some((path, inode)) = &self.made
             && fs::symlink_metadata(path).is_ok_and(|there| there.ino() == *inode)
@@ -136,10 +136,10 @@ impl Socket {
     }
 }
 
-/// Serves until a signal ends it. Mounts stay.
+/// Serves until a signal. Mounts stay.
 ///
 /// # Errors
-/// `in-use`: another driver serves this pool; the socket cannot be made.
+/// `in-use`: another driver serves this pool; the socket cannot be created.
 pub fn serve(pool: Pool, path: &Path, told: impl FnOnce(&[String])) -> VerbResult<()> {
     let (served, warnings) = (pool.clone(), protocol::warnings(&pool));
     drive(
@@ -162,11 +162,11 @@ pub fn serve(pool: Pool, path: &Path, told: impl FnOnce(&[String])) -> VerbResul
     )
 }
 
-/// Has the only driver of a pool answer at a socket until a signal ends it: `serve` does, and stops
-/// when it is told. `threads`: for calls that wait.
+/// Runs the only driver of a pool at a socket until a signal. `serve` answers requests, and stops
+/// when notified. `threads` is the maximum number of blocking calls.
 ///
 /// # Errors
-/// `in-use`: another driver serves this pool; the socket cannot be made.
+/// `in-use`: another driver serves this pool; the socket cannot be created.
 pub fn drive(
     pool: &Pool,
     path: &Path,
@@ -194,8 +194,7 @@ pub fn drive(
         let listener = socket.listen().map_err(cannot("listening"))?;
         let (stop, stopping) = oneshot::channel();
         let end = async {
-            // A signal, or its thread is gone: either way it is over, when what was asked is
-            // answered.
+            // After a signal, or the loss of its thread, pending requests are completed.
             let _ = asked.await;
             until.set(Some(Instant::now() + ANSWERS_TIMEOUT));
             socket.remove();
@@ -207,7 +206,7 @@ pub fn drive(
             () = end => Ok(()),
         }
     });
-    // It may have ended without being asked to.
+    // `serve` may have ended by itself.
     socket.remove();
     runtime.shutdown_timeout(until.get().map_or(ANSWERS_TIMEOUT, |until| {
         until.saturating_duration_since(Instant::now())
@@ -215,7 +214,7 @@ pub fn drive(
     served
 }
 
-/// Makes this process the only driver of a pool, as long as what it gives is kept.
+/// Locks the pool for this driver while the returned file is open.
 fn only_driver(pool: &Pool) -> VerbResult<fs::File> {
     let path = pool.registry().root().join("driver.lock");
     let lock = fs::File::create(&path).on(path.display())?;
@@ -232,8 +231,8 @@ fn only_driver(pool: &Pool) -> VerbResult<fs::File> {
     Ok(lock)
 }
 
-/// Puts the pool in order again and again, in a thread of its own: a mount that hangs must not keep
-/// the driver from ending.
+/// Sweeps the pool periodically in a separate thread, so that a hung mount does not block the end
+/// of the driver.
 fn keep_order(pool: Pool, since: i64) -> VerbResult<()> {
     let sweep = move || loop {
         let next = Instant::now() + SWEEP_PAUSE;

@@ -1,6 +1,6 @@
-//! What the history of a volume takes. To count it costs a look at every version, and engines ask
-//! for a volume's state at each turn: so it is counted beside, when the checkpoints are others than
-//! at the last time, and what was found then is told.
+//! Disk usage of a volume's history. Computing it examines every version, and engines query a
+//! volume's status often. It is therefore computed in the background when the checkpoints have
+//! changed, and the last result is reported.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,25 +16,24 @@ use crate::control::Client;
 use crate::engine::api::{Code, DuOptions, ListCheckpoints, VerbResult};
 use crate::sys::{self, host};
 
-/// What was counted.
+/// Result of a computation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sizes {
-    /// When the counting ended: RFC 3339, UTC.
+    /// When it ended: RFC 3339, UTC.
     pub at: String,
-    /// Bytes that only the history holds.
+    /// Bytes used only by the history.
     pub history_bytes: u64,
-    /// Bytes that deleting each checkpoint alone would free, by its number.
+    /// Bytes that deleting each checkpoint alone would free, by checkpoint id.
     pub checkpoints: BTreeMap<u64, u64>,
 }
 
 impl Sizes {
-    /// What was counted last, if anything was.
+    /// Returns the last result, if any.
     pub fn load(registry: &Registry, name: &str) -> Option<Sizes> {
         serde_json::from_slice(&fs::read(registry.dirs().sizes(name)).ok()?).ok()
     }
 
-    /// Counts again, if the volume is mounted and has other checkpoints than when it was counted
-    /// last.
+    /// Computes the sizes again, if the volume is mounted and its checkpoints have changed since.
     pub(super) fn renew(registry: &Registry, name: &str) -> VerbResult<()> {
         let Ok(record) = registry.get(name) else {
             return Ok(());
@@ -78,7 +77,8 @@ impl Sizes {
     }
 }
 
-/// The bytes that a volume with a size takes now; `None`: it has none, or is not mounted.
+/// Returns the bytes in use of a volume with a size; `None` without a size, or if it is not
+/// mounted.
 pub fn used(registry: &Registry, record: &Record) -> Option<u64> {
     record.parsed().ok()?.size?;
     let place = registry.place(record).ok()?;

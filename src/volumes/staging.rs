@@ -1,10 +1,10 @@
-//! Volumes that an orchestrator has staged.
+//! Volumes staged by an orchestrator.
 //!
 //! The kubelet unstages a volume only when no other mount in its table has the same device and root
-//! (`GetDeviceMountRefs`). Therefore a staged volume is mounted where it is staged and not at its own
-//! place in the pool, unless something else uses it there. It is bound to the new place and then taken
-//! away from the old one, in both directions, so the filesystem remains the same. A driver that is killed
-//! between the two leaves both, and [`Mounts::settle`] of the next one finds them.
+//! (`GetDeviceMountRefs`). Therefore a staged volume is mounted at its staging path and not at its
+//! own mount point in the pool, unless another use needs it there. In both directions it is bound
+//! to the new path, then unmounted at the old one, so the filesystem remains the same. A driver
+//! killed in between leaves both mounts, and [`Mounts::settle`] of the next driver removes one.
 
 use std::path::Path;
 
@@ -17,10 +17,10 @@ use super::record::{MountId, Record};
 use crate::engine::api::VerbResult;
 use crate::sys::{self, MountPoint};
 
-/// How the uses of an orchestrator begin; an engine's are hexadecimal.
+/// Prefix of the ids of uses by an orchestrator; an engine's ids are hexadecimal.
 const STAGED_ID: &str = "csi-";
 
-/// A staged volume is used in the pool under this name.
+/// Returns the use id of a volume staged at a path.
 fn use_id(staging: &Path) -> String {
     let hash = blake3::hash(staging.as_os_str().as_encoded_bytes());
     format!("{STAGED_ID}{}", hash.to_hex())
@@ -31,20 +31,20 @@ fn is_staged(mount: &MountId) -> bool {
 }
 
 impl Mounts {
-    /// Mounts a volume at `at`, which is made if it is not there.
+    /// Mounts a volume at `at`, which is created if missing.
     ///
     /// # Errors
-    /// As of [`Mounts::mount`] and [`bind::bind`].
+    /// As [`Mounts::mount`] and [`bind::bind`].
     pub fn stage(&self, volume: &str, at: &Path) -> VerbResult<()> {
         self.mount(&Named::whole(volume), &use_id(at), None)?;
         let read_only = self.registry.get(volume)?.parsed()?.readonly;
         self.show(volume, at, read_only, &[])
     }
 
-    /// Shows a volume that is mounted at `at` too: [`bind::bind`].
+    /// Mounts a mounted volume at an additional path `at`: [`bind::bind`].
     ///
     /// # Errors
-    /// Those of that.
+    /// As [`bind::bind`].
     pub fn show(
         &self,
         volume: &str,
@@ -52,7 +52,7 @@ impl Mounts {
         read_only: bool,
         options: &[&str],
     ) -> VerbResult<()> {
-        // Until it is shown here it stays where it is.
+        // It stays at its current path until it is bound here.
         let _locked = self.registry.lock(volume)?;
         let record = self.registry.get(volume)?;
         let place = self.registry.place(&record)?;
@@ -60,10 +60,10 @@ impl Mounts {
         self.settle(&record, None)
     }
 
-    /// Ends the use of a volume that was staged at `at`, or shown there.
+    /// Ends the use of a volume staged or bound at `at`.
     ///
     /// # Errors
-    /// It is in use there.
+    /// The volume is in use there.
     pub fn unstage(&self, volume: &str, at: &Path) -> VerbResult<()> {
         self.hide(volume, at)?;
         self.unmount(&Named::whole(volume), &use_id(at))
@@ -79,8 +79,8 @@ impl Mounts {
         };
         let place = self.registry.place(&record)?;
         if matches!(bind::there(&place, at)?, There::Volume { .. }) {
-            // It is saved without the use afterwards: a driver that is killed in between is asked
-            // again.
+            // The record is saved without the use later: a driver killed in between receives the
+            // request again.
             let mut left = record.clone();
             left.take(&use_id(at));
             self.settle(&left, Some(at))?;
@@ -92,9 +92,10 @@ impl Mounts {
         })
     }
 
-    /// Has a mounted volume at its own place if it is not staged, or something else uses it, and only
-    /// where it is staged otherwise. `leaving`: a place that it will be taken away from. The caller has
-    /// the volume's lock. A mount that does not answer is not waited for, unless it has to be bound.
+    /// Places a mounted volume: at its own mount point if it is not staged or has other uses,
+    /// otherwise only where it is staged. `leaving` is a path at which it is about to be unmounted.
+    /// The caller holds the volume's lock. Does not wait for a mount that does not answer, unless
+    /// it must be bound.
     pub(super) fn settle(&self, record: &Record, leaving: Option<&Path>) -> VerbResult<()> {
         let place = self.registry.place(record)?;
         let table = facts::table()?;
@@ -109,13 +110,13 @@ impl Mounts {
                 && home.is_none_or(|home| home.dev == mount.dev)
         };
         let is_moved = record.mounts.iter().any(is_staged) && all.into_iter().any(is_elsewhere);
-        // The use of a process that was killed has ended, or is a mount in another namespace.
+        // The use of a killed process has ended, or is a mount in another namespace.
         let mut others = record
             .mounts
             .iter()
             .filter(|mount| !is_staged(mount) && !mount.is_orphan());
         match home {
-            // A verb goes on where it began.
+            // A verb continues at the path where it started.
             Some(_) if is_moved && others.next().is_none() => {
                 sys::unmount(&place.point, true).on(place.point.display())
             }

@@ -1,5 +1,4 @@
-//! What others have left: uses that nobody will end, removals that were cut short, mounts that
-//! nobody uses any more.
+//! Periodic cleanup of a pool: orphaned uses, interrupted removals, and unused mounts.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -11,16 +10,15 @@ use super::record::{age, boot};
 use super::sizes::Sizes;
 use crate::engine::api::VerbResult;
 
-/// A use so young may be one whose container is just being started.
+/// The container of a use younger than this may still be starting.
 const GRACE_SECONDS: u64 = 60;
-/// What was fetched of a volume that was never made is kept so long, for whoever asks again.
+/// How long a partial fetch of a volume that was not created is kept, to be resumed.
 const FETCHED_SECONDS: i64 = 24 * 60 * 60;
 
 impl Pool {
-    /// Puts the pool in order. Uses that were begun before `since` (seconds since 1970), and of
-    /// which the kernel knows nothing, have ended: their engine was killed, or this machine was
-    /// started since. Younger ones are left alone. Returns the volumes that were not looked at, for
-    /// somebody worked on them.
+    /// Sweeps the pool. A use that began before `since` (seconds since 1970) has ended if the
+    /// volume has no mount elsewhere: its engine was killed, or the machine was rebooted. Young
+    /// uses are kept. Returns the volumes that were skipped because they are locked.
     pub fn sweep(&self, since: i64) -> Vec<String> {
         let names = self.registry().dirs().names().unwrap_or_else(|error| {
             tracing::warn!(error = error.message, "the pool cannot be read");
@@ -57,7 +55,7 @@ impl Pool {
         busy
     }
 
-    /// The same for these volumes only, and only for what is mounted.
+    /// As [`Pool::sweep`], for the mounts of these volumes only.
     pub fn sweep_volumes(&self, names: &[String], since: i64) -> Vec<String> {
         let is_busy = |name: &&String| {
             let looked_at = self.sweep_one(name, since).unwrap_or_else(|error| {
@@ -69,11 +67,11 @@ impl Pool {
         names.iter().filter(is_busy).cloned().collect()
     }
 
-    /// Returns false if somebody works on the volume.
+    /// Returns `false` if the volume is locked.
     fn sweep_one(&self, name: &str, since: i64) -> VerbResult<bool> {
         let record = self.registry().load(name).ok().flatten();
         if record.as_ref().is_some_and(|record| record.removing) {
-            // It may be one that is just being made, for as long as a server takes.
+            // A locked volume may be in creation, which can take as long as a remote server.
             let Some(nobody_works) = self.registry().try_lock(name)? else {
                 return Ok(true);
             };
@@ -93,7 +91,7 @@ impl Pool {
         })
     }
 
-    /// Removes a tree that was being made by somebody who died, if nobody makes it now.
+    /// Removes a partial tree left by a killed process, unless the volume is locked.
     fn sweep_tree(&self, name: &str, tree: &Path) {
         if let Ok(Some(locked)) = self.registry().try_lock(name) {
             if let Err(error) = remove_tree(tree) {
@@ -110,7 +108,7 @@ impl Pool {
     }
 }
 
-/// Nobody has gone on with it for a day.
+/// Whether a partial fetch was not resumed for a day.
 fn is_old(tree: &fs::Metadata) -> bool {
     jiff::Timestamp::now().as_second() - tree.ctime() > FETCHED_SECONDS
 }

@@ -1,7 +1,6 @@
-//! A connection whose peer cannot keep us waiting: what it has begun to say must come, and what it
-//! is told must be taken, within a time; and it ends when its place is needed. What came in one
-//! piece with the request before has not begun, as far as is known here: the limit for silence
-//! counts for it.
+//! Connections with timeouts. A request once begun must arrive, and a response must be read, within
+//! a time limit; a connection is closed if its place is needed. A request that arrives in one read
+//! with the previous one does not count as begun; the idle limit applies to it.
 
 use std::io;
 use std::pin::Pin;
@@ -14,28 +13,28 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use crate::sys::lock::Mutex;
 
-/// How far a connection is with its requests. The code that answers them keeps it up to date.
+/// Progress of a connection, updated by the code that answers its requests.
 #[derive(Clone, Debug)]
 pub struct Turn(Arc<Mutex<Progress>>);
 
 #[derive(Debug)]
 struct Progress {
     state: State,
-    /// A whole request has come on this connection.
+    /// A complete request has arrived on this connection.
     asked: bool,
-    /// The task that reads, to be woken when the connection is to end.
+    /// The reading task, to be woken at the end of the connection.
     reader: Option<Waker>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Nothing is asked, since then: the peer may be silent.
+    /// No request is pending since this time; the peer may be silent.
     Idle(Instant),
-    /// A request has begun to come, then.
+    /// A request has begun to arrive at this time.
     Begun(Instant),
-    /// So many are being answered.
+    /// Number of requests being answered.
     Answering(usize),
-    /// Another connection has its place.
+    /// Closed for another connection.
     Ended,
 }
 
@@ -48,7 +47,7 @@ impl Turn {
         })))
     }
 
-    /// The head of a request is there: the limit begins again for its body.
+    /// Notes that the head of a request has arrived; the limit starts again for its body.
     pub fn begun(&self) {
         let mut progress = self.0.lock();
         if matches!(progress.state, State::Idle(_) | State::Begun(_)) {
@@ -56,7 +55,8 @@ impl Turn {
         }
     }
 
-    /// A whole request is there, and is being answered as long as the value lives.
+    /// Notes that a complete request has arrived. It is being answered while the returned value
+    /// lives.
     pub fn answering(&self) -> Answering {
         let mut progress = self.0.lock();
         progress.asked = true;
@@ -68,10 +68,10 @@ impl Turn {
         Answering(self.clone())
     }
 
-    /// A read is over or waits: when the request has begun that is still to come.
+    /// Notes a read that has completed or waits. Returns when the pending request has begun.
     ///
     /// # Errors
-    /// The connection is to end.
+    /// The connection must end.
     fn read(&self, came: bool, reader: &Waker) -> io::Result<Option<Instant>> {
         let mut progress = self.0.lock();
         if came && matches!(progress.state, State::Idle(_)) {
@@ -90,7 +90,7 @@ impl Turn {
     }
 }
 
-/// See [`Turn::answering`].
+/// Guard of [`Turn::answering`].
 #[derive(Debug)]
 pub struct Answering(Turn);
 
@@ -107,9 +107,9 @@ impl Drop for Answering {
 
 /// The connections of a driver.
 ///
-/// Where all places are taken, a new connection gets the place of the one that has been silent
-/// longest, first among those on which no whole request has come. So requests that never end keep
-/// no other client from the driver.
+/// If all places are taken, a new connection replaces the one that has been silent longest,
+/// preferably one without a complete request. Incomplete requests thus cannot lock out other
+/// clients.
 #[derive(Debug)]
 pub struct Connections {
     turns: Vec<Weak<Mutex<Progress>>>,
@@ -117,7 +117,7 @@ pub struct Connections {
 }
 
 impl Connections {
-    /// Places for `most` connections.
+    /// Creates `most` places.
     pub fn new(most: usize) -> Connections {
         Connections {
             turns: Vec::new(),
@@ -125,7 +125,7 @@ impl Connections {
         }
     }
 
-    /// A place for one more; `None` if a request is being answered on each of the others.
+    /// Returns a place for a new connection; `None` if all others have a request being answered.
     pub fn place(&mut self) -> Option<Turn> {
         self.turns.retain(|turn| turn.strong_count() > 0);
         if self.turns.len() >= self.most {
@@ -147,7 +147,7 @@ impl Connections {
     }
 }
 
-/// The driver ends: it need not wait for clients that have asked nothing.
+/// At the end of the driver, connections without a complete request are closed.
 impl Drop for Connections {
     fn drop(&mut self) {
         let mute =
@@ -156,7 +156,7 @@ impl Drop for Connections {
     }
 }
 
-/// Has the connection end.
+/// Ends a connection.
 fn end(turn: &Weak<Mutex<Progress>>) {
     let Some(turn) = turn.upgrade() else { return };
     let reader = {
@@ -169,7 +169,7 @@ fn end(turn: &Weak<Mutex<Progress>>) {
     }
 }
 
-/// See the module.
+/// A stream with timeouts. See the module.
 pub struct Timed<S> {
     stream: S,
     turn: Turn,
@@ -179,8 +179,8 @@ pub struct Timed<S> {
 }
 
 impl<S> Timed<S> {
-    /// `limit`: for the rest of a request's head once it has begun, for its body, and for each time
-    /// that the peer takes nothing. None where the protocol has bytes outside of requests.
+    /// `limit` applies to the rest of a request's head once begun, to its body, and to each stall
+    /// of a response. `None` for a protocol with data outside of requests.
     pub fn new(stream: S, turn: Turn, limit: Option<Duration>) -> Timed<S> {
         Timed {
             stream,
@@ -191,12 +191,12 @@ impl<S> Timed<S> {
         }
     }
 
-    /// How far it is.
+    /// Returns the progress of the connection.
     pub fn turn(&self) -> &Turn {
         &self.turn
     }
 
-    /// What a write came to, or that it has waited too long.
+    /// Returns the result of a write, or a timeout.
     fn written<T>(
         &mut self,
         context: &mut Context<'_>,

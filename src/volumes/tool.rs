@@ -1,4 +1,4 @@
-//! Programs of the system, and of ours.
+//! External programs.
 
 use std::ffi::OsStr;
 use std::process::{Command, Stdio};
@@ -7,10 +7,10 @@ use super::error::{error, hinted, io_error};
 use crate::engine::api::{Code, VerbResult};
 use crate::sys;
 
-/// Runs a tool of the system.
+/// Runs a system tool.
 ///
 /// # Errors
-/// What it said.
+/// Its stderr.
 pub(super) fn tool(name: &str, arguments: &[&OsStr]) -> VerbResult<()> {
     let path = std::env::var("PATH").unwrap_or_default();
     let mut command = Command::new(name);
@@ -34,8 +34,8 @@ pub(super) fn tool(name: &str, arguments: &[&OsStr]) -> VerbResult<()> {
     }
 }
 
-/// Nothing of ours is handed on: no socket of an engine, no descriptor of the service manager, no
-/// blocked signal.
+/// Clears the inherited environment of a child: no socket of an engine, no descriptor of the
+/// service manager, no blocked signal.
 pub fn clean(command: &mut Command) {
     command.stdin(Stdio::null()).current_dir("/");
     for name in [

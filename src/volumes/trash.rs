@@ -1,5 +1,5 @@
-//! The trash: volumes that were removed with `on-remove=trash`, each in `ROOT/trash/NAME@TIME/` as
-//! `tree` or `disk.img`, with its record.
+//! The trash: volumes removed with `on-remove=trash`, each in `ROOT/trash/NAME@TIME/` as `tree` or
+//! `disk.img`, with its record.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,15 +13,15 @@ use super::registry::Registry;
 use crate::engine::api::{Code, VerbResult};
 use crate::engine::word::word;
 
-/// The record in what was thrown.
+/// File name of the record.
 const RECORD: &str = "volume.json";
 
-/// Something in the trash.
+/// A volume in the trash.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Thrown {
     /// `NAME@TIME`.
     pub name: String,
-    /// The volume that it was.
+    /// Its former name.
     pub volume: String,
 }
 
@@ -36,10 +36,10 @@ impl<'a> Trash<'a> {
         Trash { registry }
     }
 
-    /// What is in it, by name and time.
+    /// Returns the volumes in the trash, sorted by name and time.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The trash cannot be read.
     pub fn list(self) -> VerbResult<Vec<Thrown>> {
         let dir = self.registry.dirs().trash();
         let entries = match fs::read_dir(&dir) {
@@ -59,7 +59,7 @@ impl<'a> Trash<'a> {
         Ok(all)
     }
 
-    /// The newest of a volume, or the one of this whole name.
+    /// Returns the newest entry of a volume, or the entry with this complete name.
     fn find(self, text: &str) -> VerbResult<PathBuf> {
         let all = self.list()?;
         let found = all
@@ -78,10 +78,10 @@ impl<'a> Trash<'a> {
             .ok_or_else(none)
     }
 
-    /// Makes a volume out of something in the trash, with its history, under its old name.
+    /// Recovers a volume with its history, under its old name.
     ///
     /// # Errors
-    /// `no-such-volume`; `volume-exists`: there is another of that name.
+    /// `no-such-volume`; `volume-exists`: another volume has that name.
     pub fn recover(self, text: &str) -> VerbResult<String> {
         let dir = self.find(text)?;
         let damaged = || {
@@ -103,7 +103,7 @@ impl<'a> Trash<'a> {
             ));
         }
         self.take_orphan(name)?;
-        // A volume with a size has its tree in the image, and an empty directory to mount that at.
+        // A volume with a size has its tree in the image, which is mounted on an empty directory.
         let tree = &self.registry.dirs().tree(name);
         for (path, part) in self.parts(name).into_iter().rev() {
             move_away(&dir.join(part), &path)?;
@@ -120,7 +120,7 @@ impl<'a> Trash<'a> {
         Ok(name.clone())
     }
 
-    /// Deletes something in the trash for good.
+    /// Deletes a volume in the trash permanently.
     ///
     /// # Errors
     /// `no-such-volume`.
@@ -128,20 +128,20 @@ impl<'a> Trash<'a> {
         remove_tree(&self.find(text)?)
     }
 
-    /// What a volume has on disk, and what that is called in the trash.
+    /// Returns the files of a volume, with their names in the trash.
     fn parts(self, name: &str) -> [(PathBuf, &'static str); 2] {
         let dirs = self.registry.dirs();
         [(dirs.tree(name), "tree"), (dirs.image(name), "disk.img")]
     }
 
-    /// Takes a volume that is removed.
+    /// Moves a removed volume to the trash.
     pub(super) fn take(self, record: &Record) -> VerbResult<()> {
         let dir = self.place_for(&record.name)?;
         record.save(&dir.join(RECORD))?;
         self.put(&record.name, &dir)
     }
 
-    /// Takes what there is of a volume that has no record, if there is something.
+    /// Moves the remains of a volume without a record to the trash, if any.
     pub(super) fn take_orphan(self, name: &str) -> VerbResult<()> {
         image::unmount(&self.registry.dirs().tree(name))?;
         if self.parts(name).iter().any(|(path, _)| path.exists()) {

@@ -1,4 +1,4 @@
-//! What the layer above does for a pool.
+//! Functions that the layer above provides to a pool.
 
 use std::fmt::Debug;
 use std::path::Path;
@@ -10,29 +10,29 @@ use super::options::Options;
 use crate::engine::api::VerbResult;
 use crate::store::ids::CheckpointId;
 
-/// A checkpoint that a remote has. Whoever may write there could have made it.
+/// A checkpoint at a remote. Any writer of the remote can forge one.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Pushed {
-    /// The number of its snapshot there.
+    /// Id of its snapshot at the remote.
     pub snapshot: String,
-    /// The store that it was made in.
+    /// Id of the store with the checkpoint.
     pub store: String,
-    /// Its number in that store.
+    /// Id of the checkpoint in that store.
     pub checkpoint: u64,
-    /// The name of the tree's directory.
+    /// Name of the tree's directory.
     pub tree: String,
     /// Its tags.
     pub tags: Vec<String>,
     /// Its note.
     pub note: String,
-    /// When it was made: RFC 3339.
+    /// Time of creation: RFC 3339.
     pub created: String,
 }
 
-/// The verbs that serve a volume and copy it, as functions: so a volume is served as any directory
-/// is.
+/// The verbs that serve and copy volumes, as functions, so that a volume is served like any
+/// directory.
 pub trait Verbs: Debug + Send + Sync {
-    /// Has a daemon serve a volume; it serves when this returns.
+    /// Starts a daemon for a volume; it serves on return.
     ///
     /// # Errors
     /// Those of `mount`.
@@ -44,45 +44,44 @@ pub trait Verbs: Debug + Send + Sync {
     /// Those of `umount`.
     fn unmount(&self, point: &Path) -> VerbResult<()>;
 
-    /// Copies a checkpoint of what is mounted at `point` to an empty directory. Files share their
-    /// data where the filesystem can do that.
+    /// Copies a checkpoint of the tree mounted at `point` to an empty directory. Files share their
+    /// data where the filesystem supports reflink.
     ///
     /// # Errors
     /// Those of `fork`; `incomplete`.
     fn fork(&self, point: &Path, checkpoint: CheckpointId, dir: &Path) -> VerbResult<()>;
 
-    /// Refuses the name of a remote that nobody has configured. Asks no server.
+    /// Rejects the name of a remote that is not configured. Contacts no server.
     ///
     /// # Errors
-    /// `unknown-remote`, with the names that there are; `bad-config`; `usage` in a build without
+    /// `unknown-remote`, with the configured names; `bad-config`; `usage` in a build without
     /// remotes.
     fn check_remote(&self, remote: &str) -> VerbResult<()>;
 
-    /// What a remote has, the oldest first. A server that does not answer is waited for a minute.
+    /// Returns the checkpoints at a remote, oldest first. Waits up to a minute for a server.
     ///
     /// # Errors
-    /// As of [`Verbs::check_remote`]; `bad-password`, `remote-failed`.
+    /// As [`Verbs::check_remote`]; `bad-password`, `remote-failed`.
     fn pushed(&self, remote: &str) -> VerbResult<Vec<Pushed>>;
 
-    /// Sends a checkpoint of what is mounted at `point`; one that is there already is not sent
-    /// again. When it returns the remote has it whole.
+    /// Sends a checkpoint of the tree mounted at `point`, unless the remote already has it. On
+    /// return the transfer is complete.
     ///
     /// # Errors
-    /// As of [`Verbs::pushed`]; `unknown-checkpoint`, `incomplete`.
+    /// As [`Verbs::pushed`]; `unknown-checkpoint`, `incomplete`.
     fn push(&self, point: &Path, remote: &str, checkpoint: CheckpointId) -> VerbResult<()>;
 
-    /// Fetches a snapshot, named by its number, into a directory that is empty, or holds what an
-    /// earlier call that was cut short has fetched. When it returns all is there, as it was, and on
-    /// disk.
+    /// Fetches a snapshot, given by its id, into a directory that is empty or has data of an
+    /// interrupted call. On return the tree is complete and on disk.
     ///
     /// # Errors
-    /// As of [`Verbs::pushed`]; `not-empty`, `incomplete`, `no-space`.
+    /// As [`Verbs::pushed`]; `not-empty`, `incomplete`, `no-space`.
     fn pull(&self, remote: &str, snapshot: &str, dir: &Path) -> VerbResult<()>;
 
-    /// Forgets a snapshot, named by its number; one that is not there is as good. What only it
-    /// needs stays until the remote is pruned.
+    /// Removes a snapshot, given by its id, from a remote; a missing one is not an error. Its data
+    /// stays until the remote is pruned.
     ///
     /// # Errors
-    /// As of [`Verbs::pushed`].
+    /// As [`Verbs::pushed`].
     fn forget(&self, remote: &str, snapshot: &str) -> VerbResult<()>;
 }

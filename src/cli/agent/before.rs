@@ -1,6 +1,6 @@
-//! Which checkpoint has the tree as it was before a tool ran: told by the hook before the tool to
-//! the one behind it, in a small file of the user's own directory for such things. Whatever is
-//! wrong there, the hook behind the tool only says less.
+//! The checkpoint before a tool call. The hook before the tool passes it to the hook after the
+//! tool, in a small file of a private directory. After any failure the second hook only reports
+//! less.
 
 use std::fs;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -10,20 +10,20 @@ use super::event::Event;
 use crate::store::ids::CheckpointId;
 use crate::sys;
 
-/// Longest content of such a file.
+/// Limit of the content of such a file.
 const NUMBER_BYTES_MAX: u64 = 20;
-/// Hexadecimal digits of a session's name, and of a tool call's.
+/// Hexadecimal digits for a session, and for a tool call.
 const DIGITS: usize = 16;
 
-/// Remembers the checkpoint before a tool.
+/// Stores the checkpoint before a tool call.
 pub fn remember(event: &Event, id: CheckpointId) {
     if let Some(file) = file(event) {
-        // Without it nothing is told behind the tool.
+        // Without the file nothing is reported after the tool.
         let _ = fs::write(file, id.0.to_string());
     }
 }
 
-/// The checkpoint before the tool that has just run; it is forgotten.
+/// Returns the checkpoint before the tool call that has ended, and deletes its file.
 pub fn recall(event: &Event) -> Option<CheckpointId> {
     let file = file(event)?;
     let found = fs::symlink_metadata(&file).ok()?;
@@ -36,7 +36,7 @@ pub fn recall(event: &Event) -> Option<CheckpointId> {
     Some(CheckpointId(text?.trim().parse().ok()?))
 }
 
-/// Forgets what is left of a session's tools, those that never ran.
+/// Deletes the files of a session's tool calls that never ran.
 pub fn forget(event: &Event) {
     let (Some(dir), Some(session)) = (dir(), &event.session) else {
         return;
@@ -61,7 +61,7 @@ fn digits(text: &str) -> String {
     hex
 }
 
-/// A directory of this user's that nobody else can look into; made if it is not there.
+/// Returns a directory of this user that no other user can read, created if missing.
 fn dir() -> Option<PathBuf> {
     let (uid, _) = sys::ids();
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
@@ -69,7 +69,7 @@ fn dir() -> Option<PathBuf> {
         Some(runtime) => runtime.join("ckptfs-agent"),
         None => std::env::temp_dir().join(format!("ckptfs-agent-{uid}")),
     };
-    // Whether it was there already is seen next.
+    // An existing directory is checked below.
     let _ = fs::DirBuilder::new().mode(0o700).create(&dir);
     let found = fs::symlink_metadata(&dir).ok()?;
     (found.is_dir() && found.uid() == uid && found.mode() & 0o077 == 0).then_some(dir)

@@ -1,8 +1,8 @@
-//! What an agent says of an event, in whichever format.
+//! Events of agents, in any format.
 //!
-//! The names of events and fields of Claude Code, Codex, Gemini CLI, Cursor and of our plugin for
-//! opencode do not clash, so the event's name alone says what it is. Fields that are not known are
-//! skipped, and one that is of another kind than expected counts as absent.
+//! The names of events and fields of Claude Code, Codex, Gemini CLI, Cursor and our plugin for
+//! opencode do not clash, so the name of an event determines its kind. Unknown fields are skipped,
+//! and a field with a value of another type counts as absent.
 
 use std::path::{Path, PathBuf};
 
@@ -13,15 +13,15 @@ use super::super::error::error;
 use super::super::hook::{one_line, subject};
 use crate::engine::api::{Code, VerbResult};
 
-/// Characters of a prompt's first line, or of what a tool does, that are kept.
+/// Limit of a prompt's first line, or of a tool's subject, in characters.
 const SUBJECT_CHARS_MAX: usize = 200;
-/// Characters of a label's value that are kept.
+/// Limit of the value of a label, in characters.
 const LABEL_CHARS_MAX: usize = 100;
 
-/// What an event is.
+/// Kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
-    /// Somebody has given the agent a prompt.
+    /// The user has sent a prompt to the agent.
     Prompt,
     /// A tool is about to run.
     Before,
@@ -29,15 +29,15 @@ pub enum What {
     After,
     /// The agent has ended its turn.
     Stop,
-    /// A second tree is wanted.
+    /// A second tree is requested.
     WorktreeCreate,
-    /// It is not wanted any more.
+    /// The second tree is no longer needed.
     WorktreeRemove,
-    /// Nothing that is acted on.
+    /// An event without an action.
     Other,
 }
 
-/// The names of tools that run commands.
+/// Names of tools that run commands.
 const SHELLS: [&str; 7] = [
     "Bash",
     "PowerShell",
@@ -98,11 +98,10 @@ fn texts<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::E
 }
 
 impl Event {
-    /// Reads an event. What comes behind the object is not looked at, so nobody need close the
-    /// stream.
+    /// Parses an event. Input after the object is ignored.
     ///
     /// # Errors
-    /// `bad-hook`: it is no JSON object.
+    /// `bad-hook` if it is not a JSON object.
     pub fn read(said: &[u8]) -> VerbResult<Event> {
         let first = said.trim_ascii_start().first();
         if first.is_some_and(|first| *first != b'{') {
@@ -125,7 +124,7 @@ impl Event {
         Ok(event)
     }
 
-    /// What it is.
+    /// Returns its kind.
     pub fn what(&self) -> What {
         match self.name.as_deref().unwrap_or_default() {
             "UserPromptSubmit" | "BeforeAgent" | "beforeSubmitPrompt" => What::Prompt,
@@ -138,29 +137,29 @@ impl Event {
         }
     }
 
-    /// Its name.
+    /// Returns its name.
     pub fn name(&self) -> &str {
         self.name.as_deref().unwrap_or_default()
     }
 
-    /// The tool runs commands.
+    /// Reports whether the tool runs commands.
     pub fn is_command(&self) -> bool {
         self.tool
             .as_deref()
             .is_some_and(|tool| SHELLS.contains(&tool))
     }
 
-    /// What the second tree is to be called.
+    /// Returns the requested name of the second tree.
     pub fn worktree_name(&self) -> Option<&str> {
         self.worktree.as_deref().or(self.worktree_name.as_deref())
     }
 
-    /// Where the second tree is.
+    /// Returns the path of the second tree.
     pub fn worktree_path(&self) -> Option<&Path> {
         self.worktree_path.as_deref().map(Path::new)
     }
 
-    /// The prompt's id; where the agent gives none, the time in milliseconds.
+    /// Returns the id of the prompt; without one, the time in milliseconds.
     pub fn prompt_id(&self) -> String {
         let told = [&self.prompt_id, &self.turn_id, &self.generation_id];
         let told = told.into_iter().flatten().next();
@@ -173,7 +172,7 @@ impl Event {
         )
     }
 
-    /// The directories and files that it is about, the most telling first.
+    /// Returns the directories and files of the event, the most specific first.
     pub fn paths(&self) -> Vec<PathBuf> {
         let input = |key: &str| self.tool_input.as_ref()?.get(key)?.as_str();
         let file = ["file_path", "notebook_path", "path", "filePath"]
@@ -182,7 +181,7 @@ impl Event {
         let cwd = self.cwd.as_deref().map(PathBuf::from);
         let here = || std::env::current_dir().unwrap_or_default();
         let base = cwd.clone().unwrap_or_else(here);
-        // A file may be one that is yet to be made.
+        // The file may not exist yet.
         let file = file.map(|file| base.join(file));
         let roots = self.workspace_roots.iter().map(PathBuf::from);
         file.into_iter()
@@ -193,7 +192,7 @@ impl Event {
             .collect()
     }
 
-    /// The note of a checkpoint for it.
+    /// Returns the note of a checkpoint for the event.
     pub fn note(&self, agent: Option<&str>, process: Option<&str>) -> String {
         let prompt = (self.what() == What::Prompt).then(|| self.prompt_id());
         let mut note = self.first_line();
@@ -216,7 +215,7 @@ impl Event {
         note
     }
 
-    /// A prompt's own first line; of another event its name, its tool and what that does.
+    /// Returns the first line of a prompt, and of another event its name, its tool and the subject.
     fn first_line(&self) -> String {
         if self.what() == What::Prompt {
             let lines = self.prompt.iter().flat_map(|prompt| prompt.lines());

@@ -1,8 +1,8 @@
-//! Reading and replacing files in places where others may have put anything.
+//! Reading and replacing files in places where other users may have put anything.
 //!
-//! A path is resolved once, and then opened from a directory that nobody else can exchange, without
-//! following a link ([`open_below`]). From the look to the write only that descriptor is used: who
-//! exchanges a directory of the path in between changes nothing, or has the call fail.
+//! A path is resolved once, and then opened from a directory that no other user can replace,
+//! without following a link ([`open_below`]). From the check to the write only that descriptor is
+//! used: if a directory of the path is replaced in between, this has no effect, or the call fails.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -17,38 +17,38 @@ use crate::engine::api::{Code, VerbResult};
 use crate::sys::{self, Errno, Kind, Open, OpenKind, RenameMode, SysResult};
 use crate::transfer::place::open_below;
 
-/// Settings are not longer.
+/// Limit of the size of settings.
 pub const BYTES_MAX: u64 = 4 << 20;
-/// What the copy of a file that is changed is called, behind the file's own name.
+/// Suffix of the copy of a changed file.
 const BACKUP: &str = ".before-ckptfs";
-/// What a file is called until it is whole, behind the file's own name.
+/// Suffix of a file that is not complete.
 const NEW: &str = ".ckptfs-new";
-/// Others may write there.
+/// Mode bits by which other users may write.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
-/// A file, or the place of one.
+/// A file, or the place of a missing one.
 pub struct Place {
-    /// Where it is, behind all links.
+    /// Its path, without links.
     path: PathBuf,
-    /// What it holds; `None`: it is not there.
+    /// Its content; `None`: it does not exist.
     pub text: Option<String>,
     mode: u32,
-    /// The directory that it is in, or the nearest above that is there.
+    /// Its directory, or the nearest existing one above.
     dir: OwnedFd,
-    /// The directories between that and the file that are not there.
+    /// The missing directories between that and the file.
     missing: Vec<OsString>,
     base: Base,
 }
 
-/// Where paths are opened from.
+/// The directory where paths begin.
 struct Base {
     path: PathBuf,
     fd: OwnedFd,
 }
 
 impl Base {
-    /// The directory that files of this scope are in. In a home of the caller's own links may lead
-    /// anywhere, as only the caller can have made them; elsewhere they may not lead out.
+    /// Opens the directory of this scope. In a home of the caller links may lead anywhere, because
+    /// only the caller can have made them; elsewhere they must not lead out.
     fn of(scope: &Scope) -> VerbResult<Base> {
         let root = scope.root().canonicalize().on(scope.root().display())?;
         let slash = sys::open_root(Path::new("/")).on("/")?;
@@ -66,13 +66,13 @@ impl Base {
         })
     }
 
-    /// Opens what is at a path without links.
+    /// Opens a path that contains no links.
     fn open(&self, real: &Path, kind: OpenKind) -> SysResult<OwnedFd> {
         let below = real.strip_prefix(&self.path).map_err(|_| Errno::EXDEV)?;
         open_below(&self.fd, below.as_os_str().as_bytes(), kind)
     }
 
-    /// Opens the nearest directory at or above `dir` that is there, with the names between.
+    /// Opens the nearest existing directory at or above `dir`; returns it with the missing names.
     fn nearest(&self, dir: &Path) -> SysResult<(OwnedFd, Vec<OsString>)> {
         let (mut at, mut missing) = (dir, Vec::new());
         loop {
@@ -90,11 +90,12 @@ impl Base {
     }
 }
 
-/// Looks at a file of the scope. Links are followed as far as they lead to something of this
-/// user's, and outside of this user's own home as far as that is in the scope.
+/// Checks and reads a file of the scope. Links are followed to files of this user, and outside of
+/// this user's own home only within the scope.
 ///
 /// # Errors
-/// `bad-value`: it is no file, somebody else's, elsewhere, too long or not UTF-8. Those of open(2).
+/// `bad-value` if it is not a file, another user's, elsewhere, longer than [`BYTES_MAX`] or not
+/// UTF-8. Those of open(2).
 pub fn look(path: &Path, scope: &Scope) -> VerbResult<Place> {
     let base = Base::of(scope)?;
     let real = behind_links(path)?;
@@ -117,7 +118,7 @@ pub fn look(path: &Path, scope: &Scope) -> VerbResult<Place> {
     let (mut text, mut mode) = (None, 0o644);
     if let Some(held) = held {
         let found = sys::stat_fd(&held).on(path.display())?;
-        // Before it is opened: a pipe would never end.
+        // Before it is opened, because a pipe would never end.
         if found.kind != Kind::File {
             return Err(refused(path, "it is not a regular file"));
         }
@@ -137,7 +138,7 @@ pub fn look(path: &Path, scope: &Scope) -> VerbResult<Place> {
     })
 }
 
-/// What a file holds.
+/// Reads a file.
 fn read(path: &Path, held: &OwnedFd) -> VerbResult<String> {
     let mut bytes = Vec::new();
     sys::reopen(held, Open::READ)
@@ -159,8 +160,7 @@ fn refused(path: &Path, why: &str) -> crate::engine::api::VerbError {
     )
 }
 
-/// The path behind all links, also of a file that is not there: then what is there of the way to
-/// it.
+/// Returns the path without links; of a missing file, the existing part of the path is resolved.
 fn behind_links(path: &Path) -> VerbResult<PathBuf> {
     let mut missing = Vec::new();
     let mut at = path.to_owned();
@@ -170,7 +170,7 @@ fn behind_links(path: &Path) -> VerbResult<PathBuf> {
                 real.extend(missing.iter().rev());
                 return Ok(real);
             }
-            // A link that leads nowhere would be followed by whoever makes the file.
+            // Creating the file would follow a dangling link.
             Err(_) if at.symlink_metadata().is_ok() => {
                 return Err(refused(path, "a symbolic link in its path is dangling"));
             }
@@ -187,11 +187,11 @@ fn behind_links(path: &Path) -> VerbResult<PathBuf> {
 }
 
 impl Place {
-    /// Replaces what it holds, all at once, and keeps what it held beside it if `keep` is said. The
-    /// copy's path, if one was made.
+    /// Replaces the content by a rename, and keeps a copy of the old content if `keep` is set.
+    /// Returns the path of the copy, if one was made.
     ///
     /// # Errors
-    /// Those of making a file. The file itself is whole then, as it was.
+    /// Those of creating a file. The file is then unchanged.
     pub fn replace(&self, text: &str, keep: bool) -> VerbResult<Option<PathBuf>> {
         let Some(name) = self.path.file_name() else {
             return Err(error(Code::BadValue, "a file has no name"));
@@ -216,7 +216,7 @@ impl Place {
         Ok(before.map(|_| self.path.with_file_name(backup)))
     }
 
-    /// Makes the directories that are not there; the last of them, if there are any.
+    /// Creates the missing directories; returns the last of them, if any.
     fn make_missing(&self) -> SysResult<Option<OwnedFd>> {
         let mut made: Option<OwnedFd> = None;
         for name in &self.missing {
@@ -231,7 +231,7 @@ impl Place {
         Ok(made)
     }
 
-    /// Removes it, and the directories above it that have nothing else in them, up to `root`.
+    /// Removes the file, and the directories above it that become empty, up to `root`.
     ///
     /// # Errors
     /// Those of unlink(2).
@@ -245,7 +245,7 @@ impl Place {
                 break;
             };
             let up = self.base.open(up, OpenKind::Dir);
-            // One that has something in it stays.
+            // A directory that is not empty stays.
             if up
                 .and_then(|up| sys::rmdir_at(up, name.as_bytes()))
                 .is_err()
@@ -257,9 +257,9 @@ impl Place {
     }
 }
 
-/// Writes a file that was not there, and renames it to what it is to be called.
+/// Writes a new file, and renames it to its final name.
 fn write_new(dir: &OwnedFd, name: &[u8], new: &[u8], text: &str, mode: u32) -> io::Result<()> {
-    // What is left of a process that was killed.
+    // A process that was killed may have left one.
     let _ = sys::unlink_at(dir, new);
     let written = (|| {
         let mut file: File = sys::create_file_at(dir, new, Open::READ_WRITE, 0o600)?;
@@ -281,7 +281,7 @@ mod tests {
 
     use super::*;
 
-    /// Somebody exchanges a directory of the path for a link between the look and the write.
+    /// A directory of the path is replaced by a link between the check and the write.
     #[test]
     fn what_is_exchanged_after_the_look_leads_nowhere() {
         let dir = tempfile::tempdir().expect("a directory");
@@ -323,7 +323,7 @@ mod tests {
         );
     }
 
-    /// So it is where the directory was still to be made.
+    /// The same with a directory that did not exist yet.
     #[test]
     fn what_is_made_after_the_look_leads_nowhere() {
         let dir = tempfile::tempdir().expect("a directory");

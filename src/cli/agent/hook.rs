@@ -1,8 +1,8 @@
 //! `ckptfs agent hook`: one event of an agent.
 //!
-//! It is in the way of everything that the agent does, so it asks the daemon once, and it never
-//! ends with status 2, which agents take for "forbidden". stdout is the agent's: what its format
-//! knows is printed there, or nothing.
+//! The agent waits for it at every action, so it sends a single request to the daemon. It never
+//! exits with status 2, which agents interpret as "forbidden". stdout is read by the agent: it is
+//! empty, or in the agent's format.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, IsTerminal, Read};
@@ -24,24 +24,24 @@ use crate::engine::api::{Change, ChangeKind, CheckpointOptions, Code, StateName,
 use crate::store::ids::CheckpointId;
 use crate::sys::Kind;
 
-/// An event is not longer: it may have a file in it that is written, or read.
+/// Limit of an event, which may contain a whole file.
 const INPUT_BYTES_MAX: u64 = 64 << 20;
-/// Whoever says nothing for so long says nothing.
+/// Limit of the wait for the end of stdin.
 const INPUT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Read an agent's event from stdin and act on it: this is what the hooks call
+/// Read an agent's event from stdin and act on it; called by the hooks
 ///
-/// Prints nothing, or what the agent's format knows. Never ends with status 2, which would forbid
-/// the agent what it is about to do.
+/// Prints nothing, or output in the agent's format. Never exits with status 2, which would forbid
+/// the agent's action.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Which agent calls; it becomes a label of the checkpoint
+    /// The calling agent; it becomes a label of the checkpoint
     #[arg(long, value_name = "NAME")]
     agent: Option<String>,
 }
 
 impl Args {
-    /// The arguments behind `agent hook`. Whatever is not known is left out.
+    /// Parses the arguments of `agent hook`; ignores unknown ones.
     pub fn of(arguments: impl Iterator<Item = OsString>) -> Args {
         let (mut agent, mut is_next) = (None, false);
         for argument in arguments {
@@ -83,7 +83,7 @@ pub fn run(args: &Args, context: &mut Context) -> Outcome {
     }
 }
 
-/// Acts on an event in a tree whose daemon answers this user.
+/// Handles an event in a tree whose daemon accepts this user.
 fn act(args: &Args, event: &Event, served: &mut Served, context: &mut Context) -> Outcome {
     let what = event.what();
     if what == What::After {
@@ -103,7 +103,7 @@ fn act(args: &Args, event: &Event, served: &mut Served, context: &mut Context) -
     Ok(())
 }
 
-/// A command has run: tells the agent what that changed, if it may not have meant to.
+/// Reports the changes of a command to the agent, if they may be unintended.
 fn after(event: &Event, served: &mut Served, context: &mut Context) -> Outcome {
     let (Some(id), Some(process)) = (before::recall(event), process::agent()) else {
         return Ok(());
@@ -123,7 +123,8 @@ fn after(event: &Event, served: &mut Served, context: &mut Context) -> Outcome {
     Ok(context.out.json(&answer)?)
 }
 
-/// What a process and its children changed since a checkpoint, as a restore would take it back.
+/// Returns the changes by a process and its children since a checkpoint, as a restore would revert
+/// them.
 fn changes_by(id: CheckpointId, who: String, served: &mut Served) -> VerbResult<Vec<Change>> {
     let asked = served.client.ask(OnlyBy {
         to: Some(StateName(id.to_string())),
@@ -133,14 +134,14 @@ fn changes_by(id: CheckpointId, who: String, served: &mut Served) -> VerbResult<
         ..OnlyBy::default()
     });
     let found = match asked {
-        // Nobody has changed anything, or the checkpoint is gone.
+        // Nothing was changed, or the checkpoint is gone.
         Err(why) if [Code::UnknownProcess, Code::UnknownCheckpoint].contains(&why.code) => {
             return Ok(Vec::new());
         }
         found => found?,
     };
     let mut changes = found.restored.changes;
-    // What cannot be taken back without something of others was changed all the same.
+    // Paths that cannot be reverted without changes of others were changed all the same.
     changes.extend(found.shared.into_iter().map(|shared| {
         let path = served.root.join(OsStr::from_bytes(&shared.path.0));
         let is_there = path.symlink_metadata().is_ok();
@@ -154,7 +155,7 @@ fn changes_by(id: CheckpointId, who: String, served: &mut Served) -> VerbResult<
     Ok(changes)
 }
 
-/// What is said on stdin, up to its end or to the end of the time.
+/// Reads stdin to its end, with a time limit.
 fn input() -> VerbResult<Vec<u8>> {
     if io::stdin().is_terminal() {
         return Err(error(
@@ -171,7 +172,7 @@ fn input() -> VerbResult<Vec<u8>> {
                 .lock()
                 .take(INPUT_BYTES_MAX)
                 .read_to_end(&mut said);
-            // Nobody waits any more if the time is over.
+            // The receiver may have timed out.
             let _ = sender.send(read.map(|_| said));
         })
         .on("a thread")?;

@@ -1,7 +1,7 @@
 //! `ckptfs agent install`, `uninstall` and `status`.
 //!
-//! All files are looked at, and what comes of each is told, before the first is changed. Each is
-//! replaced at once by a rename, with a copy of what it held beside it.
+//! All files are checked, and all changes printed, before the first is made. Each file is replaced
+//! by a rename, with a copy of its old content next to it.
 
 use std::path::{Path, PathBuf};
 
@@ -19,24 +19,24 @@ use super::table::{ALL, Agent, Scope};
 use crate::engine::api::{Code, VerbResult};
 use crate::engine::word::word;
 
-/// Which agent, and for whom.
+/// The agent, and the scope.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The agent
     #[arg(value_name = "AGENT", value_enum)]
     agent: Agent,
-    /// In the settings of this directory, for everybody who works in it (the default)
+    /// In the settings of this directory, for all users of it (the default)
     #[arg(long, conflicts_with = "user")]
     project: bool,
     /// In your own settings, for every directory
     #[arg(long)]
     user: bool,
-    /// Only show what would change
+    /// Only show the changes
     #[arg(short = 'n', long)]
     dry_run: bool,
 }
 
-/// Which agents are told of.
+/// The agents to show.
 #[derive(Debug, clap::Args)]
 pub struct StatusArgs {
     /// Only this agent
@@ -44,22 +44,22 @@ pub struct StatusArgs {
     agent: Option<Agent>,
 }
 
-/// What is done.
+/// Direction of the change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     Install,
     Uninstall,
 }
 
-/// A file, and what is to come of it.
+/// A file, and its future content.
 struct Planned {
     path: PathBuf,
     place: Place,
-    /// `None`: it goes.
+    /// `None`: the file is removed.
     text: Option<String>,
 }
 
-/// What `--json` prints.
+/// Output of `--json`.
 #[derive(Serialize)]
 struct Done {
     agent: &'static str,
@@ -75,7 +75,7 @@ struct DoneFile {
     backup: Option<PathBuf>,
 }
 
-/// What `status --json` prints of an agent in one place.
+/// State of an agent in one scope, in the output of `status --json`.
 #[derive(Serialize)]
 struct State {
     agent: &'static str,
@@ -114,7 +114,7 @@ pub fn run(args: &Args, way: Way, context: &mut Context) -> Outcome {
     Ok(())
 }
 
-/// Says in a line what was done.
+/// Prints a summary.
 fn tell(done: &Done, way: Way, out: &Out) {
     let changed = done.files.iter().filter(|file| file.change != "none");
     let changed: Vec<String> = changed
@@ -132,7 +132,7 @@ fn tell(done: &Done, way: Way, out: &Out) {
     }
 }
 
-/// What somebody who has just installed it has still to do.
+/// Prints the remaining steps after an installation.
 fn advise(agent: Agent, scope: &Scope, out: &Out) -> Outcome {
     if agent == Agent::Codex {
         out.talk("Codex asks once whether you trust these hooks: /hooks");
@@ -177,8 +177,8 @@ pub fn status(args: &StatusArgs, context: &mut Context) -> Outcome {
     })
 }
 
-/// The agents that have the hooks, in the working directory, in the one that is mounted, or for
-/// this user.
+/// Returns the agents that have the hooks, in the working directory, in the mounted directory, or
+/// for this user.
 pub fn installed(context: &Context, mount: &Path) -> Vec<&'static str> {
     let mounted = Ok(Scope::Project(mount.to_owned()));
     let scopes = [scope(false, context), mounted, scope(true, context)];
@@ -219,12 +219,12 @@ fn state(agent: Agent, scope: &Scope, name: &'static str) -> State {
     }
 }
 
-/// What a file holds, if that can be read.
+/// Reads a file, if possible.
 fn text_at(path: &Path, scope: &Scope) -> Option<String> {
     files::look(path, scope).ok()?.text
 }
 
-/// For whom.
+/// Returns the scope.
 fn scope(user: bool, context: &Context) -> VerbResult<Scope> {
     if !user {
         return Ok(Scope::Project(locate::start(context.dir())?));
@@ -291,13 +291,13 @@ fn to_uninstall(agent: Agent, scope: &Scope) -> VerbResult<Vec<Planned>> {
     Ok(planned)
 }
 
-/// The entry of the MCP server, for agents that have one.
+/// Returns the entry of the MCP server, for agents that support one.
 fn mcp() -> Value {
     json!({ "command": "ckptfs", "args": ["mcp"] })
 }
 
-/// What the hooks of an agent call. By its name where that leads to this very program, so that
-/// settings can be shared; else by its path.
+/// Returns the command for the hooks of an agent: by name if that leads to this very program, so
+/// that settings can be shared; else by path.
 fn command(agent: Agent) -> String {
     let own = std::env::current_exe().and_then(|own| own.canonicalize());
     let path = std::env::var_os("PATH").unwrap_or_default();

@@ -1,46 +1,46 @@
-//! What the note of an agent's checkpoint says of it: a first line for people, and labels (lines
-//! `KEY: VALUE` at its end). Where the checkpoint was made by mkdir(2) its name says the same.
+//! The note of an agent's checkpoint: a first line for the user, and labels (lines `KEY: VALUE` at
+//! its end). The name of a checkpoint made by mkdir(2) contains the same.
 
 use crate::engine::api::CheckpointInfo;
 use crate::store::record::Reason;
 use crate::sys;
 
-/// The first word of the name of a checkpoint that was made for a prompt by mkdir(2).
+/// Prefix of the name of a checkpoint made for a prompt by mkdir(2).
 const DIR_PREFIX: &str = "prompt.";
-/// Characters of a session's name in such a name.
+/// Limit of a session's name in such a name, in characters.
 const SESSION_CHARS_MAX: usize = 40;
 
-/// A checkpoint that an agent's prompt has made.
+/// A checkpoint for a prompt of an agent.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Prompt {
     /// The checkpoint.
     pub checkpoint: u64,
-    /// When it was made: RFC 3339.
+    /// Time of its creation: RFC 3339.
     pub created: String,
-    /// Another user made it, by mkdir(2), and may have given it any name: this one. `None`: who may
-    /// ask the daemon made it, or this user.
+    /// The other user who made it, by mkdir(2), and may have given it any name. `None`: it was made
+    /// by a request to the daemon, or by this user or root.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub of_user: Option<u32>,
-    /// The session, as the agent names it.
+    /// The agent's name for the session.
     pub session: String,
-    /// The prompt's id, or the time when it came, in milliseconds.
+    /// The prompt's id, or its time in milliseconds.
     pub prompt: String,
-    /// Which agent it is, if that was told.
+    /// The agent, if known.
     pub agent: Option<String>,
-    /// The agent's process, as `PID@START`, if that could be told.
+    /// The agent's process, as `PID@START`, if known.
     pub process: Option<String>,
-    /// The prompt's first line.
+    /// First line of the prompt.
     pub text: String,
 }
 
-/// The last line of a note that begins with this key, without it. The first line is for people.
+/// Returns the value of the last line of a note with this key. The first line is not a label.
 pub fn label<'a>(note: &'a str, key: &str) -> Option<&'a str> {
     let value = |line: &'a str| line.strip_prefix(key)?.strip_prefix(": ");
     note.lines().skip(1).filter_map(value).last()
 }
 
-/// The prompt that a checkpoint was made for, if it was made for one. Only who may ask the daemon
-/// writes notes; what was imported has those of somebody else.
+/// Returns the prompt that a checkpoint was made for. Only users who may use the daemon write
+/// notes; imported checkpoints have the notes of others, and do not count.
 pub fn prompt(made: &CheckpointInfo) -> Option<Prompt> {
     match &made.reason {
         Reason::Asked => of_note(made),
@@ -79,7 +79,7 @@ fn of_dir(made: &CheckpointInfo, name: &str) -> Option<Prompt> {
     })
 }
 
-/// Whether this names one process: `PID@START`.
+/// Reports whether the text identifies a process: `PID@START`.
 fn is_process(text: &str) -> bool {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|c| c.is_ascii_digit());
     let parts = text.split_once('@');
@@ -87,12 +87,12 @@ fn is_process(text: &str) -> bool {
 }
 
 impl Prompt {
-    /// Both are of one session: of one name, and of one user.
+    /// Reports whether both have the same session and user.
     pub fn is_of_session_of(&self, other: &Prompt) -> bool {
         (self.of_user, &self.session) == (other.of_user, &other.session)
     }
 
-    /// Its session, for people.
+    /// Formats its session.
     pub fn session_told(&self) -> String {
         match self.of_user {
             Some(user) => format!("{} of user {user}", self.session),
@@ -101,7 +101,7 @@ impl Prompt {
     }
 }
 
-/// The name of a checkpoint for a prompt that is made by mkdir(2).
+/// Returns the name of a checkpoint for a prompt, made by mkdir(2).
 pub fn dir_name(session: &str, process: Option<&str>, prompt: &str) -> String {
     let safe = |text: &str| -> String {
         text.chars()

@@ -1,4 +1,4 @@
-//! `ckptfs agent`: what coding agents call around what they do, and how they are told to
+//! `ckptfs agent`: the hooks that coding agents call around their actions, and their installation
 //! (docs/adr/0034-agents.md).
 
 mod before;
@@ -22,7 +22,7 @@ use super::context::Context;
 use super::error::{Failure, Outcome};
 use super::output::{Color, Out};
 
-/// Coding agents: have them make checkpoints, so that `ckptfs rewind` can take back what they did
+/// Coding agents: let them make checkpoints, so that `ckptfs rewind` can revert their changes
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -31,13 +31,13 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Add hooks and a skill to an agent's settings, and change nothing else in them
+    /// Add hooks and a skill to an agent's settings, and leave the rest unchanged
     Install(install::Args),
-    /// Remove what `install` added to an agent's settings
+    /// Remove the additions of `install` from an agent's settings
     Uninstall(install::Args),
     /// Show which agents have the hooks
     Status(install::StatusArgs),
-    /// Read an agent's event from stdin and act on it: this is what the hooks call
+    /// Read an agent's event from stdin and act on it; called by the hooks
     Hook(hook::Args),
 }
 
@@ -50,16 +50,15 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     }
 }
 
-/// Whether this process was started as a hook, and not for help.
+/// Reports whether this process was started as a hook, and not for help.
 pub fn is_hook() -> bool {
     let mut arguments = std::env::args_os().skip(1);
     arguments.by_ref().take(2).eq(["agent", "hook"])
         && arguments.all(|argument| argument != "--help" && argument != "-h")
 }
 
-/// Runs the program as a hook: without reading the whole command line, which takes as long as the
-/// rest, and so that nothing that is wrong with it ends with status 2, which would forbid the agent
-/// what it is about to do.
+/// Runs the program as a hook, without parsing the whole command line, which would take as long as
+/// the rest. No error in it may cause status 2, which would forbid the agent's action.
 pub fn main() -> ExitCode {
     let mut context = Context {
         dir: None,

@@ -1,5 +1,5 @@
-//! Which tree an event is about: the one that the file of the event is in, or the directory that
-//! the agent works in.
+//! The tree of an event: the one that contains the file of the event, or the working directory of
+//! the agent.
 
 use std::path::{Path, PathBuf};
 
@@ -8,18 +8,18 @@ use super::super::mounts;
 use super::event::Event;
 use crate::engine::api::VerbResult;
 
-/// Where checkpoints can be made.
+/// How checkpoints can be made.
 pub enum Place {
-    /// By asking the daemon.
+    /// By a request to the daemon.
     Served(Box<Served>),
     /// By mkdir(2) in `.snapshots` of the mount at this path, which another user controls.
     Mount(PathBuf),
 }
 
-/// The tree of an event; `None` if no directory of the event is in one.
+/// Returns the tree of an event; `None` if no directory of the event is in one.
 ///
 /// # Errors
-/// Those of looking for a daemon.
+/// Those of the search for a daemon.
 pub fn of(event: &Event) -> VerbResult<Option<Place>> {
     let mut seen: Vec<PathBuf> = Vec::new();
     for path in event.paths() {
@@ -34,14 +34,14 @@ pub fn of(event: &Event) -> VerbResult<Option<Place>> {
     Ok(None)
 }
 
-/// The tree that an existing directory is in.
+/// Returns the tree that contains an existing directory.
 ///
 /// # Errors
-/// Those of looking for a daemon.
+/// Those of the search for a daemon.
 pub fn at(dir: &Path) -> VerbResult<Option<Place>> {
     Ok(match locate::at_once(dir)? {
         Located::Served(served) => Some(Place::Served(Box::new(served))),
-        // A directory that only looks like a mount of ours is asked for nothing.
+        // A directory that only resembles a mount of ckptfs receives no request.
         Located::Foreign { root, .. } => {
             let table = mounts::all()?;
             let ours = mounts::top(&table, &root).is_some_and(|mount| mount.says_ours());
@@ -51,7 +51,7 @@ pub fn at(dir: &Path) -> VerbResult<Option<Place>> {
     })
 }
 
-/// The nearest directory at or above a path that exists, without links.
+/// Returns the nearest existing directory at or above a path, without links.
 pub fn existing(path: &Path) -> Option<PathBuf> {
     let real = |dir: &Path| dir.canonicalize().ok().filter(|real| real.is_dir());
     path.ancestors().find_map(real)

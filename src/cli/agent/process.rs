@@ -1,17 +1,17 @@
-//! Which process the agent is that called a hook.
+//! The process of the agent that called a hook.
 
 use crate::sys;
 
-/// Programs that only run a command for another one.
+/// Programs that only run a command for another program.
 const SHELLS: [&str; 14] = [
     "sh", "bash", "dash", "ash", "zsh", "fish", "ksh", "mksh", "csh", "tcsh", "busybox", "env",
     "timeout", "xargs",
 ];
-/// Hooks are called through a shell or two.
+/// Limit of the shells between the agent and its hook.
 const SHELLS_MAX: usize = 8;
 
-/// The nearest ancestor of this process that is no shell, as `PID@START`: what `restore --only-by`
-/// takes for one process and its children. `None` if it cannot be told.
+/// Returns the nearest ancestor of this process that is not a shell, as `PID@START`. In this form
+/// `--only-by` of `restore` accepts a process and its children. `None` if it cannot be found.
 pub fn agent() -> Option<String> {
     let mut pid = std::os::unix::process::parent_id();
     for _ in 0..SHELLS_MAX {
@@ -24,7 +24,7 @@ pub fn agent() -> Option<String> {
     None
 }
 
-/// This process's ancestors, as `PID@START`, the nearest first.
+/// Returns the ancestors of this process, as `PID@START`, the nearest first.
 pub fn ancestors() -> Vec<String> {
     let parent = |pid: &u32| sys::facts_of(*pid).ok().map(|facts| facts.parent);
     std::iter::successors(Some(std::os::unix::process::parent_id()), parent)

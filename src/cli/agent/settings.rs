@@ -1,4 +1,4 @@
-//! Settings of others, edited as text: what is not ours keeps its order, its layout and its
+//! Settings of agents, edited as text: everything except our entries keeps its order, layout and
 //! comments.
 
 use std::path::Path;
@@ -11,13 +11,13 @@ use super::super::error::hinted;
 use super::table::{Settings, is_ours};
 use crate::engine::api::{Code, VerbError, VerbResult};
 
-/// Objects and lists in each other; the parser has no limit of its own.
+/// Limit of nested objects and lists, because the parser has no limit.
 const DEPTH_MAX: usize = 200;
 
-/// The settings with our entries in them, as they are in `wanted`; unchanged if they have them.
+/// Returns the settings with our entries as in `wanted`; unchanged if they have them.
 ///
 /// # Errors
-/// `bad-value`: it is not JSON, or something of it is not of the kind that the agent reads.
+/// `bad-value` if it is not JSON, or a value is not of the type that the agent reads.
 pub fn with(text: Option<&str>, wanted: &Settings) -> VerbResult<String> {
     let root = parse(text.unwrap_or_default(), &wanted.path)?;
     let top = object(&root, &wanted.path)?;
@@ -39,7 +39,7 @@ pub fn with(text: Option<&str>, wanted: &Settings) -> VerbResult<String> {
             }
         }
     }
-    // An event that an older version had a hook for.
+    // Entries for events that only an older version used.
     if wanted.lists {
         let keys: Vec<&str> = wanted.entries.iter().map(|(key, _)| key.as_str()).collect();
         remove_ours(&ours, |name| !keys.contains(&name));
@@ -47,10 +47,10 @@ pub fn with(text: Option<&str>, wanted: &Settings) -> VerbResult<String> {
     Ok(ended(&root))
 }
 
-/// The settings without anything of ours. `None`: there is nothing else in them.
+/// Returns the settings without our entries. `None`: nothing else is left.
 ///
 /// # Errors
-/// As of [`with`].
+/// Those of [`with`].
 pub fn without(text: &str, known: &Settings) -> VerbResult<Option<String>> {
     let root = parse(text, &known.path)?;
     let top = object(&root, &known.path)?;
@@ -83,12 +83,12 @@ pub fn without(text: &str, known: &Settings) -> VerbResult<Option<String>> {
     Ok((!only_ours || comments).then(|| ended(&root)))
 }
 
-/// Whether the settings have our entries as they are in `wanted`.
+/// Reports whether the settings have our entries as in `wanted`.
 pub fn has(text: &str, wanted: &Settings) -> bool {
     with(Some(text), wanted).is_ok_and(|changed| changed == text)
 }
 
-/// Whether the settings have any entry of ours.
+/// Reports whether the settings have any of our entries.
 pub fn has_any(text: &str, known: &Settings) -> bool {
     without(text, known).is_ok_and(|left| left.as_deref() != Some(text))
 }
@@ -102,7 +102,7 @@ fn put_in_list(ours: &CstObject, key: &str, entry: &Value, path: &Path) -> VerbR
         let Some(value) = element.to_serde_value().filter(is_ours) else {
             continue;
         };
-        // One of an older version, or a second one.
+        // An entry of an older version, or a second one.
         if is_there || value != *entry {
             element.remove();
         } else {
@@ -116,7 +116,7 @@ fn put_in_list(ours: &CstObject, key: &str, entry: &Value, path: &Path) -> VerbR
     Ok(())
 }
 
-/// Takes our entries out of the lists of an object, and lists that have nothing else with them.
+/// Removes our entries from the lists of an object, and lists that contain nothing else.
 fn remove_ours(ours: &CstObject, of: impl Fn(&str) -> bool) {
     for property in ours.properties() {
         let name = property.name().and_then(|name| name.decoded_value().ok());
@@ -196,7 +196,7 @@ fn bad(path: &Path, key: &str, what: &str) -> VerbError {
     )
 }
 
-/// A text file ends with a newline.
+/// Returns the text, with a newline at its end.
 fn ended(root: &CstRootNode) -> String {
     let mut text = root.to_string();
     if !text.ends_with('\n') {

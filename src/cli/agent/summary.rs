@@ -1,5 +1,5 @@
-//! What a command changed, in one line for an agent to read: directories drawn together, of a
-//! bounded length, with names that can do no harm.
+//! The changes of a command in one line for an agent: grouped by directory, of bounded length, with
+//! escaped names.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,21 +7,21 @@ use super::super::output::escape;
 use crate::engine::api::{Change, ChangeKind};
 use crate::sys::Kind;
 
-/// A command that changed more paths than this is told of, though it removed nothing.
+/// A command that changed up to this number of paths, and removed none, is not reported.
 const CHANGED_MAX: usize = 10;
-/// Paths, or directories with what is in them, that are named.
+/// Limit of the paths, or directories with their content, that are named.
 const NAMED_MAX: usize = 20;
-/// Paths in one directory that are named one by one.
+/// Limit of the paths in one directory that are named one by one.
 const APART_MAX: usize = 4;
-/// Characters of a name that are shown.
+/// Limit of a name, in characters.
 const NAME_CHARS_MAX: usize = 160;
 
-/// What was changed: letters and paths as they are told.
+/// A change: its letter, and the path as printed.
 type Line = (char, String);
 
-/// What to tell of a command that did this; `None`: nothing that is worth it.
+/// Returns the summary of a command; `None` if it is not worth a report.
 ///
-/// `changes` is what a restore would do to take it back.
+/// `changes` are those of a restore that would revert the command.
 pub fn of(changes: &[Change]) -> Option<String> {
     let done: Vec<(char, &Change)> = changes
         .iter()
@@ -50,7 +50,7 @@ pub fn of(changes: &[Change]) -> Option<String> {
     Some(format!("This command changed: {}", told.join(", ")))
 }
 
-/// What was done that a restore would take back so.
+/// Returns the letter of the change that a restore would revert in this way.
 fn done(change: &Change) -> char {
     match change.change {
         ChangeKind::Added => 'D',
@@ -59,8 +59,8 @@ fn done(change: &Change) -> char {
     }
 }
 
-/// Whole directories that came or went are told by their name and how many files were in them, and
-/// so are many files of one directory.
+/// Groups changes: an added or removed directory is named with its number of files, and so are many
+/// files of one directory.
 fn drawn_together(letter: char, changes: &[&Change]) -> Vec<Line> {
     let dirs: BTreeSet<&[u8]> = changes
         .iter()
@@ -100,7 +100,7 @@ fn drawn_together(letter: char, changes: &[&Change]) -> Vec<Line> {
     lines
 }
 
-/// The topmost of some directories that a path is below.
+/// Returns the topmost of some directories that contains a path.
 fn top<'a>(path: &[u8], dirs: &BTreeSet<&'a [u8]>) -> Option<&'a [u8]> {
     let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/');
     ends.map(|(at, _)| path.get(..at).unwrap_or_default())
@@ -112,7 +112,7 @@ fn parent(path: &[u8]) -> &[u8] {
     end.and_then(|end| path.get(..end)).unwrap_or_default()
 }
 
-/// A rename is told as it was done, which is the other way round.
+/// Formats a path; of a rename, both in the order of the command, which a restore reverses.
 fn name(change: &Change) -> String {
     match &change.from {
         Some(now) => format!("{} -> {}", shown(&change.path.0), shown(&now.0)),

@@ -1,17 +1,17 @@
-//! The agents: where each has its settings, and what stands in them for us.
+//! The agents: the places of their settings, and our entries in them.
 
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-/// What an agent is told of ckptfs.
+/// The skill by which agents learn about ckptfs.
 pub const SKILL: &str = include_str!("text/SKILL.md");
-/// opencode has no settings for hooks, but runs what lies in its directory of plugins.
+/// opencode has no settings for hooks, but runs the files in its directory of plugins.
 const OPENCODE: &str = include_str!("text/opencode.js");
 
-/// Seconds that a hook may take before the agent goes on without it.
+/// Time limit of a hook in seconds, after which the agent continues without it.
 const TIMEOUT_S: u64 = 10;
-/// The same for making a second tree, which may have git do it.
+/// The same for the creation of a second tree, which may run git.
 const WORKTREE_TIMEOUT_S: u64 = 120;
 
 /// An agent.
@@ -29,34 +29,34 @@ pub enum Agent {
     Opencode,
 }
 
-/// For whom it is installed.
+/// Scope of an installation.
 #[derive(Clone, Debug)]
 pub enum Scope {
-    /// For everybody who works in this directory.
+    /// All users of this directory.
     Project(PathBuf),
-    /// For a user with this home.
+    /// The user with this home.
     User(PathBuf),
 }
 
-/// A file that is the agent's, with entries of ours in it.
+/// A file of the agent, with our entries.
 pub struct Settings {
-    /// Where.
+    /// Its path.
     pub path: PathBuf,
-    /// What is needed at the top of it besides: key and value.
+    /// A required key and value at its top level.
     pub top: Option<(&'static str, Value)>,
-    /// The key of the object that the entries are in.
+    /// Key of the object with the entries.
     pub key: &'static str,
-    /// Key of a list in that, and our entry of the list; or key of an entry of ours.
+    /// Key of a list in that object, and our element of it; or key and value of our entry.
     pub entries: Vec<(String, Value)>,
-    /// The entries are in lists.
+    /// The entries are elements of lists.
     pub lists: bool,
 }
 
-/// A file that is ours.
+/// A file that belongs to ckptfs.
 pub struct OwnFile {
-    /// Where.
+    /// Its path.
     pub path: PathBuf,
-    /// What it holds.
+    /// Its content.
     pub content: String,
 }
 
@@ -70,7 +70,7 @@ pub const ALL: [Agent; 5] = [
 ];
 
 impl Agent {
-    /// Its name on our command line.
+    /// Returns its name on our command line.
     pub fn name(self) -> &'static str {
         match self {
             Agent::ClaudeCode => "claude-code",
@@ -81,7 +81,7 @@ impl Agent {
         }
     }
 
-    /// The events that it has hooks for, with the tools that are meant, if not all.
+    /// Returns the events with hooks, and the tools that they are for, if not all.
     fn events(self) -> &'static [(&'static str, Option<&'static str>)] {
         match self {
             Agent::ClaudeCode => &[
@@ -115,7 +115,7 @@ impl Agent {
         }
     }
 
-    /// One entry for an event.
+    /// Returns the entry for an event.
     fn entry(self, event: &str, tools: Option<&str>, command: &str) -> Value {
         let timeout = if event == "WorktreeCreate" {
             WORKTREE_TIMEOUT_S
@@ -139,7 +139,7 @@ impl Agent {
         entry
     }
 
-    /// What goes under `hooks` of its settings: for each event our entry of that event's list.
+    /// Returns the content of `hooks` in its settings: for each event our element of the list.
     pub fn hooks(self, command: &str) -> Vec<(String, Value)> {
         let of = |(event, tools): &(&str, Option<&str>)| {
             ((*event).to_owned(), self.entry(event, *tools, command))
@@ -147,7 +147,7 @@ impl Agent {
         self.events().iter().map(of).collect()
     }
 
-    /// The files that are its own.
+    /// Returns the files of the agent with our entries.
     pub fn settings(self, scope: &Scope, command: &str, mcp: Option<Value>) -> Vec<Settings> {
         let (dir, name) = match self {
             Agent::ClaudeCode => (scope.dir(".claude"), "settings.json"),
@@ -163,8 +163,8 @@ impl Agent {
             entries: self.hooks(command),
             lists: true,
         }];
-        // The one place where `ckptfs mcp` is registered: `.mcp.json` of the project. Claude Code
-        // rewrites the user's own file (`~/.claude.json`) while it runs, so nothing is put there.
+        // `ckptfs mcp` is registered only in `.mcp.json` of the project. Claude Code rewrites the
+        // user's own file (`~/.claude.json`) while it runs, so that file is left unchanged.
         if let (Agent::ClaudeCode, Scope::Project(dir), Some(server)) = (self, scope, mcp) {
             all.push(Settings {
                 path: dir.join(".mcp.json"),
@@ -177,7 +177,7 @@ impl Agent {
         all
     }
 
-    /// The files that are ours.
+    /// Returns the files that belong to ckptfs.
     pub fn own_files(self, scope: &Scope, command: &str) -> Vec<OwnFile> {
         let skills = match (self, scope) {
             (Agent::ClaudeCode, _) => scope.dir(".claude/skills"),
@@ -210,7 +210,7 @@ fn cursor_entry(tools: Option<&str>, command: &str) -> Value {
 }
 
 impl Scope {
-    /// The directory that it is about.
+    /// Returns the directory of the scope.
     pub fn root(&self) -> &Path {
         match self {
             Scope::Project(dir) | Scope::User(dir) => dir,
@@ -241,13 +241,13 @@ impl Scope {
     }
 }
 
-/// Whether an entry of a list is one of ours, of whatever version: it calls `ckptfs agent hook`.
+/// Reports whether an element of a list is ours, of any version: it calls `ckptfs agent hook`.
 pub fn is_ours(entry: &Value) -> bool {
     let calls = |hook: &Value| {
         let command = hook.get("command").and_then(Value::as_str);
         command.is_some_and(|command| command.contains("ckptfs") && command.contains(" agent hook"))
     };
-    // A group in which somebody has put something else beside ours stays.
+    // A group that also contains hooks of others stays.
     match entry.get("hooks").and_then(Value::as_array) {
         Some(hooks) => !hooks.is_empty() && hooks.iter().all(calls),
         None => calls(entry),

@@ -1,9 +1,9 @@
-//! Second trees for isolated agents: branches, where the project is served. Claude Code has the
-//! hook do this *instead* of doing it itself, so elsewhere it is done as Claude Code does it, with
+//! Second trees for isolated agents: branches, if the project is served. Claude Code calls the hook
+//! *instead* of creating the tree itself, so elsewhere the hook does the same as Claude Code, with
 //! git.
 //!
-//! Of `WorktreeCreate` the last line on stdout is the absolute path of the new tree, and nothing
-//! else is on stdout.
+//! `WorktreeCreate` prints the absolute path of the new tree as the last line on stdout, and
+//! nothing else.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -17,13 +17,13 @@ use super::event::Event;
 use super::place::{self, Place};
 use crate::engine::api::{Code, DropBranch, ListBranches, VerbResult};
 
-/// Characters of a name that are taken.
+/// Limit of a name, in characters.
 const NAME_CHARS_MAX: usize = 60;
 
-/// Makes a branch of the name that is asked for, or finds the one that there is.
+/// Creates a branch with the requested name, or finds the existing one.
 ///
 /// # Errors
-/// Those of `branch create`, and of git where nothing is served.
+/// Those of `branch create`, and of git if nothing is served.
 pub fn create(event: &Event, context: &mut Context) -> Outcome {
     let name = event
         .worktree_name()
@@ -38,10 +38,10 @@ pub fn create(event: &Event, context: &mut Context) -> Outcome {
     Ok(context.out.bytes(b"\n")?)
 }
 
-/// Drops the branch at the path that is told. It goes to the trash, with what it has changed.
+/// Drops the branch at the path of the event. It goes to the trash, with its changes.
 ///
 /// # Errors
-/// Those of `branch drop`, and of git where that is no branch.
+/// Those of `branch drop`, and of git if it is not a branch.
 pub fn remove(event: &Event, context: &mut Context) -> Outcome {
     let Some(path) = event.worktree_path() else {
         return Err(error(
@@ -51,7 +51,7 @@ pub fn remove(event: &Event, context: &mut Context) -> Outcome {
         .into());
     };
     let mut dirs = project(event);
-    // `TREE@NAME` lies beside the tree.
+    // `TREE@NAME` is next to the tree.
     let beside = path.to_str().and_then(|text| text.rsplit_once('@'));
     dirs.extend(beside.map(|(tree, _)| PathBuf::from(tree)));
     for dir in dirs {
@@ -70,19 +70,20 @@ pub fn remove(event: &Event, context: &mut Context) -> Outcome {
         }
     }
     if path.join(".git").is_file() {
-        // Without --force git keeps one that has changes.
+        // Without --force git keeps a worktree that has changes.
         git(path, &["worktree", "remove", "."])?;
     }
     Ok(())
 }
 
-/// Where the project may be. The working directory may be anywhere when a second tree is removed.
+/// Returns the possible places of the project. When a second tree is removed, the working directory
+/// may be anywhere.
 fn project(event: &Event) -> Vec<PathBuf> {
     let told = std::env::var_os("CLAUDE_PROJECT_DIR").map(PathBuf::from);
     told.into_iter().chain(event.paths()).collect()
 }
 
-/// The daemon of the tree that a directory is in, if it answers this user.
+/// Returns the daemon of the tree that contains a directory, if it accepts this user.
 fn served(dir: &Path) -> Option<Box<Served>> {
     match place::at(&place::existing(dir)?) {
         Ok(Some(Place::Served(served))) => Some(served),
@@ -93,7 +94,7 @@ fn served(dir: &Path) -> Option<Box<Served>> {
 fn branch(served: &mut Served, name: &str, context: &Context) -> VerbResult<PathBuf> {
     match make(served, name, &How::default(), false, &context.out) {
         Ok(made) => Ok(made.branch.path),
-        // A session that is gone on with asks for the one that it had.
+        // A resumed session requests its earlier branch.
         Err(why) if why.code == Code::BranchExists => {
             let all = served.client.ask(ListBranches::default())?;
             let known = all.into_iter().find(|branch| branch.name == name);
@@ -103,7 +104,7 @@ fn branch(served: &mut Served, name: &str, context: &Context) -> VerbResult<Path
     }
 }
 
-/// A name that a branch can have.
+/// Returns a valid name for a branch.
 fn branch_name(wanted: &str) -> Option<String> {
     let safe = |c: char| {
         if c.is_ascii_alphanumeric() || "._-".contains(c) {
@@ -117,7 +118,7 @@ fn branch_name(wanted: &str) -> Option<String> {
     (!name.is_empty()).then_some(name)
 }
 
-/// What Claude Code does without a hook: a worktree in `.claude/worktrees` of the repository.
+/// Creates a worktree as Claude Code does without a hook: in `.claude/worktrees` of the repository.
 fn git_worktree(dirs: &[PathBuf], name: &str) -> VerbResult<PathBuf> {
     let top = dirs
         .iter()
@@ -135,12 +136,12 @@ fn git_worktree(dirs: &[PathBuf], name: &str) -> VerbResult<PathBuf> {
     }
     let (at, branch) = (path.display().to_string(), format!("worktree-{name}"));
     git(&top, &["worktree", "add", "-q", "-b", &branch, &at])
-        // The branch may be there from before.
+        // The branch may exist already.
         .or_else(|_| git(&top, &["worktree", "add", "-q", &at, &branch]))?;
     Ok(path)
 }
 
-/// Runs git; what it says on stderr is for people.
+/// Runs git; its stderr is that of this process.
 fn git(dir: &Path, arguments: &[&str]) -> VerbResult<String> {
     let ran = Command::new("git")
         .arg("-C")

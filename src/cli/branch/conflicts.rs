@@ -20,20 +20,20 @@ use crate::sys;
 
 const SHELL: &str = "/bin/sh";
 
-/// List what several branches have changed, or a branch and this tree
+/// List the files that several branches have changed, or a branch and this tree
 ///
-/// One line per file: its path in the base, and who changed it. Known at any time, without a merge;
-/// a file that was renamed here and edited there is one file.
+/// One line per file: its path in the base, and the trees that changed it. Available at any time,
+/// without a merge; a file that was renamed here and edited there is one file.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Show for each pair what would conflict in a merge, and what would merge cleanly
+    /// Show for each pair the conflicts of a merge, or that it would merge cleanly
     #[arg(long)]
     check: bool,
-    /// Keep running, and print each conflict that appears, changes or goes away, as a line of JSON
+    /// Keep running, and print each conflict that appears, changes or disappears, as a line of JSON
     #[arg(long, conflicts_with = "check")]
     watch: bool,
-    /// With --watch: run CMD in the shell for each that exists, appears or changes, described by
-    /// CKPTFS_PATH, CKPTFS_BRANCHES and CKPTFS_KIND
+    /// With --watch: run CMD in the shell for each conflict that exists, appears or changes,
+    /// described by CKPTFS_PATH, CKPTFS_BRANCHES and CKPTFS_KIND
     #[arg(long, value_name = "CMD", requires = "watch")]
     exec: Option<OsString>,
 }
@@ -53,7 +53,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     })
 }
 
-/// The path, and who has touched it: where they have it elsewhere, or have deleted it, that too.
+/// Formats the path and the trees that changed it, with another path or a deletion there.
 fn line(conflict: &Conflict, out: &Out) -> Vec<u8> {
     let mut line = out.name(&conflict.path.0).into_owned();
     let here = conflict.parent.then_some(None);
@@ -87,7 +87,7 @@ fn line(conflict: &Conflict, out: &Out) -> Vec<u8> {
     line
 }
 
-/// Who clashes, and in what.
+/// Formats the two sides of a clash, and its kind.
 pub fn clash(clash: &Clash) -> String {
     let ours = clash.ours.as_deref().unwrap_or("this tree");
     let what = serde_json::to_value(clash.conflict.what);
@@ -99,12 +99,12 @@ pub fn clash(clash: &Clash) -> String {
     )
 }
 
-/// What became of a conflict.
+/// Change of a conflict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Kind {
     Appeared,
-    /// Others have touched it too, or no longer, or something else was done to it.
+    /// Other trees changed the file, or no longer do, or a tree made another change.
     Changed,
     Gone,
 }
@@ -117,15 +117,15 @@ struct Event<'a> {
     conflict: &'a Conflict,
 }
 
-/// What a conflict is told by.
+/// Conflicts by path and inode.
 type Known = BTreeMap<(TreePath, Option<u64>), Conflict>;
 
-/// Prints what is there, and then what changes, until the daemon ends or nobody reads.
+/// Prints the conflicts, and then their changes, until the daemon ends or stdout is closed.
 fn watch(exec: Option<&OsStr>, context: &mut Context) -> Outcome {
     let mut served = locate::served(context.dir())?;
     let (mut known, mut seen) = (Known::new(), None);
     loop {
-        // Of a daemon that takes over it is asked again, with what was seen of the one before.
+        // After a takeover the request is repeated, with the state of the earlier daemon.
         let Watched {
             seen: now,
             conflicts,
@@ -165,9 +165,9 @@ fn watch(exec: Option<&OsStr>, context: &mut Context) -> Outcome {
     }
 }
 
-/// Runs the user's command for a conflict, and waits for it: what changes meanwhile is told
-/// together afterwards. The path is somebody else's, so it is a variable, and no part of the
-/// command.
+/// Runs the user's command for a conflict, and waits for it; the changes until then are reported
+/// together afterwards. The path is passed in a variable, not in the command, because other users
+/// may choose it.
 fn tell(command: &OsStr, event: &Event<'_>, out: &Out) {
     let conflict = event.conflict;
     let kind = match event.kind {
@@ -183,7 +183,7 @@ fn tell(command: &OsStr, event: &Event<'_>, out: &Out) {
         .env("CKPTFS_PARENT", if conflict.parent { "1" } else { "" })
         .env("CKPTFS_KIND", kind)
         .stdin(Stdio::null());
-    // stdout is data.
+    // stdout is for data.
     let ended = io::stderr()
         .as_fd()
         .try_clone_to_owned()

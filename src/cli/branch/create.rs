@@ -18,42 +18,43 @@ use crate::engine::branches::{self, check_name};
 use crate::engine::word::word;
 use crate::sys;
 
-/// Make a branch, and print where it is
+/// Create a branch, and print its path
 ///
-/// It begins as a checkpoint that is made for it. Whatever is changed in it does not show here, nor
-/// the other way round, until one of the two is merged.
+/// It begins as a checkpoint that is made for it. Changes in one of the two trees do not appear in
+/// the other until they are merged.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Letters, digits, _ . and -
+    /// The name: letters, digits, _ . and -
     #[arg(value_name = "NAME")]
     name: String,
     #[command(flatten)]
     how: How,
-    /// Only tell what would be made
+    /// Only show what would be made
     #[arg(short = 'n', long)]
     dry_run: bool,
 }
 
-/// How a branch is made.
+/// Options of a new branch.
 #[derive(Debug, Default, clap::Args)]
 pub struct How {
     /// Begin as this checkpoint: a number, a tag, `latest`
     #[arg(long, value_name = "ID")]
     at: Option<String>,
-    /// Where it is to be, on the filesystem of the tree; beside it, as TREE@NAME, if not given
+    /// Its directory, on the filesystem of the tree; by default TREE@NAME next to the tree
     #[arg(long, value_name = "DIR")]
     path: Option<PathBuf>,
-    /// Fail if git cannot be told of it: where the tree has a .git, the branch is a working tree of
-    /// that repository, on a branch of git's of the same name
+    /// Fail if the branch cannot be registered in git: if the tree has a .git, the branch is a
+    /// working tree of that repository, on a git branch of the same name
     #[arg(long)]
     git: bool,
-    /// Do not tell git: the branch has a copy of .git, which is a repository of its own
+    /// Do not register it in git: the branch has a copy of .git, which is a separate repository
     #[arg(long, conflicts_with = "git")]
     no_git: bool,
 }
 
 impl How {
-    /// Beside the tree, from a checkpoint or from the tree as it is; git is told where it can be.
+    /// Returns the options of a branch next to the tree, from a checkpoint or from the live tree,
+    /// and registered in git where possible.
     pub fn beside(at: Option<String>) -> How {
         How {
             at,
@@ -63,7 +64,7 @@ impl How {
         }
     }
 
-    /// As [`How::beside`]; git is told nothing.
+    /// Like [`How::beside`], without git.
     pub fn without_git(at: Option<String>) -> How {
         How {
             no_git: true,
@@ -72,13 +73,13 @@ impl How {
     }
 }
 
-/// A branch that was made, and what git knows of it.
+/// A new branch, and its state in git.
 #[derive(Debug, Serialize)]
 pub struct Made {
     /// The branch.
     #[serde(flatten)]
     pub branch: BranchInfo,
-    /// Absent if git knows nothing.
+    /// Absent if it is not registered in git.
     #[serde(skip_serializing_if = "Option::is_none")]
     git: Option<Attached>,
 }
@@ -97,10 +98,10 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     })
 }
 
-/// Makes a branch. What git could not be told is told on stderr.
+/// Creates a branch. Without `--git`, a failure of git is only a warning.
 ///
 /// # Errors
-/// Those of [`CreateBranch`]; with `--git` that git cannot be told of it.
+/// Those of [`CreateBranch`]; with `--git` that the branch cannot be registered.
 pub fn make(
     served: &mut Served,
     name: &str,
@@ -145,14 +146,14 @@ fn make_in(
     };
     let branch = std::thread::scope(|scope| {
         if let Some(link) = link.as_mut().filter(|_| how.at.is_none()) {
-            // Without it that is done afterwards.
+            // Without a thread that is done afterwards.
             let _ = std::thread::Builder::new().spawn_scoped(scope, || link.copy_ahead());
         }
         served.client.ask(asked)
     });
     let branch = branch.inspect_err(|_| {
         if link.is_some() {
-            // The daemon may have done so.
+            // The daemon may have removed it.
             let _ = std::fs::remove_file(dir.path.join(DOT_GIT));
         }
     })?;
@@ -161,7 +162,7 @@ fn make_in(
         .zip(base)
         .map(|(link, base)| link.finish(&base))
         .transpose();
-    // The branch is there, whatever git says.
+    // The branch exists, whatever the result of git.
     let git = finished.unwrap_or_else(|error| {
         untold(&error, out);
         None
@@ -172,7 +173,7 @@ fn make_in(
     Ok(Made { branch, git })
 }
 
-/// Begins to tell git, and makes the file by which the branch is known to it.
+/// Begins the registration in git, and creates the file `.git` of the branch.
 fn begin_git(
     served: &mut Served,
     dir: &NewDir,
@@ -197,8 +198,8 @@ fn begin_git(
     }
 }
 
-/// Why the directory has a `.git` already: there is a branch of this name, or somebody else is making
-/// it, which the daemon tells; or it is somebody's directory.
+/// Returns the error for a directory that has a `.git` already: a branch of this name exists or is
+/// being made, which the daemon reports; or the directory is in use otherwise.
 fn taken(served: &mut Served, dir: &NewDir, name: &str) -> VerbError {
     let asked = CreateBranch {
         name: name.to_owned(),
@@ -226,16 +227,16 @@ fn untold(error: &VerbError, out: &Out) {
     }
 }
 
-/// Prints where a branch is.
+/// Prints the path of a branch.
 pub fn print(branch: &BranchInfo, context: &mut Context) -> Outcome {
     context.out.answer(branch, |out| {
         out.text_line(&branch.path.display().to_string())
     })
 }
 
-/// The directory beside that of the tree: `TREE@NAME`.
+/// Returns the directory next to that of the tree: `TREE@NAME`.
 fn beside(served: &mut Served, name: &str) -> VerbResult<PathBuf> {
-    // The kernel knows where the store is now. Of a mount in another namespace it does not.
+    // The kernel reports the present path of the store, but not for a mount in another namespace.
     let below = served.client.open_store().ok().and_then(|store| {
         let backing = sys::path_of(&store).ok()?.parent()?.to_owned();
         let there = Store::of(&backing).ok()??;
@@ -246,15 +247,15 @@ fn beside(served: &mut Served, name: &str) -> VerbResult<PathBuf> {
     branches::beside(backing.as_deref().unwrap_or(&served.root), name)
 }
 
-/// The directory that a branch is made in, with the rights of whoever asks.
+/// The directory of a new branch, created with the permissions of the caller.
 struct NewDir {
     path: PathBuf,
-    /// It was not there before.
+    /// It did not exist before.
     made: bool,
 }
 
 impl NewDir {
-    /// Makes it, unless there is an empty one.
+    /// Creates the directory, unless it exists.
     fn at(path: &Path, dry_run: bool) -> VerbResult<NewDir> {
         let shown = path.display();
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
@@ -289,10 +290,10 @@ impl NewDir {
         }
     }
 
-    /// Nothing came of it.
+    /// Removes the directory after a failure.
     fn take_back(&self) {
         if self.made {
-            // The daemon may have done so.
+            // The daemon may have removed it.
             let _ = std::fs::remove_dir(&self.path);
         }
     }

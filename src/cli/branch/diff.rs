@@ -7,16 +7,16 @@ use super::super::past::{Tree, state};
 use super::super::{changes, diff, hunks::Style};
 use crate::engine::api::{BranchInfo, DiffBranch, MergeBase};
 
-/// List what a branch has changed since it began, or was last merged or updated
+/// List the changes of a branch since it began, or was last merged or updated
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The branch
     #[arg(value_name = "NAME")]
     name: String,
-    /// Print a patch that `git apply` takes
+    /// Print a patch for `git apply`
     #[arg(short, long, conflicts_with = "json")]
     patch: bool,
-    /// Print a patch for people, with changes word by word: [-removed-]{+added+}
+    /// Print a patch for reading, with changes word by word: [-removed-]{+added+}
     #[arg(long, conflicts_with = "json")]
     word_diff: bool,
 }
@@ -39,7 +39,8 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     )
 }
 
-/// What differs from a checkpoint of the parent, as the parent tells it: the two are in two trees.
+/// Prints the differences from a checkpoint of the parent, which the parent reports, because they
+/// are between two trees.
 fn since_update(
     mut parent: Served,
     branch: &BranchInfo,

@@ -17,16 +17,16 @@ use crate::engine::word::word;
 
 /// Unmount a branch and move it to the trash; `ckptfs branch restore` brings it back until gc
 ///
-/// Tells what it has changed: that is in no other tree unless it was merged.
+/// Lists its changes, which are in no other tree unless they were merged.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The branch
     #[arg(value_name = "NAME")]
     name: String,
-    /// Although somebody has something of it open, whose calls fail from then on
+    /// Drop it even if it is in use; calls of its users fail from then on
     #[arg(short, long)]
     force: bool,
-    /// Only tell what would go
+    /// Only show what would be dropped
     #[arg(short = 'n', long)]
     dry_run: bool,
 }
@@ -47,10 +47,10 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     })
 }
 
-/// Drops a branch, and has git forget it.
+/// Drops a branch, and removes it from git.
 ///
 /// # Errors
-/// Those of [`DropBranch`]; one that is in use with whom uses it.
+/// Those of [`DropBranch`]; for a branch in use, with its users.
 pub fn drop_branch(served: &mut Served, ask: DropBranch, out: &Out) -> VerbResult<DroppedBranch> {
     let name = ask.name.clone();
     let dropped = match served.client.ask(ask) {
@@ -70,8 +70,8 @@ pub fn drop_branch(served: &mut Served, ask: DropBranch, out: &Out) -> VerbResul
     Ok(dropped)
 }
 
-/// Has git follow what was done to branches of these names otherwise, as by an undo: those that are
-/// there are known to it, those that are in the trash are not. What cannot be done is only told.
+/// Updates git after other operations on branches of these names, such as an undo: existing
+/// branches are registered, and those in the trash are not. Failures are only warnings.
 pub fn tell_git(served: &mut Served, names: &BTreeSet<&str>, out: &Out) {
     let (there, trash) = (
         served.client.ask(ListBranches::default()),
@@ -95,7 +95,7 @@ pub fn tell_git(served: &mut Served, names: &BTreeSet<&str>, out: &Out) {
     }
 }
 
-/// Has git know a branch again that is back already, whatever git says.
+/// Registers a branch in git again that was brought back. A failure is only a warning.
 pub fn recall_in_git(served: &Served, branch: &BranchInfo, out: &Out) {
     let recalled = served
         .mount()
@@ -105,7 +105,7 @@ pub fn recall_in_git(served: &Served, branch: &BranchInfo, out: &Out) {
     }
 }
 
-/// Has git forget the branch. The branch is dropped already: what cannot be done is only told.
+/// Removes a branch that is already dropped from git. A failure is only a warning.
 fn forget_in_git(served: &mut Served, branch: &BranchInfo, out: &Out) {
     let forgotten = served.mount().and_then(|mount| {
         let trash = || {
@@ -129,7 +129,7 @@ fn forget_in_git(served: &mut Served, branch: &BranchInfo, out: &Out) {
     }
 }
 
-/// Says who has something of the branch open.
+/// Adds the users of the branch to the error.
 fn in_use(name: &str, path: &Path, error: VerbError) -> VerbError {
     let table = mounts::all().unwrap_or_default();
     let users = mounts::top(&table, path)
@@ -161,7 +161,7 @@ fn told(dropped: &DroppedBranch) -> Vec<String> {
         || "not mounted, so its changes are not known".to_owned(),
         changes::count,
     );
-    // What is lost is told; where that is not known, all that was changed.
+    // Lists the lost changes, or all changes if those are unknown.
     let (paths, all, what) = match (dropped.branch.unmerged, dropped.branch.changed) {
         (Some(0), Some(1..)) => (&dropped.unmerged, 0, ", all merged"),
         (Some(left), Some(changed)) if changed > 0 => (&dropped.unmerged, left, ", not merged:"),

@@ -1,14 +1,14 @@
-//! A branch as a working tree of the parent's repository, as `git worktree add` would make it
+//! A branch as a working tree of the parent's repository, as created by `git worktree add`
 //! (git-worktree(1), gitrepository-layout(5)).
 //!
-//! What git has to know is a handful of small files in the repository's `worktrees/NAME`, and a file
-//! `.git` in the branch that leads there. They are written by the command, as the user, or as the
-//! owner of `.git` if the user is root: no daemon goes into a repository, and git is not run, so
-//! that nothing a repository says is executed.
+//! The registration is a few small files in the repository's `worktrees/NAME`, and a file `.git` in
+//! the branch that leads there. The command writes them, as the user, or as the owner of `.git` if
+//! the user is root. No daemon enters a repository, and git is not run, so that nothing from a
+//! repository is executed.
 //!
-//! The entry comes first, with a lock that keeps `git worktree prune` away, because the branch is
-//! to have its `.git` from the beginning; when the branch is there the entry gets what the base
-//! had: HEAD and index. Nothing is durable when this returns: as git has it.
+//! The entry is made first, with a lock against `git worktree prune`, because the branch must have
+//! its `.git` from the beginning. When the branch exists, the entry gets HEAD and index of the
+//! base. Nothing is durable on return, as in git.
 
 mod repository;
 
@@ -27,66 +27,67 @@ use crate::transfer::place::remove_tree;
 pub use repository::DOT_GIT;
 use repository::{HEADS, Head, Repository, WORKTREES};
 
-/// Entries of the same name that are tried, NAME, NAME1 and so on, as git does it.
+/// Limit of the names that are tried for an entry, NAME, NAME1 and so on, as in git.
 const NAMES_MAX: u32 = 1000;
-/// As git makes files: the process's umask decides.
+/// Modes as in git: the process's umask applies.
 const FILE_MODE: u32 = 0o666;
 const DIR_MODE: u32 = 0o777;
-/// Where what is known of branches in the trash is kept, in the repository: git does not look there.
+/// Directory in the repository for the entries of branches in the trash, which git does not read.
 const DROPPED: &str = "ckptfs-dropped";
-/// A file of an entry that keeps `git worktree prune` away, and what it says while it is ours.
+/// The file of an entry that stops `git worktree prune`, and its content while it is our lock.
 const LOCK: &str = "locked";
 const LOCK_TEXT: &[u8] = b"ckptfs is making this branch\n";
-/// Which files there are, and what they were.
+/// The list of files, and their attributes.
 const INDEX: &[u8] = b"index";
-/// The parts of an index that is split (`core.splitIndex`) begin so.
+/// Prefix of the parts of a split index (`core.splitIndex`).
 const SHARED_INDEX: &[u8] = b"sharedindex.";
 
-/// An entry for a branch that is about to be made. Dropped, it is taken away again.
+/// An entry for a branch that is about to be made. Removed on drop, unless [`Begun::finish`]
+/// succeeded.
 #[derive(Debug)]
 pub struct Begun {
     repository: Repository,
-    /// The name of the entry.
+    /// Name of the entry.
     entry_name: String,
     entry: OwnedFd,
-    /// `.git` of the branch, where it will be.
+    /// Future path of `.git` of the branch.
     link: PathBuf,
-    /// The name of the branch.
+    /// Name of the branch.
     name: String,
-    /// The repository is in the project's own tree, so that the view of the base has it too.
+    /// The repository is in the project's own tree, so that the view of the base contains it.
     inside: bool,
-    /// What became of [`Begun::copy_ahead`], if that was called.
+    /// Result of [`Begun::copy_ahead`], if it was called.
     ahead: Option<SysResult<Option<Stat>>>,
     finished: bool,
 }
 
-/// What git knows of a branch.
+/// State of a branch in git.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Attached {
-    /// The branch of git's that is checked out in it; none: HEAD is a commit.
+    /// The git branch that is checked out; `None`: HEAD is a commit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub branch: Option<String>,
-    /// Why it is none.
+    /// Reason for a detached HEAD.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
 }
 
-/// What git knew of a branch that is gone.
+/// State in git of a branch that is gone.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Forgotten {
-    /// What HEAD said: `ref: refs/heads/NAME`, or a commit that perhaps nothing else leads to.
+    /// Content of HEAD: `ref: refs/heads/NAME`, or a commit that may have no other reference.
     pub head: String,
-    /// Somebody has locked it (`git worktree lock`): git still knows it.
+    /// A user has locked the entry (`git worktree lock`): it stays registered.
     pub locked: bool,
 }
 
-/// Makes an entry in the repository of the tree that is seen at `project` for the branch `name`,
-/// which will be seen at `branch`. `None` where the tree, or the view of the base if that is there
-/// already, has no repository.
+/// Makes an entry in the repository of the tree at `project` for the branch `name`, which will be
+/// at `branch`. `None` if the tree, or the view of the base if that exists already, has no
+/// repository.
 ///
 /// # Errors
-/// `not-a-directory`, `no-permission`, `newer-format`: git cannot be told of it, with the reason;
-/// those of writing.
+/// `not-a-directory`, `no-permission`, `newer-format`: the branch cannot be registered, with the
+/// reason; those of writing.
 pub fn begin(
     project: &Path,
     view: Option<&Path>,
@@ -136,7 +137,7 @@ fn make_entry(common: &OwnedFd, name: &str, link: &Path) -> SysResult<(String, O
     match put {
         Ok(()) => Ok((chosen, entry)),
         Err(errno) => {
-            // What went wrong first is what the caller must know.
+            // The first error is the one to report.
             let _ = remove_tree(&all, chosen.as_bytes());
             Err(errno)
         }
@@ -144,10 +145,10 @@ fn make_entry(common: &OwnedFd, name: &str, link: &Path) -> SysResult<(String, O
 }
 
 impl Begun {
-    /// Makes the file `.git` in the directory at `dir`, where the branch is to be.
+    /// Creates the file `.git` in the directory `dir` of the future branch.
     ///
     /// # Errors
-    /// `io`: there is one already, among others.
+    /// `io`, for example if it exists already.
     pub fn link(self, dir: &Path) -> VerbResult<Begun> {
         let (uid, gid) = self.repository.owner;
         let on = dir.join(DOT_GIT);
@@ -162,15 +163,15 @@ impl Begun {
         made.on(on.display()).map(|()| self)
     }
 
-    /// Copies the index as it is now, while the branch is being made: nearly always it is that of
-    /// the base, which [`Begun::finish`] looks at.
+    /// Copies the present index while the branch is made. Nearly always it is that of the base,
+    /// which [`Begun::finish`] checks.
     pub fn copy_ahead(&mut self) {
         let Repository { own, owner, .. } = &self.repository;
         let copied = sys::act_as(*owner, || copy(&own.dir, INDEX, &self.entry));
         self.ahead = Some(copied.and_then(|copied| copied));
     }
 
-    /// What the file `.git` of the branch has to say.
+    /// Returns the content of the file `.git` of the branch.
     pub fn dot_git(&self) -> Vec<u8> {
         let entry = self
             .repository
@@ -181,12 +182,12 @@ impl Begun {
         link_text(&entry)
     }
 
-    /// The branch is there, and `view` shows its base: gives the entry HEAD and index of the base,
-    /// and makes the branch of git's if there is none of this name.
+    /// Completes the entry of an existing branch, of which `view` shows the base: writes HEAD and
+    /// index of the base, and creates the git branch if missing.
     ///
     /// # Errors
-    /// Those of reading and writing; the entry is gone then. `busy`: there is no commit yet, and
-    /// the name is taken.
+    /// Those of reading and writing; the entry is then gone. `busy`: the repository has no commit
+    /// yet, and the name is taken.
     pub fn finish(mut self, view: &Path) -> VerbResult<Attached> {
         let at = self.repository.common.path.clone();
         let attached = sys::act_as(self.repository.owner, || self.fill(view)).on(at.display())??;
@@ -221,7 +222,7 @@ impl Begun {
         Ok(attached)
     }
 
-    /// Takes away what an older branch in the same place has left.
+    /// Removes the entries of an older branch at the same path.
     fn forget_older(&self) -> VerbResult<()> {
         let all = sys::open_dir_at(&self.repository.common.dir, WORKTREES.as_bytes());
         let all = all.on(self.repository.common.path.display())?;
@@ -231,14 +232,14 @@ impl Begun {
                 break;
             }
             if name != self.entry_name.as_bytes() && leads_to(&entry, &self.link) {
-                // It would only be listed twice.
+                // Otherwise it would only be listed twice.
                 let _ = remove_tree(&all, &name);
             }
         }
         Ok(())
     }
 
-    /// The branch of git's that is to be checked out, made if it is not there.
+    /// Returns the git branch to check out, created if missing.
     fn choose(&self, head: &Head) -> VerbResult<Attached> {
         let common = &self.repository.common;
         let full = format!("{HEADS}{}", self.name);
@@ -287,7 +288,8 @@ impl Begun {
         }
     }
 
-    /// The index as the base had it, which knows every file: they have the same numbers and times.
+    /// Copies the index of the base, which is valid for every file, because inode numbers and times
+    /// are equal.
     fn copy_index(&self, source: &OwnedFd) -> SysResult<()> {
         let there = sys::stat_at(source, INDEX).ok();
         let is_it = |copied: &Stat| {
@@ -308,7 +310,7 @@ impl Begun {
                 copy(source, &found.name, &self.entry)?;
             }
         }
-        // Which paths are in the working tree at all.
+        // The paths that the working tree contains.
         if let Ok(info) = sys::open_dir_at(source, b"info")
             && sys::stat_at(&info, b"sparse-checkout").is_ok()
         {
@@ -328,7 +330,7 @@ impl Drop for Begun {
         if self.finished {
             return;
         }
-        // What stays is removed when a branch is made in the same place again.
+        // An entry that stays is removed when a branch is made at the same path again.
         let _ = sys::act_as(self.repository.owner, || {
             let all = sys::open_dir_at(&self.repository.common.dir, WORKTREES.as_bytes())?;
             remove_tree(&all, self.entry_name.as_bytes())
@@ -336,11 +338,11 @@ impl Drop for Begun {
     }
 }
 
-/// Takes what the repository of the tree at `project` knows of the branch `name`, which was at
-/// `branch`, out
-/// of its sight, as `git worktree prune` would; no branch of git's goes. [`recall`] brings it back
-/// as long as the branch is in the trash: of those that were not where `trash` says, which is asked
-/// if something is kept, nothing is. `None` where it knew nothing.
+/// Hides the entry of the branch `name`, which was at `branch`, in the repository of the tree at
+/// `project`; to git it is as after `git worktree prune`. No git branch is removed. [`recall`]
+/// brings it back while the branch is in the trash. Hidden entries of branches that are not at a
+/// path of `trash`, which is called if there are any, are freed. `None`: the repository had no
+/// entry.
 ///
 /// # Errors
 /// Those of reading and writing, and of `trash`.
@@ -386,7 +388,7 @@ pub fn forget(
     Ok(Some(Forgotten { head, locked }))
 }
 
-/// What is kept of branches that were not at `trash`.
+/// Returns the hidden entries of branches that were not at a path of `trash`.
 fn no_more_in(repository: &Repository, trash: &[PathBuf]) -> VerbResult<Vec<Vec<u8>>> {
     let kept = |entry: &OwnedFd| {
         trash
@@ -400,8 +402,8 @@ fn no_more_in(repository: &Repository, trash: &[PathBuf]) -> VerbResult<Vec<Vec<
         .collect())
 }
 
-/// Gives the repository of the tree at `project` back what [`forget`] took out of its sight last of
-/// a branch that is at `branch` again, and is mounted; whether there was something.
+/// Restores the entry that [`forget`] hid last in the repository of the tree at `project`, of a
+/// branch that is at `branch` again, and mounted; returns whether one existed.
 ///
 /// # Errors
 /// Those of reading and writing.
@@ -435,21 +437,21 @@ pub fn recall(project: &Path, branch: &Path) -> VerbResult<bool> {
     .on(common.path.display())
 }
 
-/// The number that what is dropped begins with: what was dropped later has a greater one.
+/// Returns the number at the start of the name of a hidden entry: later entries have greater ones.
 fn number(name: &[u8]) -> Option<u64> {
     let digits = name.split(|byte| *byte == b'-').next()?;
     std::str::from_utf8(digits).ok()?.parse().ok()
 }
 
-/// Where `.git` of the branch at `branch` leads to below the directory `dot_git`; `None` where it
-/// leads elsewhere, or nowhere.
+/// Returns the target of `.git` of the branch at `branch`, relative to the directory `dot_git`;
+/// `None` if it leads elsewhere, or nowhere.
 pub fn leads_below(branch: &Path, dot_git: &Path) -> Option<PathBuf> {
     let root = sys::open_root(branch).ok()?;
     let to = repository::leads(&repository::line(&root, DOT_GIT).ok()??)?;
     to.strip_prefix(dot_git).ok().map(Path::to_owned)
 }
 
-/// What a file `.git` says that leads to `entry`.
+/// Returns the content of a file `.git` that leads to `entry`.
 pub fn link_text(entry: &Path) -> Vec<u8> {
     let mut text = repository::LEADS_TO.as_bytes().to_vec();
     text.extend_from_slice(entry.as_os_str().as_bytes());
@@ -464,7 +466,7 @@ fn open_or_make(common: &OwnedFd, name: &str) -> SysResult<OwnedFd> {
     }
 }
 
-/// The first of NAME, NAME1 and so on that `put` does not find taken.
+/// Returns the first of NAME, NAME1 and so on that is free for `put`.
 fn first_free(name: &[u8], put: impl Fn(&[u8]) -> SysResult<()>) -> SysResult<Vec<u8>> {
     let mut chosen = name.to_vec();
     for number in 1..=NAMES_MAX {
@@ -477,14 +479,14 @@ fn first_free(name: &[u8], put: impl Fn(&[u8]) -> SysResult<()>) -> SysResult<Ve
     Err(Errno::EEXIST)
 }
 
-/// Whether an entry is of the working tree whose `.git` is at `link`.
+/// Reports whether an entry belongs to the working tree whose `.git` is at `link`.
 fn leads_to(entry: &OwnedFd, link: &Path) -> bool {
     let leads = repository::line(entry, "gitdir").ok().flatten();
     leads.is_some_and(|leads| leads == link.as_os_str().as_bytes())
 }
 
-/// What the name of an entry begins with, for a branch: as git has it, an entry has a name that a
-/// branch of git's may have.
+/// Returns the prefix of an entry's name for a branch: as in git, it must be a valid name of a git
+/// branch.
 fn entry_stem(name: &str) -> String {
     match is_branch_name(name) {
         true => name.to_owned(),
@@ -492,13 +494,13 @@ fn entry_stem(name: &str) -> String {
     }
 }
 
-/// Whether git takes it for a branch (git-check-ref-format(1)), of what may be a branch of ours.
+/// Reports whether the name of a branch is valid for a git branch (git-check-ref-format(1)).
 fn is_branch_name(name: &str) -> bool {
     let ends = name.ends_with('.') || name.ends_with(".lock");
     !(name.is_empty() || name == "HEAD" || name.contains("..") || ends)
 }
 
-/// Makes a branch of git's that is not there, in git's order: a lock, what it says, the name.
+/// Creates a new git branch, in git's order: a lock, its content, the name.
 fn make_reference(common: &OwnedFd, name: &str, commit: &str) -> SysResult<()> {
     let heads = sys::open_beneath(
         common,
@@ -507,7 +509,7 @@ fn make_reference(common: &OwnedFd, name: &str, commit: &str) -> SysResult<()> {
     )?;
     let lock = format!("{name}.lock");
     put(&heads, &lock, format!("{commit}\n").as_bytes())?;
-    // What another process has made meanwhile is not replaced.
+    // A branch that another process has made since is not replaced.
     let (lock, name) = (lock.as_bytes(), name.as_bytes());
     let made = match sys::rename_at(&heads, lock, &heads, name, RenameMode::NoReplace) {
         Ok(()) => return Ok(()),
@@ -524,17 +526,17 @@ fn remove(dir: &OwnedFd, name: &[u8]) -> SysResult<()> {
     }
 }
 
-/// A new file.
+/// Writes a new file.
 fn put(dir: impl AsFd, name: &str, bytes: &[u8]) -> SysResult<()> {
     let mut file = sys::create_file_at(dir, name.as_bytes(), Open::WRITE, FILE_MODE)?;
     Ok(file.write_all(bytes)?)
 }
 
-/// A copy of a file, if it is there, with its time: git takes what is as new as its index for
-/// changed since. Gives what it was while it was copied.
+/// Copies a file, if it exists, with its times, because git considers files as new as its index to
+/// be changed. Returns its attributes during the copy.
 ///
 /// # Errors
-/// EBUSY: it has changed meanwhile.
+/// EBUSY: it changed during the copy.
 fn copy(from: impl AsFd, name: &[u8], to: impl AsFd) -> SysResult<Option<Stat>> {
     let source = match sys::open_file_at(&from, name, Open::READ) {
         Err(Errno::ENOENT) => return Ok(None),
@@ -546,7 +548,7 @@ fn copy(from: impl AsFd, name: &[u8], to: impl AsFd) -> SysResult<Option<Stat>> 
     }
     let copied: File = sys::create_file_at(to, name, Open::READ_WRITE, FILE_MODE)?;
     sys::copy_data(&source, &copied, stat.size)?;
-    // Git puts another file in its place, which changes nothing of this one.
+    // git replaces the file by another, which does not change this one.
     let after = sys::stat_fd(&source)?;
     if (after.size, after.mtime) != (stat.size, stat.mtime) {
         return Err(Errno::EBUSY);

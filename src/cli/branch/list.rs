@@ -9,7 +9,7 @@ use crate::engine::api::{BranchInfo, ListBranches};
 /// List the branches: name, base, number of changed paths, space, location
 #[derive(Debug, Default, clap::Args)]
 pub struct Args {
-    /// List dropped branches that can be brought back instead
+    /// List instead the dropped branches that can be brought back
     #[arg(long)]
     dropped: bool,
 }

@@ -1,4 +1,4 @@
-//! `ckptfs branch`: a file for each of its verbs.
+//! `ckptfs branch`: one file for each of its verbs.
 
 pub mod conflicts;
 pub mod create;
@@ -20,7 +20,7 @@ use crate::engine::api::{BranchInfo, Code, DiffBranch, ListBranches, VerbResult}
 
 /// Branches: writable second trees that start from a checkpoint of this one
 ///
-/// Each is a directory of its own, mounted by the daemon of its parent, and every verb works in it.
+/// Each is a separate directory, mounted by the daemon of its parent, and every verb works in it.
 /// `ckptfs merge NAME` merges its changes into this tree.
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -28,7 +28,7 @@ pub struct Args {
     verb: Option<Verb>,
 }
 
-/// The verbs, and the module of each, whose `Args` clap reads and whose `run` does it.
+/// Defines the verbs by their modules, each with `Args` for clap and a function `run`.
 macro_rules! verbs {
     ($($(#[$more:meta])* $verb:ident($module:ident),)*) => {
         #[derive(Debug, Subcommand)]
@@ -59,7 +59,7 @@ verbs! {
     Restore(restore),
 }
 
-/// A branch by its name, and that it is mounted.
+/// Returns a branch by its name, which must be mounted.
 pub fn mounted(name: &str, context: &Context) -> VerbResult<(Served, BranchInfo)> {
     let mut served = locate::served(context.dir())?;
     let all = served.client.ask(ListBranches::default())?;
@@ -67,7 +67,7 @@ pub fn mounted(name: &str, context: &Context) -> VerbResult<(Served, BranchInfo)
     if let Some(found) = found.filter(|branch| branch.mounted) {
         return Ok((served, found));
     }
-    // The daemon tells why it is not.
+    // The daemon reports the reason.
     let name = name.to_owned();
     let refused = served.client.ask(DiffBranch { name }).err();
     Err(refused

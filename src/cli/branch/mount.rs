@@ -6,7 +6,7 @@ use super::super::locate;
 use super::super::progress::Spinner;
 use crate::engine::api::MountBranch;
 
-/// Mount a branch again, and print where it is
+/// Mount a branch again, and print its path
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The branch
@@ -16,7 +16,7 @@ pub struct Args {
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let mut served = locate::served(context.dir())?;
-    // One that was just unmounted is waited for.
+    // Includes the wait for a mount that is just ending.
     let spinner = Spinner::start(&context.out, "mounting");
     let mounted = served.client.ask(MountBranch { name: args.name });
     spinner.stop();

@@ -6,10 +6,10 @@ use super::super::locate;
 use super::drop::recall_in_git;
 use crate::engine::api::ReviveBranch;
 
-/// Bring a dropped branch back to where it was, and print where that is
+/// Bring a dropped branch back to its directory, and print the path
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The branch; of several of that name the one that was made last
+    /// The branch; of several with this name the one that was made last
     #[arg(value_name = "NAME")]
     name: String,
 }

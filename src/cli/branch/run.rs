@@ -1,13 +1,13 @@
-//! `ckptfs branch run`: a command that has a branch at the path of the project.
+//! `ckptfs branch run`: runs a command with a branch at the path of the project.
 //!
-//! In a mount namespace of its own the branch lies over the project, so that whatever knows the
-//! project by its path (a build's caches, an editor, an agent) works in the branch. Rights are the
-//! caller's, as with `run --at` (`cli::run_at`). The command is waited for as `run` does it.
+//! In a mount namespace of its own the branch covers the project, so that programs that refer to
+//! the project by path (caches of a build, an editor, an agent) work in the branch. Permissions are
+//! the caller's, as with `run --at` (`cli::run_at`). The wait for the command is that of `run`.
 //!
 //! **git.** `.git` of the branch is a file that leads into the project's `.git`, which the branch
-//! now covers. So the namespace shows that directory in another place too, on a directory in memory
-//! over `.snapshots` of the branch at its own path, which nobody needs there, and the file leads to
-//! it. What git has on disk stays as it is.
+//! now covers. The namespace therefore shows that directory at another place also, in a directory
+//! in memory over `.snapshots` of the branch at its own path, which is not needed there. The file
+//! leads to that place. git's files on disk do not change.
 
 use std::ffi::OsString;
 use std::fs;
@@ -30,17 +30,16 @@ use crate::engine::api::{BranchInfo, Code, ListBranches, TreePath, VerbError, Ve
 use crate::engine::word::word;
 use crate::sys::{self, Errno};
 
-/// Tells the command which branch it is in.
+/// Environment variable with the name of the branch.
 const VARIABLE: &str = "CKPTFS_BRANCH";
-/// What is run if nothing is named and the caller has no shell.
+/// Default command if the caller has no shell.
 const SHELL: &str = "/bin/sh";
 
 /// Run a command in a branch, at the project's own path
 ///
-/// Makes the branch if there is none of this name. The command, and what it starts, sees the branch
-/// in the place of the project; everybody else sees what they saw. CKPTFS_BRANCH is the name. The
-/// exit status is the command's, 128 and the signal's number if it died of one, 125 if ckptfs itself
-/// could not do its part.
+/// Creates the branch if none has this name. The command and its children see the branch in place
+/// of the project; other processes see no change. CKPTFS_BRANCH is the name. The exit status is the
+/// command's, 128 plus the signal's number if it was killed by one, 125 if ckptfs itself failed.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The branch
@@ -48,12 +47,12 @@ pub struct Args {
     name: String,
     #[command(flatten)]
     how: create::How,
-    /// The command, and what belongs to it; your shell if not given
+    /// The command and its arguments; by default your shell
     #[arg(value_name = "CMD", last = true, allow_hyphen_values = true)]
     command: Vec<OsString>,
 }
 
-/// What `--json` gives, on stderr: stdout is the command's.
+/// Output of `--json`, on stderr, because stdout is the command's.
 #[derive(Serialize)]
 struct Report<'a> {
     branch: &'a BranchInfo,
@@ -96,7 +95,7 @@ fn in_branch(args: Args, context: &Context) -> VerbResult<u8> {
         command.env(VARIABLE, &name);
     })?;
     let status = ended.tell(&command, context);
-    // It may have been dropped meanwhile.
+    // It may have been dropped since.
     let branch = named(&mut served, &name, true)
         .ok()
         .flatten()
@@ -105,8 +104,8 @@ fn in_branch(args: Args, context: &Context) -> VerbResult<u8> {
     Ok(status)
 }
 
-/// The branch of this name, mounted; `None` where there is none. `counted`: with what it has
-/// changed.
+/// Returns the branch of this name, mounted; `None` if none exists. `counted`: with the number of
+/// its changes.
 fn named(served: &mut Served, name: &str, counted: bool) -> VerbResult<Option<BranchInfo>> {
     let all = served.client.ask(ListBranches {
         counted,
@@ -125,11 +124,11 @@ fn named(served: &mut Served, name: &str, counted: bool) -> VerbResult<Option<Br
     Ok(Some(branch))
 }
 
-/// Goes to where the branch is seen at the path of the project; the working directory with it.
+/// Enters a namespace with the branch at the path of the project; includes the working directory.
 fn enter(served: &Served, branch: &BranchInfo) -> VerbResult<()> {
     let mount = served.mount()?;
     let at = served.root.clone();
-    // The path of a volume that is a branch is not where it is mounted, once it is staged.
+    // The path of a volume that is a branch is not its mountpoint, once it is staged.
     let path = &locate::served(Some(&branch.path))?.mount()?;
     own_mounts("the branch cannot be mounted over the project's path")?;
     let snapdir = path.join(past::snapdir(served.client.store()));
@@ -139,7 +138,7 @@ fn enter(served: &Served, branch: &BranchInfo) -> VerbResult<()> {
         sys::mount_bind(path, place).map_err(|cause| cannot(place, cause))?;
     }
     if let Some(link) = link {
-        // At its own path the branch is seen still.
+        // The branch stays visible at its own path.
         let places = places.into_iter().flatten().chain([path]);
         for place in places.map(|place| place.join(DOT_GIT)) {
             sys::mount_bind(&link, &place).map_err(|cause| cannot(&place, cause))?;
@@ -156,14 +155,14 @@ fn cannot(at: &Path, cause: Errno) -> VerbError {
     io_error(format!("mounting over {}", at.display()), cause)
 }
 
-/// Shows the project's `.git` in another place, if that of the branch leads into it; a file that
-/// leads there. `hidden`: a directory of the branch that the command does not need.
+/// Shows the project's `.git` at another place, if that of the branch leads into it; returns a file
+/// that leads there. `hidden`: a directory of the branch that the command does not need.
 fn git_elsewhere(project: &Path, branch: &Path, hidden: PathBuf) -> VerbResult<Option<PathBuf>> {
     let Some(entry) = super::git::leads_below(branch, &project.join(DOT_GIT)) else {
         return Ok(None);
     };
     sys::mount_scratch(&hidden).map_err(|cause| cannot(&hidden, cause))?;
-    // The command may have other users work for it.
+    // Processes of other users may work for the command.
     fs::set_permissions(&hidden, fs::Permissions::from_mode(0o755)).on(hidden.display())?;
     let shown = hidden
         .join(project.file_name().unwrap_or_default())
@@ -191,7 +190,7 @@ fn tell(branch: &BranchInfo, made: bool, command: &[OsString], ended: &Ended, co
             duration_us: ended.duration_us,
         };
         if let Ok(line) = serde_json::to_string(&report) {
-            // Whoever closed stderr does not want to be told.
+            // stderr may be closed.
             let _ =
                 std::io::Write::write_all(&mut std::io::stderr(), format!("{line}\n").as_bytes());
         }

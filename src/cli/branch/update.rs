@@ -8,26 +8,26 @@ use super::super::restore::TimesArg;
 use super::super::{changes, locate, time};
 use crate::engine::api::{Merged, StateName, Times, UpdateBranch};
 
-/// Merge into a branch what its parent changed since the branch began, or was last updated
+/// Merge into a branch the changes of its parent since the branch began, or was last updated
 ///
-/// Like `ckptfs merge`, from the parent into the branch: --ours keeps what the branch has. The
-/// branch is saved as a checkpoint first; `ckptfs undo` in the branch takes the update back. From
-/// then on the branch's changes are those since what it was updated to.
+/// Like `ckptfs merge`, from the parent into the branch: --ours keeps the version of the branch.
+/// The branch is saved as a checkpoint first; `ckptfs undo` in the branch reverts the update. From
+/// then on the branch's changes are those since the state that it was updated to.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The branch
     #[arg(value_name = "NAME")]
     name: String,
-    /// Update to this checkpoint of the parent, in place of what it is now
+    /// Update to this checkpoint of the parent, instead of its live tree
     #[arg(long, value_name = "ID")]
     at: Option<String>,
     #[command(flatten)]
     policy: PolicyArgs,
-    /// The modification time of changed files: `now` (the default), or `kept`, as it is in the
+    /// The modification time of changed files: `now` (the default), or `kept`, their time in the
     /// parent
     #[arg(long, value_enum, value_name = "WHICH")]
     times: Option<TimesArg>,
-    /// Only list what would change, and the conflicts
+    /// Only list the changes and the conflicts
     #[arg(short = 'n', long)]
     dry_run: bool,
     #[command(flatten)]

@@ -1,4 +1,4 @@
-//! What is on the screen, and what is selected.
+//! State of the screen and the selection.
 
 use super::deed::Deed;
 use super::history::{Entry, History, PAGE, label};
@@ -11,7 +11,7 @@ use crate::sys::Kind;
 use super::super::output::{Out, escape};
 use super::super::{changes, listing, show, time};
 
-/// A part of the screen that keys go to.
+/// A part of the screen that can have the focus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pane {
     Checkpoints,
@@ -19,33 +19,33 @@ pub enum Pane {
     Main,
 }
 
-/// A line among the checkpoints.
+/// A line of the checkpoint list.
 pub struct Row {
-    /// `None`: the tree as it is now.
+    /// `None`: the live tree.
     pub state: Option<CheckpointInfo>,
-    /// Among versions of a path: how it differs from the one before.
+    /// In a list of versions: the change from the previous version.
     pub change: Option<VersionKind>,
 }
 
-/// What there is of a state.
+/// Content of the file pane.
 pub enum Files {
-    /// What it changed.
+    /// The changes of a state.
     Changes(Vec<Change>),
-    /// A directory of it.
+    /// A directory of a state.
     Tree { dir: TreePath, entries: Vec<Entry> },
 }
 
-/// What covers the rest of the screen until it is answered.
+/// A dialog over the rest of the screen.
 pub enum Popup {
     Keys,
-    /// What was said.
+    /// A message.
     Told(Vec<String>),
-    /// What would be done, and whether it is to be.
+    /// A confirmation, with the output of the dry run.
     Confirm {
         deed: Deed,
         would: Vec<String>,
     },
-    /// A word that is needed; what is done with it.
+    /// An input line.
     Word {
         what: &'static str,
         typed: String,
@@ -53,7 +53,7 @@ pub enum Popup {
     },
 }
 
-/// What a word is needed for.
+/// The command that an input line completes.
 #[derive(Clone, Debug)]
 pub enum Then {
     Branch(Option<CheckpointId>),
@@ -61,16 +61,16 @@ pub enum Then {
     Checkpoint,
 }
 
-/// Which of a list is selected.
+/// Selection and scroll position of a list.
 #[derive(Default)]
 pub struct List {
     pub selected: usize,
-    /// The first line that is shown.
+    /// The first visible line.
     pub top: usize,
 }
 
 impl List {
-    /// Goes on by so many lines of `len`.
+    /// Moves the selection by `by` in a list of `len` lines.
     pub fn step(&mut self, by: isize, len: usize) {
         self.selected = self
             .selected
@@ -79,36 +79,39 @@ impl List {
     }
 }
 
-/// See the module.
+/// State of the screen.
 pub struct App {
     pub history: History,
     pub rows: Vec<Row>,
     pub row: List,
-    /// Of this path the rows are the versions.
+    /// The path whose versions the rows list, if any.
     pub versions_of: Option<TreePath>,
-    /// There may be older checkpoints that were not asked for.
+    /// Whether older checkpoints may exist that are not loaded.
     has_more: bool,
     pub files: Files,
     pub file: List,
-    /// The changes are from this checkpoint to this state; `None`: there are none.
+    /// The two compared states; the second is `None` for the live tree. `None`: no earlier state
+    /// exists.
     between: Option<(CheckpointInfo, Option<CheckpointInfo>)>,
-    /// Changes are told up to the tree as it is now, and not since the checkpoint before.
+    /// Compares with the live tree instead of the previous checkpoint.
     pub to_live: bool,
     pub main: Vec<String>,
     pub main_title: String,
     pub scroll: usize,
     pub pane: Pane,
     pub popup: Option<Popup>,
-    /// The last thing that was said.
+    /// The last message.
     pub said: String,
     pub quits: bool,
-    /// Files, and what is in the main pane, are not of what is selected.
+    /// Whether the files, and the main pane, do not match the selection.
     stale: (bool, bool),
 }
 
 impl App {
+    /// Loads the checkpoints, or the versions of `path`.
+    ///
     /// # Errors
-    /// Those of asking the daemon.
+    /// Those of the daemon.
     pub fn new(history: History, path: Option<TreePath>) -> VerbResult<App> {
         let mut app = App {
             history,
@@ -133,7 +136,7 @@ impl App {
         Ok(app)
     }
 
-    /// Asks for the rows anew; the same checkpoint stays selected if it is there.
+    /// Reloads the rows. The selected checkpoint stays selected if it still exists.
     pub fn load(&mut self) -> VerbResult<()> {
         let selected = self.state().map(|state| state.id);
         self.rows = match &self.versions_of {
@@ -167,7 +170,7 @@ impl App {
         Ok(())
     }
 
-    /// Older checkpoints, once the last that is known is selected.
+    /// Loads older checkpoints when the last row is selected.
     fn load_more(&mut self) -> VerbResult<()> {
         if !self.has_more || self.row.selected + 1 < self.rows.len() {
             return Ok(());
@@ -183,12 +186,12 @@ impl App {
         Ok(())
     }
 
-    /// The checkpoint that is selected; `None`: the tree as it is now.
+    /// Returns the selected checkpoint; `None`: the live tree.
     pub fn state(&self) -> Option<&CheckpointInfo> {
         self.rows.get(self.row.selected)?.state.as_ref()
     }
 
-    /// The path that is selected among the files, or whose versions are shown.
+    /// Returns the path selected in the file pane, or the path whose versions are listed.
     pub fn path(&self) -> Option<TreePath> {
         let among = match &self.files {
             Files::Changes(changes) => changes.get(self.file.selected).map(|change| &change.path),
@@ -198,7 +201,7 @@ impl App {
         among.or_else(|| self.versions_of.clone())
     }
 
-    /// How many files there are to select from.
+    /// Returns the number of files in the file pane.
     pub fn files_len(&self) -> usize {
         match &self.files {
             Files::Changes(changes) => changes.len(),
@@ -206,31 +209,31 @@ impl App {
         }
     }
 
-    /// Something that is shown is to be read yet.
+    /// Returns whether a pane must be read again.
     pub fn is_stale(&self) -> bool {
         self.stale != (false, false)
     }
 
-    /// Another state is selected, or something else is asked of it.
+    /// Invalidates both panes after a change of the selected state or of its presentation.
     pub fn state_changed(&mut self) {
         self.file = List::default();
         self.stale = (true, true);
     }
 
-    /// Another file is selected, or another pane.
+    /// Invalidates the main pane after a change of the selected file or pane.
     pub fn file_changed(&mut self) {
         self.scroll = 0;
         self.stale.1 = true;
     }
 
-    /// What went wrong is said.
+    /// Displays an error.
     pub fn tell(&mut self, told: VerbResult<()>) {
         if let Err(VerbError { message, hint, .. }) = told {
             self.popup = Some(Popup::Told(std::iter::once(message).chain(hint).collect()));
         }
     }
 
-    /// Reads what is selected; with nothing to read, what has come since.
+    /// Reads the stale panes; if none is stale, checks for new checkpoints.
     pub fn read(&mut self) {
         let (files, main) = std::mem::take(&mut self.stale);
         let told = match (files, main) {
@@ -248,7 +251,7 @@ impl App {
         }
     }
 
-    /// Checkpoints that were made, or went, since.
+    /// Reloads the rows if the newest checkpoint has changed.
     fn look_for_new(&mut self) -> VerbResult<()> {
         if self.versions_of.is_some() || self.popup.is_some() {
             return Ok(());
@@ -262,12 +265,12 @@ impl App {
         if newest != known { self.load() } else { Ok(()) }
     }
 
-    /// From which checkpoint to which state the changes are that are told.
+    /// Returns the two states to compare.
     fn compared(&mut self) -> VerbResult<Option<(CheckpointInfo, Option<CheckpointInfo>)>> {
         let state = self.state().cloned();
         let before = match state {
             Some(state) if self.to_live => return Ok(Some((state, None))),
-            // From one version of a path to the next.
+            // Compare adjacent versions of a path.
             _ if self.versions_of.is_some() => {
                 let before = self.rows.get(self.row.selected + 1);
                 before.and_then(|row| row.state.clone())
@@ -300,7 +303,7 @@ impl App {
 
     /// Lists a directory of the selected state.
     pub fn open(&mut self, dir: TreePath) -> VerbResult<()> {
-        // It may not have been there then: the root always was.
+        // Fall back to the root, which exists in every state.
         let entries = self.history.list(self.state(), &dir);
         let (dir, entries) = match entries {
             Ok(entries) => (dir, entries),
@@ -343,7 +346,7 @@ impl App {
         }
     }
 
-    /// Lines of the files, as they are shown.
+    /// Returns the lines of the file pane.
     pub fn file_lines(&self) -> Vec<(String, Option<ChangeKind>)> {
         match &self.files {
             Files::Changes(changes) => {
@@ -366,7 +369,7 @@ impl App {
         }
     }
 
-    /// Lines of the checkpoints, as they are shown.
+    /// Returns the lines of the checkpoint pane.
     pub fn row_lines(&self) -> Vec<String> {
         let width = self.rows.iter().filter_map(|row| row.state.as_ref());
         let width = width
@@ -394,7 +397,7 @@ impl App {
         self.rows.iter().map(line).collect()
     }
 
-    /// What the selected file is.
+    /// Returns the type of the selected file.
     pub fn file_kind(&self) -> Option<Kind> {
         match &self.files {
             Files::Changes(changes) => changes.get(self.file.selected).map(|change| change.kind),
@@ -412,10 +415,10 @@ impl Row {
     }
 }
 
-/// What there is to say of a checkpoint.
+/// Returns the description of a checkpoint.
 fn told(state: &CheckpointInfo) -> Vec<String> {
     let mut out = Out::to_memory(1 << 16);
-    // A memory of so much has room for it, or shows the beginning.
+    // Output beyond this size is truncated.
     let _ = show::print(&mut out, state);
     let (bytes, _) = out.kept();
     bytes.split(|byte| *byte == b'\n').map(escape).collect()

@@ -1,4 +1,4 @@
-//! What is done: a verb of this program, as it would be typed.
+//! Commands: verbs of this program, as a user would type them.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -10,7 +10,7 @@ use super::super::output::escape;
 use crate::engine::api::{TreePath, VerbResult};
 use crate::engine::word::word;
 
-/// A command line behind `ckptfs`.
+/// The arguments of `ckptfs`.
 #[derive(Clone, Debug)]
 pub struct Deed(Vec<OsString>);
 
@@ -19,7 +19,7 @@ impl Deed {
         Deed(words.iter().map(OsString::from).collect())
     }
 
-    /// With paths of the tree at its end.
+    /// Appends a path of the tree.
     pub fn with_path(mut self, path: Option<&TreePath>) -> Deed {
         if let Some(path) = path {
             self.0.push("--".into());
@@ -28,14 +28,14 @@ impl Deed {
         self
     }
 
-    /// What would be done, and nothing is.
+    /// Returns the same command with `--dry-run`.
     pub fn dry(&self) -> Deed {
         let mut words = self.0.clone();
         words.insert(1.min(words.len()), "--dry-run".into());
         Deed(words)
     }
 
-    /// As a person would type it.
+    /// Returns the command line, quoted for a shell.
     pub fn shown(&self) -> String {
         let words = self
             .0
@@ -44,10 +44,10 @@ impl Deed {
         format!("ckptfs {}", words.collect::<Vec<_>>().join(" "))
     }
 
-    /// Does it in the tree at `root`. Says whether it succeeded, and what it said.
+    /// Runs the command in the tree at `root`. Returns whether it succeeded, and its output.
     ///
     /// # Errors
-    /// This program cannot be run.
+    /// This program cannot be executed.
     pub fn run(&self, root: &Path) -> VerbResult<(bool, Vec<String>)> {
         let program = std::env::current_exe().on("this program")?;
         let ran = Command::new(program)

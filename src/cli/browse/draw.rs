@@ -1,4 +1,4 @@
-//! How it looks.
+//! Rendering.
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -11,7 +11,7 @@ use super::app::{App, Files, List, Pane, Popup};
 use super::keys::KEYS;
 use crate::engine::api::ChangeKind;
 
-/// Draws all of it.
+/// Draws the whole screen.
 pub fn draw(app: &mut App, frame: &mut Frame<'_>) {
     let [body, foot] =
         Layout::vertical([Constraint::Min(3), Constraint::Length(1)]).areas(frame.area());
@@ -36,7 +36,7 @@ fn dim() -> Style {
     Style::new().add_modifier(Modifier::DIM)
 }
 
-/// A part of the screen; its title is bold where keys go to it.
+/// Returns the frame of a pane; the one with the focus is highlighted.
 fn pane(title: String, focus: bool) -> Block<'static> {
     let style = if focus {
         Style::new().fg(Color::Green).add_modifier(Modifier::BOLD)
@@ -46,7 +46,7 @@ fn pane(title: String, focus: bool) -> Block<'static> {
     Block::bordered().title(title).border_style(style)
 }
 
-/// The lines of a list that are in sight, the selected one among them, as they are shown.
+/// Returns the visible lines of a list, scrolled to include the selected one.
 fn window<'l>(list: &mut List, lines: Vec<Line<'l>>, height: usize, focus: bool) -> Vec<Line<'l>> {
     list.top = list
         .top

@@ -1,4 +1,4 @@
-//! What is read of a history to be looked at.
+//! Read access to the history.
 
 use std::io::Read;
 
@@ -15,22 +15,22 @@ use crate::engine::api::{
 use crate::store::ids::CheckpointId;
 use crate::sys::Kind;
 
-/// Checkpoints that are asked for at once.
+/// Number of checkpoints in one request.
 pub const PAGE: usize = 200;
-/// Bytes of a file, or of a patch, that are shown.
+/// Maximum size of a displayed file or patch, bytes.
 const SHOWN_MAX: usize = 1 << 20;
-/// A NUL in so many bytes makes a file binary, as in git.
+/// A NUL within this many bytes makes a file binary, as in git.
 const LOOKED_AT_BYTES: usize = 8000;
 
-/// A name in a directory as it was.
+/// A directory entry of a state.
 pub struct Entry {
-    /// Where it is in the tree.
+    /// Its path in the tree.
     pub path: TreePath,
-    /// What it is; `None`: it cannot be told.
+    /// Its type; `None`: stat failed.
     pub kind: Option<Kind>,
 }
 
-/// A tree with a daemon, read.
+/// The history of a tree that a daemon serves.
 pub struct History {
     served: Served,
 }
@@ -40,12 +40,12 @@ impl History {
         History { served }
     }
 
-    /// Where the tree is: what `-C` takes.
+    /// Returns the root of the tree, for `-C`.
     pub fn root(&self) -> &std::path::Path {
         &self.served.root
     }
 
-    /// Checkpoints before this one, the newest first.
+    /// Returns a page of checkpoints before this one, newest first.
     pub fn page(&mut self, before: Option<CheckpointId>) -> VerbResult<Vec<CheckpointInfo>> {
         self.served.client.ask(Query {
             limit: Some(PAGE),
@@ -54,7 +54,7 @@ impl History {
         })
     }
 
-    /// The newest checkpoint.
+    /// Returns the newest checkpoint.
     pub fn newest(&mut self) -> VerbResult<Option<CheckpointId>> {
         let newest = self.served.client.ask(Query {
             limit: Some(1),
@@ -63,12 +63,11 @@ impl History {
         Ok(newest.first().map(|state| state.id))
     }
 
-    /// What changes are told since: of a checkpoint the one that it comes from, as `log` counts
-    /// them; of the tree as it is now the newest that somebody asked for, as `diff` does. `None`:
-    /// there is none.
+    /// Returns the state to compare with: for a checkpoint its parent, as in `log`; for the live
+    /// tree the newest checkpoint made on request, as in `diff`. `None`: no such checkpoint exists.
     ///
     /// # Errors
-    /// Those of asking the daemon.
+    /// Those of the daemon.
     pub fn before(&mut self, state: Option<&CheckpointInfo>) -> VerbResult<Option<CheckpointInfo>> {
         let before = match state {
             Some(state) => match state.parent {
@@ -83,12 +82,12 @@ impl History {
         }
     }
 
-    /// Versions of a path, the newest first.
+    /// Returns the versions of a path, newest first.
     pub fn versions(&mut self, path: &TreePath) -> VerbResult<Vec<VersionInfo>> {
         self.served.client.ask(ListVersions { path: path.clone() })
     }
 
-    /// What changed from one checkpoint to another; `None`: to the tree as it is now.
+    /// Returns the changes between two states; `to` is `None` for the live tree.
     pub fn changes(
         &mut self,
         from: CheckpointId,
@@ -105,7 +104,7 @@ impl History {
         Found::new(&self.served, state.cloned(), path.clone())
     }
 
-    /// What is in a directory, directories first.
+    /// Lists a directory, subdirectories first.
     pub fn list(&self, state: Option<&CheckpointInfo>, dir: &TreePath) -> VerbResult<Vec<Entry>> {
         let found = self.found(state, dir)?;
         let names = names::names(&found).map_err(|cause| found.failed(cause))?;
@@ -119,7 +118,7 @@ impl History {
         Ok(entries)
     }
 
-    /// What is at a path, as lines that are harmless on a terminal.
+    /// Returns the content of a path as escaped lines.
     pub fn content(
         &self,
         state: Option<&CheckpointInfo>,
@@ -155,7 +154,7 @@ impl History {
         }
     }
 
-    /// A change as a patch, as lines that are harmless on a terminal.
+    /// Returns a change as a patch, in escaped lines.
     pub fn patch(
         &self,
         change: &Change,
@@ -167,7 +166,7 @@ impl History {
             Tree::at(&self.served, to)?,
         );
         let mut out = Out::to_memory(SHOWN_MAX);
-        // What has no room is not shown.
+        // Output beyond the limit is omitted.
         let _ = patch::print(
             &mut out,
             std::slice::from_ref(change),
@@ -178,7 +177,7 @@ impl History {
     }
 }
 
-/// The last name of a path, with a slash if it is a directory.
+/// Returns the file name of a path, with a slash for a directory.
 pub fn label(path: &TreePath, kind: Option<Kind>) -> String {
     let name = path
         .0
@@ -189,7 +188,7 @@ pub fn label(path: &TreePath, kind: Option<Kind>) -> String {
     escape(name) + end
 }
 
-/// Lines of a text that are harmless on a terminal.
+/// Splits a text into lines and escapes them for a terminal.
 fn lines(bytes: &[u8]) -> Vec<String> {
     let text = bytes.strip_suffix(b"\n").unwrap_or(bytes);
     let line = |line: &[u8]| {

@@ -1,4 +1,4 @@
-//! What keys do: those of lazygit, where it has the same.
+//! Key bindings, those of lazygit where it has the same functions.
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
@@ -7,10 +7,10 @@ use super::deed::Deed;
 use crate::engine::api::{TreePath, VerbResult};
 use crate::sys::Kind;
 
-/// Lines of a page.
+/// Number of lines per page.
 const PAGE_LINES: isize = 20;
 
-/// What `?` shows.
+/// The help of `?`.
 pub const KEYS: &[(&str, &str)] = &[
     (
         "j k, arrows",
@@ -42,10 +42,10 @@ pub const KEYS: &[(&str, &str)] = &[
     ("q", "quit"),
 ];
 
-/// Does what a key asks for.
+/// Handles a key.
 ///
 /// # Errors
-/// Those of what it asks for.
+/// Those of the requested action.
 pub fn press(app: &mut App, key: KeyEvent) -> VerbResult<()> {
     let control = key.modifiers.contains(KeyModifiers::CONTROL);
     if control && key.code == KeyCode::Char('c') {
@@ -84,7 +84,7 @@ pub fn press(app: &mut App, key: KeyEvent) -> VerbResult<()> {
     Ok(())
 }
 
-/// Keys that change something, once that is confirmed.
+/// Handles the keys of modifying commands, which require a confirmation or an input.
 fn act(app: &mut App, key: KeyCode) -> VerbResult<()> {
     let id = app.state().map(|state| state.id);
     let word = |what, then| Popup::Word {
@@ -93,7 +93,7 @@ fn act(app: &mut App, key: KeyCode) -> VerbResult<()> {
         then,
     };
     match (key, id) {
-        // Where nothing is selected it is not the whole tree that is meant.
+        // Without a selected file, do not restore the whole tree.
         (KeyCode::Char('r'), Some(_)) if app.pane != Pane::Checkpoints && app.path().is_none() => {
             app.said = "select a file".to_owned();
         }
@@ -205,7 +205,7 @@ fn versions(app: &mut App) -> VerbResult<()> {
     app.load()
 }
 
-/// Asks whether something is to be done, with what it would do.
+/// Displays the dry run of a command and asks for a confirmation.
 fn confirm(app: &mut App, deed: Deed) -> VerbResult<()> {
     let (can, would) = deed.dry().run(app.history.root())?;
     app.popup = Some(if can {
@@ -216,7 +216,7 @@ fn confirm(app: &mut App, deed: Deed) -> VerbResult<()> {
     Ok(())
 }
 
-/// Does it, and shows what it said.
+/// Runs a command and displays its output.
 fn carry_out(app: &mut App, deed: &Deed) -> VerbResult<()> {
     let (done, mut told) = deed.run(app.history.root())?;
     match told.pop() {

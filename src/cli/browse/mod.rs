@@ -1,8 +1,7 @@
-//! `ckptfs browse`: the history on the whole terminal.
+//! `ckptfs browse`: a full-screen browser of the history.
 //!
-//! What is shown is read as every other verb reads it ([`history`]); what is done is done by running
-//! this program with the verb that a person would have typed ([`deed`]), so the two cannot differ,
-//! and what it says is shown.
+//! Reads use the same code as the other verbs ([`history`]). Modifications run this program with
+//! the verb that a user would type ([`deed`]), so both behave identically, and display its output.
 
 mod app;
 mod deed;
@@ -24,17 +23,17 @@ use super::locate;
 use super::tree_path::in_tree;
 use crate::engine::api::{Code, VerbResult};
 
-/// What is selected is read once no key was typed for so long: nobody waits for what they pass by.
+/// The selection is read after this time without a key press, so scrolling does not wait for reads.
 const REST: Duration = Duration::from_millis(40);
-/// The newest checkpoints are asked for again after so long without a key.
+/// The newest checkpoint is requested again after this time without a key press.
 const REFRESH: Duration = Duration::from_secs(2);
 
-/// Look through the history: checkpoints, what each changed, files as they were; and go back
+/// Browse checkpoints, their changes and past files in the terminal, and restore them
 ///
 /// `?` shows the keys.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Begin with the versions of this file or directory; relative to the working directory
+    /// Show the versions of this file or directory first; relative to the working directory
     #[arg(value_name = "PATH")]
     path: Option<PathBuf>,
 }
@@ -60,7 +59,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     ended.map_err(Failure::Output)
 }
 
-/// Until somebody quits.
+/// Runs the event loop until the user quits.
 fn browse(app: &mut App, terminal: &mut ratatui::DefaultTerminal) -> io::Result<()> {
     while !app.quits {
         terminal.draw(|frame| draw::draw(app, frame))?;

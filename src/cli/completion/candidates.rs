@@ -1,4 +1,4 @@
-//! What only a tree can tell: checkpoints, tags, branches, and paths of the past.
+//! Completion values that depend on the tree: checkpoints, tags, branches, and past paths.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -18,14 +18,15 @@ use super::super::{Cli, locate};
 use crate::engine::api::{ListBranches, Query, VerbResult};
 use crate::sys::Kind;
 
-/// Whoever types does not wait longer.
+/// Limit of the wait for values while the user types.
 const LIMIT: Duration = Duration::from_millis(1500);
-/// So many checkpoints are looked at, the newest.
+/// Maximum number of checkpoints, newest first.
 const CHECKPOINTS_MAX: usize = 200;
-/// So many names of a directory are offered.
+/// Maximum number of offered names of a directory.
 const NAMES_MAX: usize = 2000;
 
-/// The command line with the completers of its values. The arguments of every verb are built first.
+/// Returns the command line with completers for its values. Builds it first, so that every verb has
+/// its global arguments.
 pub fn command_line() -> Command {
     let mut command = Cli::command();
     command.build();
@@ -42,7 +43,7 @@ fn with_candidates(command: Command) -> Command {
         .mut_subcommands(with_candidates)
 }
 
-/// Who completes a value, by what it is called.
+/// Returns the completer of an argument, chosen by verb and value name.
 fn completer(verb: &str, arg: &Arg) -> Option<ArgValueCompleter> {
     let name = arg.get_value_names()?.first()?.as_str();
     let of = |find: fn(&[u8]) -> VerbResult<Vec<Offer>>| {
@@ -63,17 +64,17 @@ fn completer(verb: &str, arg: &Arg) -> Option<ArgValueCompleter> {
     }
 }
 
-/// A value, and what is said of it.
+/// A value and its description.
 type Offer = (Vec<u8>, String);
 
-/// Those that begin as what was typed does, if they are known in time: a daemon that hangs must not
-/// hang a shell.
+/// Returns the values that begin with the typed text. A daemon that hangs must not block a shell,
+/// so values that arrive after [`LIMIT`] are discarded.
 fn in_time(typed: &OsStr, find: fn(&[u8]) -> VerbResult<Vec<Offer>>) -> Vec<CompletionCandidate> {
     let (tell, told) = mpsc::channel();
     let begin = typed.as_bytes().to_vec();
     let looking = begin.clone();
     let ask = move || {
-        // Who asks no more has gone on.
+        // The receiver is gone after a timeout.
         let _ = tell.send(find(&looking));
     };
     if std::thread::Builder::new().spawn(ask).is_err() {
@@ -94,7 +95,7 @@ fn in_time(typed: &OsStr, find: fn(&[u8]) -> VerbResult<Vec<Offer>>) -> Vec<Comp
         .collect()
 }
 
-/// What stands before the word that is completed, as far as it is understood.
+/// Parses the words before the completed one, ignoring errors.
 fn typed() -> Option<ArgMatches> {
     let words = std::env::args_os().skip_while(|word| word != "--").skip(1);
     let mut words: Vec<OsString> = words.collect();
@@ -105,7 +106,7 @@ fn typed() -> Option<ArgMatches> {
         .ok()
 }
 
-/// The directory of `-C`.
+/// Returns the argument of `-C`.
 fn dir() -> Option<PathBuf> {
     let typed = typed()?;
     let of = |matches: &ArgMatches| {
@@ -122,7 +123,7 @@ fn tags(_: &[u8]) -> VerbResult<Vec<Offer>> {
     Ok(checkpoints()?.0)
 }
 
-/// Tags, and numbers.
+/// Returns the tags and the numbers of the checkpoints.
 fn checkpoints() -> VerbResult<(Vec<Offer>, Vec<Offer>)> {
     let found = locate::history(dir().as_deref())?.ask(Query {
         limit: Some(CHECKPOINTS_MAX),
@@ -189,8 +190,8 @@ fn states_and_paths(begin: &[u8]) -> VerbResult<Vec<Offer>> {
     Ok(names(&found, prefix).into_iter().collect())
 }
 
-/// Paths that can be restored, or have a history: those of the checkpoint that was named, or the
-/// newest, and those that are there now.
+/// Completes paths that exist in the named checkpoint (default: the newest made on request) or in
+/// the live tree.
 fn paths(begin: &[u8]) -> VerbResult<Vec<Offer>> {
     let id = typed().and_then(|typed| {
         let (_, verb) = typed.subcommand()?;
@@ -215,7 +216,7 @@ fn paths(begin: &[u8]) -> VerbResult<Vec<Offer>> {
     Ok(all.into_iter().collect())
 }
 
-/// What is in a directory, each behind `prefix`; nothing if it is none.
+/// Returns the entries of a directory, each after `prefix`; empty for other files.
 fn names(found: &past::Found, prefix: &[u8]) -> BTreeSet<Offer> {
     let names = names::names(found).unwrap_or_default();
     let one = |name: Vec<u8>| {

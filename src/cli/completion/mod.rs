@@ -1,8 +1,8 @@
-//! `ckptfs completion`, and what a shell asks while somebody types.
+//! `ckptfs completion`, and the completion requests of shells.
 //!
-//! The shell runs `ckptfs` with [`VARIABLE`] set and the words that were typed; `clap_complete`
-//! knows the verbs and flags, and [`candidates`] what only a tree can tell: checkpoints, tags,
-//! branches, and paths of the past.
+//! The shell runs `ckptfs` with [`VARIABLE`] set and the typed words as arguments. `clap_complete`
+//! provides verbs and flags; [`candidates`] provides values that depend on the tree: checkpoints,
+//! tags, branches, and past paths.
 
 mod candidates;
 
@@ -16,7 +16,7 @@ use clap_complete::{CompleteEnv, Shell};
 use super::Context;
 use super::error::{Outcome, io_error};
 
-/// Set by a shell that asks, to its name.
+/// Set by a completing shell to its name.
 const VARIABLE: &str = "CKPTFS_COMPLETE";
 const PROGRAM: &str = "ckptfs";
 
@@ -31,7 +31,7 @@ pub struct Args {
     shell: Shell,
 }
 
-/// The shells, two of them with scripts of our own.
+/// The supported shells; Bash and Zsh have custom scripts.
 const SHELLS: Shells<'static> = Shells(&[&BASH, &Elvish, &Fish, &Powershell, &ZSH]);
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
@@ -44,7 +44,8 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     Ok(context.out.bytes(&script)?)
 }
 
-/// Answers a shell that asks; whether one did. Nothing was printed before.
+/// Answers the completion request of a shell. Returns whether it was one. Must run before any other
+/// output.
 pub fn answered() -> bool {
     if std::env::var_os(VARIABLE).is_none() {
         return false;
@@ -55,30 +56,30 @@ pub fn answered() -> bool {
         .completer(PROGRAM)
         .shells(SHELLS)
         .try_complete(std::env::args_os(), std::env::current_dir().ok().as_deref());
-    // A shell that is told nothing completes nothing.
+    // Without an answer, the shell completes nothing.
     asked.unwrap_or(true)
 }
 
-/// Bash, which takes `ID:PATH` for three words, and has a name inserted as it is given.
+/// Bash splits `ID:PATH` into three words, and inserts names without quoting them.
 const BASH: Own = Own {
     name: "bash",
     script: include_bytes!("completion.bash"),
     answers: &Bash,
 };
 
-/// Zsh, where a word that goes on (`ID:`, `DIR/`) is to have no space behind it. A line each: the
-/// value, and behind a tab what it is.
+/// Zsh must not append a space to an incomplete word (`ID:`, `DIR/`). Each line is a value, a tab
+/// and its description.
 const ZSH: Own = Own {
     name: "zsh",
     script: include_bytes!("completion.zsh"),
     answers: &Fish,
 };
 
-/// A shell with a script of our own.
+/// A shell with a custom script.
 struct Own {
     name: &'static str,
     script: &'static [u8],
-    /// The shell whose form the answers have.
+    /// The shell whose format the answers use.
     answers: &'static dyn EnvCompleter,
 }
 

@@ -15,12 +15,13 @@ use crate::store::layout::StoreId;
 use crate::sys::host;
 use crate::sys::{self, Errno, Ledger, SysResult};
 
-/// How long a worker that ends waits until the holder has ended.
+/// Limit of a terminating worker's wait for the end of the holder.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a holder is waited for that does not read, where nothing is locked.
+/// Limit of the wait for a holder that does not read its socket; only used by callers that hold no
+/// locks.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What a worker that died has left of a tree.
+/// State of a tree that a dead worker left to its successor.
 pub struct Before {
     pub device: OwnedFd,
     pub root: OwnedFd,
@@ -42,27 +43,27 @@ impl Before {
     }
 }
 
-/// What a worker that died has left: the tree, and its branches by their stores.
+/// State left by a dead worker: of the tree, and of its branches by store ID.
 pub struct Left {
     pub tree: Before,
     pub branches: HashMap<StoreId, Before>,
 }
 
-/// The worker's end.
+/// The worker's end of the socket.
 pub struct Link {
     socket: OwnedFd,
     takeovers: u32,
     taken_over: Option<String>,
 }
 
-/// Holds open files without a name of one tree.
+/// Stores the descriptors of unlinked open files of one tree in the holder.
 struct TreeKeeper {
     link: Arc<Link>,
     /// `None`: the tree itself.
     branch: Option<StoreId>,
 }
 
-/// What the holder says to a worker.
+/// Receiver of the holder's messages.
 struct Hearing {
     socket: OwnedFd,
     buffer: [u8; MESSAGE_MAX],
@@ -75,7 +76,7 @@ impl Hearing {
         Ok((message.to_vec(), fds))
     }
 
-    /// The rest of what is left, up to the message that says that this is all.
+    /// Receives the remaining state, up to the message that ends it.
     fn rest(&mut self, tree: Before) -> VerbResult<Left> {
         let branches = HashMap::new();
         let (mut left, mut of) = (Left { tree, branches }, None);
@@ -110,7 +111,8 @@ fn not_understood() -> VerbError {
     )
 }
 
-/// In a worker: takes the socket that is its stdin, and hears what there is to do.
+/// In a worker: takes the socket from stdin, and receives the first message and the state of the
+/// previous worker, if any.
 pub fn meet() -> VerbResult<(Arc<Link>, Option<Left>)> {
     let socket = std::io::stdin().as_fd().try_clone_to_owned().on(HEARING)?;
     host::redirect_stdio(0, &null().on(HEARING)?).on(HEARING)?;
@@ -136,10 +138,10 @@ pub fn meet() -> VerbResult<(Arc<Link>, Option<Left>)> {
 }
 
 impl Link {
-    /// What the engine of a tree is to know of it: of the tree itself, or of this branch.
+    /// Returns the succession for the engine of a branch, or of the tree itself.
     ///
     /// # Errors
-    /// The ledger cannot be made, or is none.
+    /// The ledger cannot be created, or the received one is invalid.
     pub fn succession(
         self: &Arc<Self>,
         branch: Option<StoreId>,
@@ -161,8 +163,8 @@ impl Link {
         })
     }
 
-    /// The mount is made: the holder is to hold what the next worker needs, and does when this
-    /// returns.
+    /// Sends the descriptors of the new mount to the holder, and waits until it has stored them for
+    /// the next worker.
     ///
     /// # Errors
     /// The holder is gone.
@@ -185,8 +187,8 @@ impl Link {
         sys::receive_message(&self.socket, &mut [0; MESSAGE_MAX]).map(drop)
     }
 
-    /// As [`Link::mounted`], of a branch: what was sent is held, for the holder reads it all before
-    /// it sees that this process has died. Without a holder nothing is.
+    /// As [`Link::mounted`], for a branch, without an acknowledgement: the holder reads all
+    /// messages before it detects the death of this process. Without a holder this has no effect.
     pub fn branch_mounted(
         &self,
         id: StoreId,
@@ -198,31 +200,31 @@ impl Link {
         tell(send_patiently(&self.socket, &message, &fds, Some(PATIENCE)));
     }
 
-    /// The mount of a branch is gone, or nobody will serve it.
+    /// Reports that a branch is unmounted, or that no worker will serve it.
     pub fn branch_ended(&self, id: StoreId) {
         let message = about(b'L', Some(id));
         tell(send_patiently(&self.socket, &message, &[], Some(PATIENCE)));
     }
 
-    /// Requests are served.
+    /// Reports that requests are served.
     pub fn serves(&self) {
         self.say(b"R", &[]);
     }
 
-    /// The mount is gone: waits until the holder is too, so that whoever waits for this process
-    /// finds neither.
+    /// Reports the orderly end of the mount, and waits for the exit of the holder, so that both
+    /// have ended when this process exits.
     pub fn end(&self) {
         self.say(b"B", &[]);
         let _ = sys::wait_readable([self.socket.as_fd()], Some(END_TIMEOUT));
     }
 
-    /// It never waits: who calls may hold locks.
+    /// Never blocks, because the caller may hold locks.
     fn say(&self, message: &[u8], fds: &[BorrowedFd<'_>]) {
         tell(sys::send_message(&self.socket, message, fds));
     }
 }
 
-/// Without a holder there is nobody to be told.
+/// Logs an error, unless the holder is gone.
 fn tell(sent: SysResult<()>) {
     match sent {
         Ok(()) | Err(Errno::EPIPE | Errno::ECONNRESET) => {}

@@ -1,4 +1,4 @@
-//! What the holder and a worker say to each other: see [`holder`](super).
+//! Messages between the holder and a worker: see [`holder`](super).
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use crate::store::layout::StoreId;
 use crate::sys::{self, Errno, SysResult};
 
-/// Bytes of a message at most.
+/// Maximum size of a message, bytes.
 pub(super) const MESSAGE_MAX: usize = 64;
-/// Between two attempts to send to somebody who does not read.
+/// Interval of retries to a peer that does not read.
 const PAUSE: Duration = Duration::from_millis(1);
-/// Bytes of the letter, of the number of a store, and of that of an inode.
+/// Sizes of the letter, of a store ID, and of an inode number, bytes.
 const LETTER: usize = 1;
 const ID: usize = 16;
 const NUMBER: usize = 8;
@@ -20,15 +20,15 @@ pub(super) struct TreeFds {
     pub(super) ledger: OwnedFd,
     /// `/dev/fuse`.
     pub(super) device: OwnedFd,
-    /// The directory below the mount.
+    /// The backing directory.
     pub(super) root: OwnedFd,
-    /// The socket that listens for verbs: whoever connects while there is no worker waits for the
-    /// next, and nothing need be made on a full disk.
+    /// The listening control socket. Clients that connect while no worker runs wait for the next
+    /// one, which need not create a socket on a full disk.
     pub(super) control: Option<OwnedFd>,
 }
 
 impl TreeFds {
-    /// As they came with a message; `None`: some are missing.
+    /// Converts the descriptors of a message; `None`: some are missing.
     pub(super) fn of(fds: Vec<OwnedFd>) -> Option<TreeFds> {
         let mut fds = fds.into_iter();
         Some(TreeFds {
@@ -39,7 +39,7 @@ impl TreeFds {
         })
     }
 
-    /// As they go with a message.
+    /// Returns the descriptors in the order of a message.
     pub(super) fn all(&self) -> Vec<BorrowedFd<'_>> {
         let three = [&self.ledger, &self.device, &self.root];
         let all = three.into_iter().chain(&self.control);
@@ -47,37 +47,38 @@ impl TreeFds {
     }
 }
 
-/// A message about an inode; `branch`: of that branch, and not of the tree itself.
+/// Encodes a message about an inode of a branch; `None`: of the tree itself.
 pub(super) fn numbered(letter: u8, branch: Option<StoreId>, number: u64) -> Vec<u8> {
     let mut message = about(letter, branch);
     message.extend(number.to_le_bytes());
     message
 }
 
-/// A message about a tree.
+/// Encodes a message about a tree.
 pub(super) fn about(letter: u8, branch: Option<StoreId>) -> Vec<u8> {
     let mut message = vec![letter];
     message.extend(branch.into_iter().flat_map(|id| id.0));
     message
 }
 
-/// The inode that a message is about.
+/// Decodes the inode of a message about the tree itself.
 pub(super) fn number_in(message: &[u8]) -> Option<u64> {
     let bytes = message.get(LETTER..LETTER + NUMBER)?.first_chunk()?;
     Some(u64::from_le_bytes(*bytes))
 }
 
-/// The branch that a message is about, and the inode, if it is about one.
+/// Decodes the branch of a message, and the inode, if any.
 pub(super) fn branch_in(message: &[u8]) -> Option<(StoreId, Option<u64>)> {
     let id = message.get(LETTER..LETTER + ID)?.first_chunk()?;
     let number = message.get(LETTER + ID..)?.first_chunk();
     Some((StoreId(*id), number.map(|bytes| u64::from_le_bytes(*bytes))))
 }
 
-/// Sends a message to somebody who will read it, or die; at most so long, if there is a limit.
+/// Sends a message, and retries while the peer's buffer is full, up to `limit` if given. Ends when
+/// the peer reads or dies.
 ///
 /// # Errors
-/// EAGAIN: it was not read within the limit. Those of sendmsg(2).
+/// EAGAIN: the peer did not read within the limit. Those of sendmsg(2).
 pub(super) fn send_patiently(
     socket: &OwnedFd,
     message: &[u8],

@@ -1,4 +1,4 @@
-//! What is to be imported: trees, and series of snapshots of one.
+//! The sources of an import: trees, and series of snapshots of one tree.
 
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
@@ -15,22 +15,22 @@ use crate::transfer::snapshots::{self, Snapshot};
 /// One directory that becomes a checkpoint.
 #[derive(Clone, Debug)]
 pub struct Item {
-    /// What it is called.
+    /// Its name.
     pub name: String,
-    /// Where it is, for people.
+    /// Its path, for messages.
     pub path: PathBuf,
-    /// The directory that was named, and the way from there: no link on it is followed.
+    /// The directory on the command line, and the path below it, on which no link is followed.
     pub dir: Arc<OwnedFd>,
     /// See `dir`.
     pub below: Vec<u8>,
-    /// What its maker wrote about it, if it is a snapshot of a series.
+    /// Metadata of a snapshot of a series.
     pub snapshot: Option<Snapshot>,
 }
 
-/// What directories are taken to be.
+/// Interpretation of directories.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum As {
-    /// What they look like.
+    /// By their content.
     Found,
     /// Each is a tree.
     Trees,
@@ -38,7 +38,7 @@ pub enum As {
     Series,
 }
 
-/// The items in directories, in their order.
+/// Returns the items in directories, in their order.
 pub fn find(cwd: &Path, dirs: &[PathBuf], how: As) -> VerbResult<Vec<Item>> {
     let mut items = Vec::new();
     for given in dirs {
@@ -55,7 +55,7 @@ pub fn find(cwd: &Path, dirs: &[PathBuf], how: As) -> VerbResult<Vec<Item>> {
         let series = match how {
             As::Trees => Vec::new(),
             As::Series => snapshots::find(&dir).on(path.display())?,
-            // What cannot be listed is told when it is read.
+            // Errors are reported when the tree is read.
             As::Found => snapshots::find(&dir)
                 .ok()
                 .filter(|found| looks_like_series(&dir, found))
@@ -91,8 +91,8 @@ pub fn find(cwd: &Path, dirs: &[PathBuf], how: As) -> VerbResult<Vec<Item>> {
     Ok(items)
 }
 
-/// Snapper's with what it says of them; or nothing but directories with dates, or numbers, for
-/// names.
+/// Reports whether a directory looks like a series: snapper's with metadata, or only directories
+/// with dates or numbers for names.
 fn looks_like_series(dir: &OwnedFd, found: &[Snapshot]) -> bool {
     let snapper = |snapshot: &Snapshot| snapshot.path.ends_with(b"/snapshot");
     if found.is_empty() || found.iter().any(snapper) {
@@ -110,8 +110,8 @@ fn looks_like_series(dir: &OwnedFd, found: &[Snapshot]) -> bool {
     only_dirs && found.len() > 1 && found.iter().all(|snapshot| is_dated(&snapshot.name))
 }
 
-/// A number, or something with a date in it: four digits, two and two, with or without something
-/// between.
+/// Reports whether a name is a number, or contains a date: four digits, two and two, with or
+/// without separators.
 fn is_dated(name: &str) -> bool {
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     if digits(name) {

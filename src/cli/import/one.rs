@@ -1,4 +1,4 @@
-//! One directory is brought into the tree, and becomes a checkpoint.
+//! Import of one directory into the tree, as a checkpoint.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
@@ -29,64 +29,64 @@ use crate::transfer::place::open_below;
 use crate::transfer::snapshots::Snapshot;
 use crate::transfer::write::{Before, Writer};
 
-/// How items are imported.
+/// Options of the import of items.
 pub struct How {
-    /// Threads that read and write.
+    /// Number of threads that read and write.
     pub threads: usize,
-    /// A checkpoint for each, also where nothing has changed.
+    /// Make a checkpoint for each item, even without changes.
     pub each: bool,
-    /// Tag of the last.
+    /// Tag of the last checkpoint.
     pub tag: Option<String>,
-    /// Files are hashed.
+    /// Hash files.
     pub hash: bool,
-    /// Other projects that content is shared with.
+    /// Other projects to share content with.
     pub with: Vec<Project>,
 }
 
-/// What was done for one item, for `--json`.
+/// Result for one item, in the output of `--json`.
 #[derive(Debug, Default, Serialize)]
 pub struct Made {
-    /// What was imported.
+    /// Name of the item.
     pub snapshot: String,
-    /// When it was made, as its maker wrote it.
+    /// Creation time, from the metadata of the snapshot.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub date: Option<String>,
-    /// The checkpoint that shows it.
+    /// The checkpoint of the item.
     pub checkpoint: Option<CheckpointId>,
-    /// There was nothing to do: no checkpoint was made.
+    /// Nothing differs, and no checkpoint was made.
     pub unchanged: bool,
-    /// The checkpoint of what was there before, if that had changed.
+    /// The checkpoint of the earlier state, if that had changed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guard: Option<CheckpointId>,
-    /// Inodes that were made, or given other attributes, and paths that were removed.
+    /// Inodes that were created, or whose attributes were changed.
     pub made: u64,
-    /// See `made`.
+    /// Paths that were removed.
     pub removed: u64,
-    /// What is in it.
+    /// Content of the source.
     #[serde(flatten)]
     pub count: Count,
-    /// Bytes of files that were made and share their data with the source.
+    /// Bytes of new files that share their data with the source.
     pub shared_bytes: u64,
     /// Bytes of files that were copied.
     pub copied_bytes: u64,
-    /// Why they were.
+    /// Reason for the copies.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub copied_because: Option<String>,
-    /// What was found of contents, if files were hashed.
+    /// Result of the hashing, if files were hashed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub contents: Option<Found>,
-    /// Inodes whose owner, and extended attributes, that could not be kept.
+    /// Inodes whose owner could not be set.
     pub owners_lost: u64,
-    /// See `owners_lost`.
+    /// Extended attributes that could not be set.
     pub xattrs_lost: u64,
-    /// What is not in it, and why.
+    /// Skipped paths, and the reasons.
     pub left_out: Vec<Left>,
-    /// Time that it took.
+    /// Duration.
     pub duration_us: u64,
 }
 
 impl Made {
-    /// Of an item of which nothing is known yet.
+    /// Returns an empty result for an item.
     pub fn new(item: &Item) -> Made {
         Made {
             snapshot: item.name.clone(),
@@ -98,7 +98,7 @@ impl Made {
         }
     }
 
-    /// Something of the source is missing.
+    /// Returns the number of paths of the source that are missing in the tree.
     pub fn misses(&self) -> usize {
         self.left_out
             .iter()
@@ -126,25 +126,25 @@ impl Made {
     }
 }
 
-/// The source of an import, read.
+/// The scanned source of an import.
 pub struct Source {
     root: OwnedFd,
     scan: Scan,
     begun: Time,
-    /// The user who answers for what is there, if that is neither the caller nor root.
+    /// Owner of the mount, if that is neither the caller nor root.
     stranger: Option<u32>,
 }
 
 impl Source {
-    /// Reads it.
+    /// Scans the source.
     pub fn read(item: &Item, threads: usize) -> VerbResult<Source> {
         let begun = sys::stamp_now();
         let root = open_below(&*item.dir, &item.below, OpenKind::Dir).on(item.path.display())?;
         let stranger = match sys::mount_of(&root) {
             Ok((mount, _)) => mount.owner.filter(|owner| !sys::is_trusted(*owner)),
-            // An old kernel does not say.
+            // An old kernel does not report it.
             Err(Errno::ENOSYS) => None,
-            // In another process's table: nobody whom we know.
+            // The mount is in the table of another process, and its owner is unknown.
             Err(Errno::ENOENT) => Some(u32::MAX),
             Err(cause) => return Err(io_error(item.path.display(), cause)),
         };
@@ -161,7 +161,7 @@ impl Source {
         })
     }
 
-    /// With what it is to replace.
+    /// Returns the source with the tree that it replaces.
     fn sides<'a>(&'a self, there: &'a OwnedFd, there_scan: &'a Scan) -> Sides<'a> {
         Sides {
             source: &self.root,
@@ -223,7 +223,7 @@ pub fn import(
     Ok(made)
 }
 
-/// Into a directory that is no tree yet: nothing in it has a past.
+/// Imports into a directory that is not a tree yet: nothing in it has a past.
 fn first(
     item: &Item,
     source: &Source,
@@ -264,7 +264,7 @@ fn first(
     note_checkpoint(target, &bytes, info.id)
 }
 
-/// What is known of contents before anything is read, if files are hashed.
+/// Returns the contents known before anything is read, if files are hashed.
 fn contents(
     source: &Source,
     tree: &OwnedFd,
@@ -285,8 +285,7 @@ fn contents(
     Ok(Some(contents))
 }
 
-/// Brings in what a plan says. `ready`: called when nothing but attributes of directories is to be
-/// done.
+/// Carries out a plan. `ready` is called when only attributes of directories remain.
 fn bring(
     source: &Source,
     writer: &Writer,
@@ -306,7 +305,7 @@ fn bring(
     ready.map(|()| brought)
 }
 
-/// Writing changes the root: it gets its attributes at the end, whatever else is to be done.
+/// Adds the root to a plan: writing changes it, so its attributes are set at the end.
 fn with_root(mut plan: Plan, source: &Source) -> Plan {
     if !plan.dirs.iter().any(|(path, _)| path.is_empty()) {
         plan.dirs.insert(0, (Vec::new(), source.scan.root));
@@ -314,7 +313,7 @@ fn with_root(mut plan: Plan, source: &Source) -> Plan {
     plan
 }
 
-/// Into a tree: only what differs.
+/// Imports into a tree: only the differences.
 fn again(
     item: &Item,
     source: &Source,
@@ -340,13 +339,13 @@ fn again(
         if let Some(id) = kept.checkpoint.filter(|_| suspects.is_empty() && !how.each) {
             (made.checkpoint, made.unchanged) = (Some(id), true);
             if let Some((_, name)) = served {
-                // It saves time and is worth no failure.
+                // It only saves time, so a failure is ignored.
                 let _ = kept.write_daemon(target.store()?, &name);
             }
             return give_tag(target, id, tag);
         }
         if !target.is_served() {
-            // What is in the tree is looked at anew: nobody changes it unseen from now on.
+            // The tree is scanned again: from now on no change in it is unseen.
             target.client()?;
             continue;
         }
@@ -365,7 +364,7 @@ fn again(
     }
 }
 
-/// Carries a plan out on a tree that is served, through its mount.
+/// Carries out a plan on a served tree, through its mount.
 fn replace(
     source: &Source,
     target: &mut Target,
@@ -387,7 +386,7 @@ fn replace(
     }
 }
 
-/// Nothing has changed, and the tree need not be read to know that: its daemon says so.
+/// Reports whether the daemon shows that nothing has changed, without a scan of the tree.
 fn is_known(kept: &Kept, source: &Source, status: &Status, daemon: &str) -> bool {
     let as_imported = |record| plan::is_as_imported(record, &source.scan);
     kept.is_known_to(daemon)
@@ -396,10 +395,10 @@ fn is_known(kept: &Kept, source: &Source, status: &Status, daemon: &str) -> bool
         && kept.record.as_ref().is_some_and(as_imported)
 }
 
-/// What is in the tree and in no checkpoint gets one.
+/// Makes a checkpoint of changes in the tree that no checkpoint contains.
 fn guard(item: &Item, target: &mut Target) -> Outcome<Option<CheckpointId>> {
     let client = target.client()?;
-    // What cannot be compared may have changed.
+    // A tree that cannot be compared may have changed.
     if client
         .ask(GetStatus)
         .is_ok_and(|status| status.base.is_some() && status.dirty.is_empty())
@@ -435,7 +434,7 @@ fn give_tag(target: &mut Target, id: CheckpointId, tag: Option<&String>) -> Outc
     Ok(client.ask(ChangeTags { state, retag }).map(drop)?)
 }
 
-/// Keeps what was imported; without it the next import compares everything.
+/// Stores the record of the import; without it the next import compares everything.
 fn write_record(
     source: &Source,
     target: &Target,
@@ -497,8 +496,8 @@ fn checkpoint(
     })?)
 }
 
-/// What an import would do: how much would be made and removed, in the tree, or in what it would be
-/// after the item `before`.
+/// Returns the result of a dry run: the numbers of inodes to make and paths to remove, in the tree,
+/// or in its state after the item `before`.
 pub fn look(
     item: &Item,
     before: Option<&Item>,

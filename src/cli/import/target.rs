@@ -1,4 +1,4 @@
-//! Where an import goes: a directory that is to become a tree, or a tree that is there, with or
+//! The destination of an import: a directory that becomes a tree, or an existing tree, with or
 //! without a daemon.
 
 use std::fs::File;
@@ -18,59 +18,58 @@ use crate::sys::{self, Errno, SysResult};
 use crate::transfer::import::keep;
 use crate::transfer::write::{Stage, Writer};
 
-/// Where inodes are made before they are put into the tree, in the store.
+/// Directory in the store where inodes are made before they are moved into the tree.
 const STAGE: &[u8] = b"tmp/restore";
 
-/// How long an import waits for a daemon of an interrupted import to begin or to end.
+/// Limit of the wait for a daemon of an interrupted import to start or end.
 pub const SETTLES: Duration = Duration::from_secs(10);
-/// Between two tries.
+/// Pause between attempts.
 const PAUSE: Duration = Duration::from_millis(25);
 
-/// What is put into the tree with one request.
+/// Limit of the inodes that one request moves into the tree.
 const PUT_AT_ONCE: usize = 256;
 
-/// What is there.
+/// State of a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Nothing.
+    /// Empty.
     Empty,
-    /// What an import left that did not come to its end.
+    /// Left by an import that was interrupted.
     Unfinished,
     /// A tree.
     Tree,
 }
 
-/// Where an import goes.
+/// Destination of an import.
 pub struct Target {
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
-    /// What is there.
+    /// Its state.
     pub state: State,
     daemon: Option<Daemon>,
-    /// The directory, where no daemon serves it.
+    /// The directory, if no daemon serves it.
     dir: Option<OwnedFd>,
     _lock: Option<File>,
 }
 
-/// A daemon that serves the tree.
+/// The daemon that serves the tree.
 struct Daemon {
     client: Client,
-    /// The root of the mount.
+    /// Root of the mount.
     mount: OwnedFd,
-    /// The directory behind it, the stage, and the store.
+    /// The backing directory, the stage, and the store.
     backing: OwnedFd,
     stage: OwnedFd,
     store: OwnedFd,
-    /// We have mounted it.
+    /// This process has mounted it.
     ours: bool,
 }
 
 impl Target {
-    /// Looks at it, and makes it if it is not there; `only_look`: it is not made, `None` stands for
-    /// a directory that is not there or empty.
+    /// Opens the destination, and creates it if missing. With `only_look` it is not created, and
+    /// `None` means that it does not exist.
     ///
-    /// A daemon that an import started which was killed may be about to mount it, or to end: that
-    /// is waited for.
+    /// Waits for the daemon of a killed import, which may be about to mount it, or to end.
     pub fn open(path: &Path, only_look: bool) -> VerbResult<Option<Target>> {
         let until = Instant::now() + SETTLES;
         let mount = || sys::host::mount_id(path).ok();
@@ -82,7 +81,7 @@ impl Target {
             if !raced || Instant::now() > until {
                 return opened;
             }
-            // The lock on what was opened goes first.
+            // Releases the lock on the opened directory.
             drop(opened);
             std::thread::sleep(PAUSE);
         }
@@ -158,7 +157,7 @@ impl Target {
         }
     }
 
-    /// A descriptor of the store.
+    /// Returns a descriptor of the store.
     pub fn store(&self) -> VerbResult<OwnedFd> {
         let cannot = |cause: std::io::Error| io_error(self.path.join(STORE_NAME).display(), cause);
         let dup = |store: &OwnedFd| store.try_clone().map_err(cannot);
@@ -171,7 +170,7 @@ impl Target {
         }
     }
 
-    /// The directory itself, also where something is mounted over it.
+    /// Returns the directory itself, even if a mount covers it.
     pub fn backing(&self) -> VerbResult<&OwnedFd> {
         let dir = self
             .daemon
@@ -181,13 +180,13 @@ impl Target {
         dir.ok_or_else(|| io_error(self.path.display(), Errno::EIO))
     }
 
-    /// A daemon serves it.
+    /// Reports whether a daemon serves it.
     pub fn is_served(&self) -> bool {
         self.daemon.is_some()
     }
 
-    /// What the daemon says that serves the tree, and what tells it from any other; `None`: none
-    /// does, or it is ours and ends with us, or cannot say.
+    /// Returns the status and the identity of the daemon that serves the tree. `None` if no daemon
+    /// serves it, if the daemon is ours and ends with the import, or if it does not answer.
     pub fn served_by(&mut self) -> Option<(Status, String)> {
         let Some(Daemon {
             client,
@@ -202,7 +201,7 @@ impl Target {
         Some((status, name))
     }
 
-    /// The daemon, which is started if there is none; it is ended when the import is.
+    /// Returns the daemon, which is started if necessary, and then ends with the import.
     pub fn client(&mut self) -> Outcome<&mut Client> {
         let until = Instant::now() + SETTLES / 2;
         while self.daemon.is_none() {
@@ -221,7 +220,7 @@ impl Target {
 
     /// Mounts the tree and connects to its daemon, which may be that of an interrupted import.
     fn start(&mut self) -> Outcome {
-        // One checkpoint for each item, however much goes from one to the next.
+        // Exactly one checkpoint per item, however much is removed between two.
         let mounted = copies::own_verb("mount", &self.path, &[], &[("CKPTFS_TRIPWIRE", "off")]);
         let ours = match mounted {
             Err(Failure::Verb(error)) if error.code == Code::AlreadyMounted => false,
@@ -245,7 +244,7 @@ impl Target {
         let store = client
             .store()
             .ok_or_else(|| io_error(self.path.display(), Errno::ENOTCONN))?;
-        // The directory that was looked at may have been exchanged for another.
+        // The directory may have been replaced since it was opened.
         let same = self
             .dir
             .as_ref()
@@ -272,8 +271,8 @@ impl Target {
         Ok(())
     }
 
-    /// A writer into the tree that the daemon serves, and what it will not do by itself:
-    /// [`Staged::failed`].
+    /// Returns a writer into the served tree, and its stage, of which [`Staged::failed`] returns
+    /// the error.
     pub fn writer(&self) -> VerbResult<(Writer, std::sync::Arc<Staged>)> {
         let lost = || io_error(self.path.display(), Errno::ENOTCONN);
         let daemon = self.daemon.as_ref().ok_or_else(lost)?;
@@ -292,10 +291,10 @@ impl Target {
         ))
     }
 
-    /// Everything was done: what was mounted for it is mounted no longer.
+    /// Ends the import: unmounts the tree if the import mounted it.
     pub fn close(self) -> Outcome {
         let ours = self.daemon.as_ref().is_some_and(|daemon| daemon.ours);
-        // What is open in the mount would keep it.
+        // Open descriptors would keep the mount busy.
         drop(self.daemon);
         if ours {
             copies::own_verb("umount", &self.path, &[], &[])
@@ -305,7 +304,7 @@ impl Target {
     }
 }
 
-/// The daemon of an interrupted import began or ended at the same time.
+/// Reports whether the daemon of an interrupted import may have started or ended at the same time.
 pub fn is_race(error: &VerbError) -> bool {
     [Code::NotMounted, Code::DaemonLost, Code::InUse].contains(&error.code)
 }
@@ -314,7 +313,7 @@ fn is_unfinished(path: &Path) -> bool {
     Store::of(path).is_ok_and(|store| store.is_some_and(|store| keep::is_unfinished(store.dir())))
 }
 
-/// The stage of a tree that a daemon serves.
+/// The stage of a served tree.
 pub struct Staged {
     dir: OwnedFd,
     client: Mutex<Client>,
@@ -323,7 +322,7 @@ pub struct Staged {
 }
 
 impl Staged {
-    /// Why the daemon could not be asked.
+    /// Returns the error of a request to the daemon, if one failed.
     pub fn failed(&self) -> Option<VerbError> {
         self.done.lock().1.take()
     }
@@ -368,7 +367,7 @@ impl Stage for std::sync::Arc<Staged> {
 
     fn flush(&self) -> Vec<Refused> {
         let rest = std::mem::take(&mut *self.waiting.lock());
-        // Why it failed is told by `failed`.
+        // `failed` returns the error.
         let _ = self.send(rest);
         std::mem::take(&mut self.done.lock().0)
     }

@@ -16,15 +16,15 @@ use crate::transfer::import::keep::Kept;
 use crate::transfer::import::record::Record;
 use crate::transfer::import::scan;
 
-/// A tree, and what is known of the contents in it.
+/// A tree, and the known contents of its files.
 pub struct Project {
-    /// The directory itself, also where something is mounted over it.
+    /// The directory itself, even if a mount covers it.
     pub root: OwnedFd,
     /// Its files with their hashes.
     pub record: Record,
 }
 
-/// Reads what is known of trees; one of which nothing is known is hashed.
+/// Reads the records of trees; a tree without a record is hashed.
 pub fn read(
     cwd: &Path,
     dirs: &[PathBuf],
@@ -57,7 +57,7 @@ fn one(path: &Path, threads: usize, context: &Context) -> VerbResult<Project> {
             sys::open_root(&real).on(path.display())?,
             Kept::read(store.dir()).record,
         ),
-        // What somebody else says of the contents of their files is not believed.
+        // The record of another user is not trusted.
         _ => (sys::open_root(&real).on(path.display())?, None),
     };
     if let Some(record) = known.filter(|record| {

@@ -1,5 +1,5 @@
-//! What the tools answer: short forms of the verbs' answers, each with an end. The comments are
-//! what an agent reads of each field.
+//! Answers of the tools: bounded summaries of the verbs' answers. The doc comments are the
+//! descriptions that an agent reads.
 
 use rmcp::schemars::{self, JsonSchema};
 use serde::Serialize;
@@ -8,28 +8,28 @@ use super::super::output::escape;
 use super::super::show;
 use crate::engine::api::{self, ChangeKind, CheckpointInfo, TreePath, VersionKind};
 
-/// Characters of a note that are told.
+/// Maximum length of a note or warning, characters.
 const NOTE_CHARS_MAX: usize = 1000;
-/// Bytes of all names in one list.
+/// Maximum size of all paths in one list, bytes.
 const NAMES_BYTES_MAX: usize = 128 << 10;
-/// Warnings that are told.
+/// Maximum number of warnings.
 const WARNINGS_MAX: usize = 20;
 
 /// A checkpoint.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Checkpoint {
-    /// Its number, by which other tools take it
+    /// Its number, which identifies it in other tools
     pub id: u64,
-    /// When it was made: RFC 3339, UTC
+    /// Time of creation: RFC 3339, UTC
     pub created: String,
     pub tags: Vec<String>,
-    /// Its note, the beginning of a long one
+    /// Its note, truncated if long
     pub note: String,
-    /// Why it was made
+    /// Reason for the checkpoint
     pub reason: String,
-    /// It is not to be deleted
+    /// Whether it is protected against deletion
     pub pinned: bool,
-    /// How many paths it changed, where that is known
+    /// Number of paths it changed; absent: unknown
     #[serde(skip_serializing_if = "Option::is_none")]
     pub changes: Option<u64>,
 }
@@ -55,7 +55,7 @@ fn beginning(text: &str, chars: usize) -> String {
     }
 }
 
-/// What happened to a path.
+/// The kind of a change.
 #[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum How {
@@ -64,7 +64,7 @@ pub enum How {
     Deleted,
     Renamed,
     TypeChanged,
-    /// It was changed while nothing was mounted, and nobody knows how
+    /// Changed while the tree was not mounted; the kind of change is unknown
     Unknown,
 }
 
@@ -93,29 +93,29 @@ impl From<VersionKind> for How {
     }
 }
 
-/// One path that differs.
+/// A path that differs.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Change {
-    /// From the top of the tree. Control characters, and what is not UTF-8, are shown escaped, as
-    /// \n or \xff; to restore such a path, name the directory that it is in
+    /// Path relative to the top of the tree. Control characters and invalid UTF-8 are escaped, as
+    /// \n or \xff; to restore such a path, name its directory
     pub path: String,
     pub change: How,
-    /// The path that it had, if it was renamed
+    /// Former path of a renamed file
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
 }
 
-/// Paths that differ, the first of them.
+/// Paths that differ, possibly truncated.
 #[derive(Debug, Default, Serialize, JsonSchema)]
 pub struct Changes {
     /// The first of the paths that differ, sorted
     pub changes: Vec<Change>,
-    /// How many more there are
+    /// Number of omitted paths
     pub changes_left_out: u64,
 }
 
 impl Changes {
-    /// The first so many.
+    /// Returns the first `limit` changes, fewer if their paths are too long.
     pub fn first(all: &[api::Change], limit: usize) -> Changes {
         let mut bytes = 0;
         let fits = |change: &&api::Change| {
@@ -144,7 +144,7 @@ fn change(change: &api::Change) -> Change {
     }
 }
 
-/// A path as it is told.
+/// Returns the printable form of a path.
 pub fn name(path: &TreePath) -> String {
     if path.0.is_empty() {
         return ".".to_owned();
@@ -152,12 +152,12 @@ pub fn name(path: &TreePath) -> String {
     escape(&path.0)
 }
 
-/// Paths as they are told, the first of them.
+/// Returns the printable form of the first `limit` paths.
 pub fn names(paths: &[TreePath], limit: usize) -> Vec<String> {
     paths.iter().take(limit).map(name).collect()
 }
 
-/// The first warnings.
+/// Returns the first warnings, truncated.
 pub fn warnings(mut said: Vec<String>) -> Vec<String> {
     said.truncate(WARNINGS_MAX);
     said.iter()
@@ -165,32 +165,33 @@ pub fn warnings(mut said: Vec<String>) -> Vec<String> {
         .collect()
 }
 
-/// What is served, and what has changed.
+/// The mounted tree and its changes.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Status {
-    /// Where the tree is mounted
+    /// Mount point of the tree
     pub mount: String,
-    /// The checkpoint that the tree comes from, with which it is compared; absent: there is none yet
+    /// Checkpoint that the tree is based on and compared with; absent: no checkpoint exists
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<u64>,
-    /// The newest checkpoint that somebody asked for
+    /// Newest checkpoint made on request
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latest: Option<u64>,
-    /// How many checkpoints there are
+    /// Number of checkpoints
     pub checkpoints: u64,
     #[serde(flatten)]
     pub changed: Changes,
     /// Branches of the tree
     pub branches: Vec<String>,
-    /// What somebody should know
+    /// Warnings for the user
     pub warnings: Vec<String>,
 }
 
-/// The checkpoint that was made.
+/// The result of a checkpoint.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Made {
     pub checkpoint: Checkpoint,
-    /// It was made now; false: nothing had changed, and this is the newest there was
+    /// Whether it was made by this call; false: nothing had changed, and this is the newest
+    /// existing one
     pub made: bool,
 }
 
@@ -198,65 +199,65 @@ pub struct Made {
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Log {
     pub checkpoints: Vec<Checkpoint>,
-    /// There are older ones: ask again with `before`
+    /// Whether older ones exist: repeat the call with `before`
     pub more: bool,
 }
 
-/// What differs between two states.
+/// The differences between two states.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Diff {
-    /// The older state: a checkpoint's number
+    /// Older state: a checkpoint number
     pub from: String,
-    /// The newer state: a checkpoint's number, or "live"
+    /// Newer state: a checkpoint number, or "live"
     pub to: String,
     #[serde(flatten)]
     pub changed: Changes,
-    /// A patch in git's format, if it was asked for
+    /// Patch in git's format, if requested
     #[serde(skip_serializing_if = "Option::is_none")]
     pub patch: Option<String>,
-    /// The patch was longer, and its rest is left out: ask for fewer paths
+    /// Whether the patch was truncated: request fewer paths
     pub patch_cut: bool,
-    /// What the patch lacks, and why
+    /// Paths missing from the patch, and why
     pub warnings: Vec<String>,
 }
 
-/// A file as it was.
+/// Content of a file at a checkpoint.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Past {
-    /// The checkpoint's number, or "live"
+    /// Checkpoint number, or "live"
     pub checkpoint: String,
     pub path: String,
-    /// Bytes of the whole file
+    /// Size of the whole file, bytes
     pub size: u64,
-    /// Where what follows begins in it
+    /// Offset of the returned content
     pub offset: u64,
-    /// The content, if it is text (UTF-8)
+    /// Content of a text file (UTF-8)
     #[serde(skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
-    /// The content, if it is not text
+    /// Content of a binary file
     #[serde(skip_serializing_if = "Option::is_none")]
     pub base64: Option<String>,
-    /// Bytes behind it that are left out: ask again with `next_offset`
+    /// Number of bytes after the returned content: repeat the call with `next_offset`
     pub bytes_left_out: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_offset: Option<u64>,
 }
 
-/// One version of a path.
+/// A version of a path.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Version {
-    /// The first checkpoint that has it; absent: only the live tree does
+    /// First checkpoint that contains it; absent: only the live tree does
     #[serde(skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<u64>,
-    /// When that was made: RFC 3339, UTC
+    /// Time of that checkpoint: RFC 3339, UTC
     #[serde(skip_serializing_if = "Option::is_none")]
     pub created: Option<String>,
-    /// How it differs from the version before
+    /// Change from the previous version
     pub change: How,
-    /// Bytes, if it is a file
+    /// Size of a file, bytes
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size: Option<u64>,
-    /// It has the text in it; absent: that was not asked, or it was not looked at
+    /// Whether it contains the text; absent: not requested, or not searched
     #[serde(skip_serializing_if = "Option::is_none")]
     pub contains: Option<bool>,
 }
@@ -266,62 +267,62 @@ pub struct Version {
 pub struct Versions {
     pub path: String,
     pub versions: Vec<Version>,
-    /// How many older ones there are
+    /// Number of omitted older versions
     pub versions_left_out: u64,
-    /// Versions that were not looked at for the text, because they are too large or too many
+    /// Number of versions that were not searched for the text: over the size limits, or unreadable
     pub not_looked_at: u64,
 }
 
-/// A path that stays as it is.
+/// A path that was not restored, or a conflict of a merge.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Kept {
     pub path: String,
-    /// Why it stays
+    /// Reason
     pub why: String,
 }
 
-/// What a restore did, or would do.
+/// The result of a restore or of its dry run.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Restored {
-    /// The checkpoint that was gone back to
+    /// The restored checkpoint
     pub restored: u64,
-    /// The checkpoint of what was there before, made first; absent: nothing was changed
+    /// Checkpoint of the previous state, made before the restore; absent: nothing was changed
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guard: Option<u64>,
     #[serde(flatten)]
     pub changed: Changes,
-    /// Paths that stay as they are although they were meant, and why; the first of them
+    /// The first of the requested paths that were not restored, with reasons
     pub kept: Vec<Kept>,
-    /// How many more stay
+    /// Number of omitted such paths
     pub kept_left_out: u64,
-    /// What somebody should know
+    /// Warnings for the user
     pub warnings: Vec<String>,
-    /// It was only asked what would change
+    /// Whether this was a dry run
     pub dry_run: bool,
 }
 
-/// One operation that was undone, or left out.
+/// An operation that was undone or skipped.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Step {
     /// Its number
     pub operation: u64,
-    /// What it was, and what came of undoing it
+    /// Description of the operation and of the result of its undo
     pub what: String,
-    /// The checkpoint of what was there before this, if the tree was changed
+    /// Checkpoint of the previous state, if the tree was changed
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guard: Option<u64>,
 }
 
-/// What was undone.
+/// The result of an undo.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Undone {
     pub steps: Vec<Step>,
-    /// Why the rest was not undone
+    /// Reason why the remaining operations were not undone
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stopped: Option<String>,
-    /// What somebody should know
+    /// Warnings for the user
     pub warnings: Vec<String>,
-    /// It was only asked what would be undone
+    /// Whether this was a dry run
     pub dry_run: bool,
 }
 
@@ -329,16 +330,16 @@ pub struct Undone {
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Branch {
     pub name: String,
-    /// The directory to work in
+    /// Its directory
     pub path: String,
-    /// The checkpoint that it began as; absent: one that would be made
+    /// Base checkpoint; absent in a dry run that would make one
     #[serde(skip_serializing_if = "Option::is_none")]
     pub base: Option<u64>,
     pub mounted: bool,
-    /// How many paths it has changed, where that is known
+    /// Number of paths it changed; absent: unknown
     #[serde(skip_serializing_if = "Option::is_none")]
     pub changed: Option<u64>,
-    /// How many of them no merge has brought here, where that is known
+    /// Number of changed paths that are not merged into this tree; absent: unknown
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unmerged: Option<u64>,
 }
@@ -357,13 +358,13 @@ impl From<&api::BranchInfo> for Branch {
     }
 }
 
-/// The branch that was made.
+/// The result of making a branch.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct BranchMade {
     pub branch: Branch,
-    /// What somebody should know
+    /// Warnings for the user
     pub warnings: Vec<String>,
-    /// It was only asked what would be made
+    /// Whether this was a dry run
     pub dry_run: bool,
 }
 
@@ -373,53 +374,53 @@ pub struct Branches {
     pub branches: Vec<Branch>,
 }
 
-/// Something that more than one has changed.
+/// A path that several branches, or a branch and this tree, changed.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Conflict {
     pub path: String,
     /// The branches that changed it
     pub branches: Vec<String>,
-    /// This tree changed it too
+    /// Whether this tree changed it
     pub this_tree: bool,
-    /// What would clash in a merge; empty: all of it merges cleanly; absent: that was not asked
+    /// Conflicts of a merge; empty: it merges cleanly; absent: not requested
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clashes: Option<Vec<String>>,
 }
 
-/// What more than one branch has changed, or a branch and this tree.
+/// Paths that several branches, or a branch and this tree, changed.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Conflicts {
     pub conflicts: Vec<Conflict>,
-    /// How many more there are
+    /// Number of omitted paths
     pub conflicts_left_out: u64,
 }
 
-/// What a merge did, or would do.
+/// The result of a merge or of its dry run.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Merged {
-    /// Nothing was changed, or would be: there are conflicts that nothing was said of
+    /// Whether unresolved conflicts prevented the merge, which changed nothing
     pub refused: bool,
-    /// The checkpoint of what was there before; absent: nothing was changed
+    /// Checkpoint of the previous state; absent: nothing was changed
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guard: Option<u64>,
     #[serde(flatten)]
     pub changed: Changes,
-    /// What both sides changed, each in another way, the first of it
+    /// The first of the paths that both sides changed differently
     pub conflicts: Vec<Kept>,
-    /// How many more such there are
+    /// Number of omitted conflicts
     pub conflicts_left_out: u64,
-    /// It was only asked what would change
+    /// Whether this was a dry run
     pub dry_run: bool,
 }
 
-/// The branch that was dropped.
+/// The result of dropping a branch.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Dropped {
     pub branch: Branch,
-    /// The first of the paths that it had changed and no merge has brought here
+    /// The first of the changed paths that are not merged into this tree
     pub unmerged: Vec<String>,
-    /// What somebody should know
+    /// Warnings for the user
     pub warnings: Vec<String>,
-    /// It was only asked what would go
+    /// Whether this was a dry run
     pub dry_run: bool,
 }

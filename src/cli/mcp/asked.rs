@@ -1,24 +1,24 @@
-//! What is asked of the tools. The comments are what an agent reads of each argument; an argument
-//! that is not known is refused, for `dry-run: true` would do the opposite of what was meant.
+//! Arguments of the tools. The doc comments are the descriptions that an agent reads. Unknown
+//! arguments are rejected, because ignoring `dry-run: true` would do the opposite of the intention.
 
 use rmcp::schemars::{self, JsonSchema};
 use serde::Deserialize;
 
 use crate::engine::api::MergePolicy;
 
-/// How many changes, checkpoints and the like are told if nothing is said, and at most.
+/// Default and maximum number of listed items, such as changes and checkpoints.
 pub const LIMIT: usize = 200;
 pub const LIMIT_MAX: usize = 2000;
-/// How many bytes of a file or a patch are told if nothing is said, and at most.
+/// Default and maximum number of bytes of a file or patch.
 pub const BYTES: usize = 64 << 10;
 pub const BYTES_MAX: usize = 256 << 10;
 
-/// `limit`, within bounds.
+/// Returns `limit` within its bounds.
 pub fn limit(asked: Option<u32>) -> usize {
     bounded(asked, LIMIT, LIMIT_MAX)
 }
 
-/// `max_bytes`, within bounds.
+/// Returns `max_bytes` within its bounds.
 pub fn bytes(asked: Option<u32>) -> usize {
     bounded(asked, BYTES, BYTES_MAX)
 }
@@ -32,20 +32,20 @@ fn bounded(asked: Option<u32>, usual: usize, max: usize) -> usize {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Status {
-    /// At most so many changed paths; 200 if not given, 2000 at most
+    /// Maximum number of changed paths (default 200, at most 2000)
     pub limit: Option<u32>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Checkpoint {
-    /// A note to remember it by
+    /// Note that describes the checkpoint
     #[serde(default)]
     pub message: String,
-    /// Names for it, such as "before-refactor"
+    /// Tags of the checkpoint, such as "before-refactor"
     #[serde(default)]
     pub tags: Vec<String>,
-    /// Make none if nothing has changed since the newest one, which is the answer then
+    /// Make no checkpoint if nothing has changed since the newest one; return that one
     #[serde(default)]
     pub if_changed: bool,
 }
@@ -53,84 +53,84 @@ pub struct Checkpoint {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Log {
-    /// At most so many checkpoints, the newest; 200 if not given, 2000 at most
+    /// Maximum number of checkpoints, newest first (default 200, at most 2000)
     pub limit: Option<u32>,
-    /// Only those older than this one (a number or a tag): the next page
+    /// Only checkpoints older than this one (number or tag), to get the next page
     pub before: Option<String>,
-    /// Only those that changed something at or below this path
+    /// Only checkpoints that changed something at or below this path
     pub path: Option<String>,
-    /// Only those with a tag like this; * stands for anything
+    /// Only checkpoints with a matching tag; * matches any string
     pub tag: Option<String>,
-    /// Only those whose note contains this text, in whatever case
+    /// Only checkpoints whose note contains this text, ignoring case
     pub note: Option<String>,
-    /// Only those made then or later: "10min ago", "yesterday", or RFC 3339
+    /// Only checkpoints made at or after this time: "10min ago", "yesterday", or RFC 3339
     pub since: Option<String>,
-    /// Only those made then or before
+    /// Only checkpoints made at or before this time
     pub until: Option<String>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Diff {
-    /// The older state: a checkpoint's number, a tag, "latest", "@{10min ago}"; "latest" if not given
+    /// Older state: a checkpoint number, a tag, "latest" or "@{10min ago}" (default "latest")
     pub from: Option<String>,
-    /// The newer state; the tree as it is now ("live") if not given
+    /// Newer state (default "live", the current tree)
     pub to: Option<String>,
-    /// Only what is at or below these paths; everything if empty
+    /// Only changes at or below these paths (default all)
     #[serde(default)]
     pub paths: Vec<String>,
-    /// Also answer with a patch in git's format, which is cut where it gets too long
+    /// Also return a patch in git's format, truncated if it is too long
     #[serde(default)]
     pub patch: bool,
-    /// At most so many changed paths; 200 if not given, 2000 at most
+    /// Maximum number of changed paths (default 200, at most 2000)
     pub limit: Option<u32>,
-    /// At most so many bytes of the patch; 65536 if not given, 262144 at most
+    /// Maximum size of the patch in bytes (default 65536, at most 262144)
     pub max_bytes: Option<u32>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ReadPast {
-    /// The state to read from: a checkpoint's number, a tag, "latest", "@{10min ago}"
+    /// State to read from: a checkpoint number, a tag, "latest" or "@{10min ago}"
     pub checkpoint: String,
-    /// The file
+    /// Path of the file
     pub path: String,
-    /// Begin at this byte; 0 if not given
+    /// Offset of the first byte (default 0)
     #[serde(default)]
     pub offset: u64,
-    /// At most so many bytes; 65536 if not given, 262144 at most
+    /// Maximum number of bytes (default 65536, at most 262144)
     pub max_bytes: Option<u32>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FindVersion {
-    /// The file or directory, which need not exist any more
+    /// File or directory, which may have been deleted
     pub path: String,
-    /// Say of each version whether it has this text in it
+    /// Report for each version whether it contains this text
     pub containing: Option<String>,
-    /// At most so many versions, the newest; 200 if not given, 2000 at most
+    /// Maximum number of versions, newest first (default 200, at most 2000)
     pub limit: Option<u32>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Restore {
-    /// What to go back to: a checkpoint's number, a whole tag, "latest", "@{10min ago}". If it is not
-    /// given, what you changed since the newest checkpoint is taken back
+    /// State to restore: a checkpoint number, a whole tag, "latest" or "@{10min ago}". By default,
+    /// your changes since the newest checkpoint are reverted
     pub to: Option<String>,
-    /// Only these paths, and what is below them; everything if empty
+    /// Only these paths and everything below them (default all)
     #[serde(default)]
     pub paths: Vec<String>,
-    /// Take back only what you have changed: the process that started this server, and its children.
-    /// What others changed stays, and what both changed stays and is named. With false, everybody's
-    /// changes are taken back
+    /// Revert only your own changes: those of the process that started this server and of its
+    /// children. Changes of others stay. A path that you and others changed also stays, and the
+    /// answer lists it. With false, the changes of all processes are reverted
     #[serde(default = "yes")]
     pub only_by_me: bool,
-    /// Only tell what would change
+    /// Only report the changes
     #[serde(default)]
     pub dry_run: bool,
-    /// At most so many changed paths in the answer; 200 if not given, 2000 at most
+    /// Maximum number of changed paths in the answer (default 200, at most 2000)
     pub limit: Option<u32>,
 }
 
@@ -141,11 +141,11 @@ fn yes() -> bool {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Undo {
-    /// How many operations, the newest first; 1 if not given
+    /// Number of operations to undo, newest first (default 1)
     #[serde(default = "one")]
     #[schemars(range(min = 1, max = 100))]
     pub count: u32,
-    /// Only show what would be undone
+    /// Only report the operations to undo
     #[serde(default)]
     pub dry_run: bool,
 }
@@ -157,11 +157,11 @@ fn one() -> u32 {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BranchCreate {
-    /// What it is to be called: letters, digits, _ . and -, 64 at most
+    /// Name of the branch: up to 64 letters, digits, _ . and -
     pub name: String,
-    /// The checkpoint that it begins as; the tree as it is now if not given
+    /// Base checkpoint (default: the current tree)
     pub at: Option<String>,
-    /// Only tell what would be made
+    /// Only report the branch to be made
     #[serde(default)]
     pub dry_run: bool,
 }
@@ -169,40 +169,41 @@ pub struct BranchCreate {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BranchConflicts {
-    /// Tell also what would clash in a merge, which reads what both changed
+    /// Also report the conflicts of a merge, which requires reading the content that both sides
+    /// changed
     #[serde(default)]
     pub check: bool,
-    /// At most so many; 200 if not given, 2000 at most
+    /// Maximum number of paths (default 200, at most 2000)
     pub limit: Option<u32>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BranchMerge {
-    /// The branch
+    /// Name of the branch
     pub name: String,
-    /// Only what is at or below these paths; everything if empty
+    /// Only changes at or below these paths (default all)
     #[serde(default)]
     pub paths: Vec<String>,
-    /// What becomes of what both sides changed. Without it nothing is changed if there is any such
+    /// Resolution of conflicts. Without it, a merge with conflicts changes nothing
     pub conflicts: Option<Policy>,
-    /// Only tell what would change, and what clashes
+    /// Only report the changes and conflicts
     #[serde(default)]
     pub dry_run: bool,
-    /// At most so many changed paths in the answer; 200 if not given, 2000 at most
+    /// Maximum number of changed paths in the answer (default 200, at most 2000)
     pub limit: Option<u32>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Policy {
-    /// It stays as it is in this tree
+    /// Keep the version of this tree
     Ours,
-    /// It becomes what it is in the branch
+    /// Use the version of the branch
     Theirs,
-    /// Both versions of the lines, marked as git marks them
+    /// Write both versions of the lines, with conflict markers as in git
     Markers,
-    /// The branch's version comes beside ours, as NAME.BRANCH
+    /// Keep both versions; the branch's version is named NAME.BRANCH
     KeepBoth,
 }
 
@@ -220,9 +221,9 @@ impl From<Policy> for MergePolicy {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BranchDrop {
-    /// The branch
+    /// Name of the branch
     pub name: String,
-    /// Only tell what would go
+    /// Only report the branch to be dropped
     #[serde(default)]
     pub dry_run: bool,
 }

@@ -1,4 +1,4 @@
-//! The tools that change something: `checkpoint`, `restore`, `undo`.
+//! The tools that modify the tree or its history: `checkpoint`, `restore`, `undo`.
 
 use super::super::error::{hinted, io_error};
 use super::super::output::{Out, escape};
@@ -68,10 +68,10 @@ pub fn restore(seat: &Seat, asked: asked::Restore) -> VerbResult<Restored> {
     Ok(told(&done, out.kept().1, limit))
 }
 
-/// Takes back what the agent changed.
+/// Reverts the changes of the agent.
 ///
 /// # Errors
-/// `unknown-process`: it has changed nothing; the hint is what an agent can do.
+/// `unknown-process`: it has changed nothing; the hint suggests a call that works.
 fn mine(served: &mut locate::Served, only: OnlyBy) -> VerbResult<RestoredOnly> {
     served.client.ask(only).map_err(|why| {
         if why.code != Code::UnknownProcess {

@@ -1,8 +1,9 @@
-//! stdin as lines of JSON: bounded in length, and mended where a client's JSON is not ours.
+//! stdin as lines of JSON: bounded in length, and repaired where serde_json rejects a client's
+//! JSON.
 //!
-//! A request that the protocol library cannot parse gets no answer, and the agent waits for one.
-//! JavaScript writes lone surrogates, Python `Infinity`: the first become U+FFFD, and a request with
-//! the second is replaced by one that is answered with an error.
+//! A request that the protocol library cannot parse gets no reply, and the agent waits for one.
+//! JavaScript writes lone surrogates, which become U+FFFD. Python writes `Infinity`; such a request
+//! is replaced by one that receives an error as its reply.
 
 use std::borrow::Cow;
 use std::io;
@@ -12,23 +13,23 @@ use std::task::{Context, Poll, ready};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufRead, AsyncRead, BufReader, ReadBuf, Stdin};
 
-/// Bytes of a message: the sender has it in memory, and so has this process.
+/// Maximum size of a message, bytes: both the sender and this process buffer a whole message.
 const LINE_BYTES_MAX: usize = 4 << 20;
-/// The method that a request has in place of its own if its JSON is not valid; no server has it.
+/// Method that replaces that of a request with invalid JSON; no server implements it.
 const UNPARSABLE: &str = "(the request is not valid JSON)";
 
-/// See the module.
+/// Returns stdin with repaired lines.
 pub fn stdin() -> Lines<Stdin> {
     Lines::new(tokio::io::stdin(), LINE_BYTES_MAX)
 }
 
-/// A reader that mends each line, and fails once a line is too long.
+/// A reader that repairs each line, and fails if a line is too long.
 pub struct Lines<R> {
     inner: BufReader<R>,
-    /// The line that is being read.
+    /// The incomplete current line.
     line: Vec<u8>,
     line_max: usize,
-    /// A line that was read, and how much of it was passed on.
+    /// The repaired line, and the number of bytes already returned.
     mended: (Vec<u8>, usize),
 }
 
@@ -42,7 +43,7 @@ impl<R: AsyncRead + Unpin> Lines<R> {
         }
     }
 
-    /// Reads up to the end of a line, or of the input.
+    /// Reads up to the end of a line or of the input.
     fn poll_line(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
             let read = ready!(Pin::new(&mut self.inner).poll_fill_buf(context))?;
@@ -84,7 +85,7 @@ impl<R: AsyncRead + Unpin> AsyncRead for Lines<R> {
     }
 }
 
-/// The line, or what is to be answered in its place.
+/// Returns the line, repaired or replaced by a request that is answered with an error.
 fn mend(line: &[u8]) -> Cow<'_, [u8]> {
     let parses = |line: &[u8]| serde_json::from_slice::<Value>(line).is_ok();
     if parses(line) {
@@ -103,13 +104,13 @@ fn mend(line: &[u8]) -> Cow<'_, [u8]> {
     }
 }
 
-/// The code unit of an escape `\uXXXX` that the bytes begin with.
+/// Returns the code unit of an escape `\uXXXX` at the start of the bytes.
 fn code_unit(bytes: &[u8]) -> Option<u16> {
     let digits = std::str::from_utf8(bytes.strip_prefix(b"\\u")?.get(..4)?).ok()?;
     u16::from_str_radix(digits, 16).ok()
 }
 
-/// With U+FFFD in place of each surrogate that has no other half.
+/// Replaces each lone surrogate by U+FFFD.
 fn without_lone_surrogates(line: &[u8]) -> Vec<u8> {
     let (mut mended, mut left) = (Vec::with_capacity(line.len()), line);
     while let Some(byte) = left.first() {
@@ -127,7 +128,7 @@ fn without_lone_surrogates(line: &[u8]) -> Vec<u8> {
     mended
 }
 
-/// The id of a request: a number or a string, of the outermost object.
+/// Returns the ID of a request: a number or string in the outermost object.
 fn id_of(line: &[u8]) -> Option<Value> {
     let (mut depth, mut at) = (0_usize, 0);
     while let Some(byte) = line.get(at) {

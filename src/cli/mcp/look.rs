@@ -1,4 +1,4 @@
-//! The tools that change nothing: `status`, `log`, `diff`, `read_past`, `find_version`.
+//! The read-only tools: `status`, `log`, `diff`, `read_past`, `find_version`.
 
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
@@ -20,9 +20,9 @@ use crate::engine::api::{
 };
 use crate::sys::Kind;
 
-/// A larger version is not looked at for a text.
+/// Maximum size of a version that is searched for a text, bytes.
 const LOOKED_AT_BYTES_MAX: u64 = 16 << 20;
-/// Bytes that are looked at for a text in all.
+/// Maximum size of all searched versions, bytes.
 const LOOKED_AT_ALL_MAX: u64 = 256 << 20;
 
 pub fn status(seat: &Seat, asked: asked::Status) -> VerbResult<Status> {
@@ -47,7 +47,7 @@ pub fn log(seat: &Seat, asked: asked::Log) -> VerbResult<Log> {
         note: asked.note,
         since: asked.since,
         until: asked.until,
-        // One more tells whether there are more.
+        // One more, to detect a next page.
         limit: Some(limit + 1),
         counted: true,
         ..Query::default()
@@ -78,7 +78,8 @@ fn state_name(state: Option<&CheckpointInfo>) -> String {
 pub fn diff(seat: &Seat, asked: asked::Diff) -> VerbResult<Diff> {
     let mut served = seat.served()?;
     let paths = paths_of(&served, &asked.paths)?;
-    // By number: what a time or `latest` means may be another checkpoint by the next question.
+    // Resolve names to numbers once: a time or `latest` may mean another checkpoint in the next
+    // request.
     let from = state(&mut served, &state_or_latest(asked.from).0)?;
     let to = asked.to.map_or(Ok(None), |to| state(&mut served, &to))?;
     let mut changes = served.client.ask(Compare {
@@ -111,7 +112,7 @@ pub fn diff(seat: &Seat, asked: asked::Diff) -> VerbResult<Diff> {
     })
 }
 
-/// A patch, whether it was cut, and what it lacks.
+/// Returns a patch, whether it was truncated, and warnings about missing paths.
 fn patch_of(
     changes: &[Change],
     (before, after): &(Tree, Tree),
@@ -120,7 +121,7 @@ fn patch_of(
     let mut out = Out::to_memory(bytes_max);
     let (cut, left_out) = match patch::print(&mut out, changes, (before, after), Style::default()) {
         Ok(left_out) => (false, left_out),
-        // There was no more room.
+        // The output exceeds the limit.
         Err(cause) if cause.kind() == io::ErrorKind::WriteZero => (true, Default::default()),
         Err(cause) => return Err(io_error("the patch", cause)),
     };
@@ -142,10 +143,10 @@ fn patch_of(
     Ok((String::from_utf8_lossy(&text).into_owned(), cut, said))
 }
 
-/// How much of a text that was cut is of whole characters.
+/// Returns the length of the text without a character truncated at its end.
 fn whole(text: &[u8]) -> usize {
     match std::str::from_utf8(text) {
-        // Only its end is missing.
+        // The last character is incomplete.
         Err(cause) if cause.error_len().is_none() => cause.valid_up_to(),
         _ => text.len(),
     }
@@ -228,16 +229,16 @@ pub fn find_version(seat: &Seat, asked: asked::FindVersion) -> VerbResult<Versio
     })
 }
 
-/// What was looked at for a text.
+/// Search of versions for a text.
 #[derive(Default)]
 struct Looked {
     bytes: u64,
-    /// Versions that were not.
+    /// Number of versions that were not searched.
     not: u64,
 }
 
 impl Looked {
-    /// Whether a version has a text in it; `None`: it is no file, or was not looked at.
+    /// Returns whether a version contains a text; `None`: not a file, or not searched.
     fn contains(
         &mut self,
         served: &Served,

@@ -1,9 +1,9 @@
 //! `ckptfs mcp`: the verbs as tools of an agent (Model Context Protocol), on stdin and stdout.
 //!
-//! Each tool asks the daemon what the verb of its name asks. Nothing is done here that a verb does
-//! not do; what is different is the form: arguments are checked against a schema and bounded,
-//! answers are bounded too and say what was left out. stdout has the protocol and nothing else: what
-//! the verbs would print goes to memory ([`super::output::Out::to_memory`]).
+//! Each tool sends the request of the verb of the same name, and implements nothing beyond it. Only
+//! the form differs: arguments are validated against a schema and bounded; answers are bounded and
+//! report the size of the omitted part. stdout carries only the protocol: the output of the verbs
+//! goes to memory ([`super::output::Out::to_memory`]).
 
 mod answers;
 mod asked;
@@ -24,13 +24,14 @@ use super::tree_path::in_tree;
 use crate::engine::api::{Code, StateName, TreePath, VerbResult};
 use crate::sys;
 
-/// One call names no more paths than this.
+/// Maximum number of paths in one call.
 const PATHS_MAX: usize = 1000;
 
-/// Serve the tools of an agent on stdin and stdout (Model Context Protocol)
+/// Serve the verbs as tools for an agent on stdin and stdout (Model Context Protocol)
 ///
-/// An agent starts it, and uses it for checkpoints, diffs, past files, restores and branches of the
-/// tree that contains the working directory, or DIR of -C. It exits at the end of stdin.
+/// The agent starts the server. The tools make, list and compare checkpoints, read past files,
+/// restore, and manage branches of the tree that contains the working directory, or DIR of -C. The
+/// server exits at the end of stdin.
 #[derive(Debug, clap::Args)]
 pub struct Args {}
 
@@ -47,7 +48,7 @@ pub fn run(_: Args, context: &mut Context) -> Outcome {
         let stdio = (limited::stdin(), tokio::io::stdout());
         let running = match server::Server::new(seat).serve(stdio).await {
             Ok(running) => running,
-            // It went before it said a word: there is nobody to tell.
+            // The client disconnected before it sent a message: no error.
             Err(rmcp::service::ServerInitializeError::ConnectionClosed(_)) => return Ok(()),
             Err(why) => return Err(error(Code::Protocol, why.to_string())),
         };
@@ -57,34 +58,35 @@ pub fn run(_: Args, context: &mut Context) -> Outcome {
             .map(drop)
             .map_err(|why| error(Code::Internal, why.to_string()))
     });
-    // stdin is read by a thread that nothing can wake.
+    // The thread that reads stdin cannot be interrupted.
     runtime.shutdown_background();
     Ok(served?)
 }
 
-/// Whoever started this server: its process, and when that began in clock ticks since boot.
+/// Returns the process that started this server: its PID and start time.
 fn agent() -> Option<(u32, u64)> {
-    // 1 has taken over from a parent that is gone; 0 is in a namespace that is not ours.
+    // PID 1 adopts the child of a dead parent; 0 means a parent in another PID namespace.
     let pid = Some(std::os::unix::process::parent_id()).filter(|pid| *pid > 1)?;
     let start = sys::process_starttime(i32::try_from(pid).ok()?).ok()?;
     Some((pid, start))
 }
 
-/// Where a server works, and for whom.
+/// The working directory of a server and its client.
 struct Seat {
-    /// Of `-C`.
+    /// Argument of `-C`.
     dir: Option<PathBuf>,
-    /// See [`agent`]; `None`: it is gone already.
+    /// See [`agent`]; `None`: it has already exited.
     agent: Option<(u32, u64)>,
 }
 
 impl Seat {
-    /// The daemon of the tree. It is looked for anew by each call: the tree may be mounted later.
+    /// Connects to the daemon of the tree. Each call looks it up again, because the tree may be
+    /// mounted later.
     fn served(&self) -> VerbResult<Served> {
         locate::served(self.dir.as_deref())
     }
 
-    /// The agent, as `restore --only-by` names a process.
+    /// Returns the agent in the form that `restore --only-by` accepts.
     fn me(&self) -> VerbResult<String> {
         let (pid, start) = self.agent.ok_or_else(|| {
             hinted(
@@ -97,7 +99,7 @@ impl Seat {
     }
 }
 
-/// Paths of an agent: absolute, or from the top of the tree, as answers have them.
+/// Parses the paths of an agent: absolute, or relative to the top of the tree as in answers.
 ///
 /// # Errors
 /// `unknown-path`: outside of the tree; `usage`: too many.
@@ -119,7 +121,7 @@ fn path_of(served: &Served, path: &str) -> VerbResult<TreePath> {
     in_tree(&served.root, &served.root, path.as_ref())
 }
 
-/// The newest checkpoint that somebody asked for, unless another state is named.
+/// Defaults to the newest checkpoint made on request.
 fn state_or_latest(state: Option<String>) -> StateName {
     StateName(state.unwrap_or_else(|| "latest".to_owned()))
 }

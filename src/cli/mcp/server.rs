@@ -1,4 +1,4 @@
-//! The tools by their names, with what an agent is told of each, and how a failure is told.
+//! The tools with the descriptions that an agent reads, and the form of their errors.
 
 use std::sync::Arc;
 
@@ -14,21 +14,21 @@ use super::super::output::escape;
 use super::{Seat, answers, asked, branches, change, look};
 use crate::engine::api::{Code, VerbError, VerbResult};
 
-/// Tools that work at once; others wait.
+/// Maximum number of concurrent calls; further ones wait.
 const WORKING_MAX: usize = 4;
 
-/// Answers an agent.
+/// The MCP server of an agent.
 pub struct Server {
     seat: Arc<Seat>,
     turns: Arc<Semaphore>,
     tools: ToolRouter<Server>,
 }
 
-/// Why a tool did not do what was asked.
+/// Error of a tool.
 pub struct Refused(VerbError);
 
 impl IntoCallToolResult for Refused {
-    /// An answer and no failure of the protocol, so that the agent reads it.
+    /// Returns a tool result instead of a protocol error, so that the agent reads it.
     fn into_call_tool_result(self) -> Result<CallToolResponse, ErrorData> {
         let VerbError {
             code,
@@ -55,12 +55,12 @@ impl Server {
         }
     }
 
-    /// Does it in a thread that may wait for the daemon.
+    /// Runs a tool on a thread that may block.
     async fn work<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Seat) -> VerbResult<T> + Send + 'static,
     ) -> Result<Json<T>, Refused> {
-        // Nobody closes it.
+        // The semaphore is never closed.
         let turn = Arc::clone(&self.turns).acquire_owned().await;
         let seat = Arc::clone(&self.seat);
         let done = tokio::task::spawn_blocking(move || {
@@ -76,7 +76,7 @@ impl Server {
 
 #[tool_router]
 impl Server {
-    /// What is mounted here, and which paths differ from the newest checkpoint
+    /// Show the mounted tree, and the paths that differ from the newest checkpoint
     #[tool(annotations(title = "Status", read_only_hint = true, open_world_hint = false))]
     async fn status(
         &self,
@@ -85,8 +85,8 @@ impl Server {
         self.work(move |seat| look::status(seat, asked)).await
     }
 
-    /// Make a checkpoint of the whole tree, ignored and untracked files too: an instant, whatever the
-    /// size. Make one before anything risky
+    /// Make a checkpoint of the whole tree, including ignored and untracked files. Takes an
+    /// instant, regardless of the size of the tree. Make one before risky changes
     #[tool(annotations(
         title = "Make a checkpoint",
         read_only_hint = false,
@@ -114,7 +114,7 @@ impl Server {
         self.work(move |seat| look::log(seat, asked)).await
     }
 
-    /// Tell what changed between two checkpoints, or since one: the paths, and a patch if asked for
+    /// List the paths that changed between two checkpoints, or since one, optionally with a patch
     #[tool(annotations(title = "Compare", read_only_hint = true, open_world_hint = false))]
     async fn diff(
         &self,
@@ -123,7 +123,7 @@ impl Server {
         self.work(move |seat| look::diff(seat, asked)).await
     }
 
-    /// Read a file as it was at a checkpoint, without changing anything
+    /// Read a file at a checkpoint, without changing anything
     #[tool(annotations(
         title = "Read a past file",
         read_only_hint = true,
@@ -136,8 +136,8 @@ impl Server {
         self.work(move |seat| look::read_past(seat, asked)).await
     }
 
-    /// List the versions of a path, newest first, and which of them contain a text: to find the one to
-    /// read or to restore
+    /// List the versions of a path, newest first, optionally with those that contain a text, to
+    /// find a version to read or restore
     #[tool(annotations(
         title = "Find a version",
         read_only_hint = true,
@@ -150,9 +150,9 @@ impl Server {
         self.work(move |seat| look::find_version(seat, asked)).await
     }
 
-    /// Bring the tree, or some paths of it, back to an earlier state at a checkpoint. Unless only_by_me is false,
-    /// only what you changed yourself since then is taken back, and what others did stays. A
-    /// checkpoint of what is there now is made first, and `undo` takes the restore back
+    /// Restore the tree, or some paths of it, to a checkpoint. Unless only_by_me is false, only
+    /// your own changes since then are reverted; those of others stay. A checkpoint of the current
+    /// tree is made first, and `undo` reverts the restore
     #[tool(annotations(
         title = "Restore",
         read_only_hint = false,
@@ -167,8 +167,8 @@ impl Server {
         self.work(move |seat| change::restore(seat, asked)).await
     }
 
-    /// Undo the last operations on the history, of whomever: restores, merges, tags, dropped branches.
-    /// Nothing is destroyed by it
+    /// Undo the last operations on the history, including those of others: restores, merges, tags,
+    /// dropped branches. Nothing is destroyed: `ckptfs redo` reverts the undo
     #[tool(annotations(
         title = "Undo",
         read_only_hint = false,
@@ -183,8 +183,8 @@ impl Server {
         self.work(move |seat| change::undo(seat, asked)).await
     }
 
-    /// Make a branch: a writable second tree beside this one, with all of its files. What is changed
-    /// there does not show here until it is merged
+    /// Make a branch: a writable copy of this tree with all of its files, in another directory.
+    /// Changes there do not affect this tree until they are merged
     #[tool(annotations(
         title = "Make a branch",
         read_only_hint = false,
@@ -199,7 +199,7 @@ impl Server {
         self.work(move |seat| branches::create(seat, asked)).await
     }
 
-    /// List the branches of this tree, and how much each has changed
+    /// List the branches of this tree with the number of paths that each changed
     #[tool(annotations(
         title = "List branches",
         read_only_hint = true,
@@ -212,7 +212,7 @@ impl Server {
         self.work(branches::list).await
     }
 
-    /// List what more than one branch has changed, or a branch and this tree, while they work
+    /// List the paths that several branches, or a branch and this tree, have changed so far
     #[tool(annotations(title = "Conflicts", read_only_hint = true, open_world_hint = false))]
     async fn branch_conflicts(
         &self,
@@ -222,8 +222,8 @@ impl Server {
             .await
     }
 
-    /// Do in this tree what was done in a branch, line by line. If both changed the same, nothing is
-    /// changed unless `conflicts` says what to do. `undo` takes the merge back
+    /// Merge the changes of a branch into this tree, line by line. If there are conflicts, nothing
+    /// is changed unless `conflicts` selects a resolution. `undo` reverts the merge
     #[tool(annotations(
         title = "Merge a branch",
         read_only_hint = false,
@@ -238,8 +238,8 @@ impl Server {
         self.work(move |seat| branches::merge(seat, asked)).await
     }
 
-    /// Unmount a branch that nobody uses and move it to the trash, from where `undo`, or
-    /// `ckptfs branch restore`, brings it back until the next gc
+    /// Unmount an unused branch and move it to the trash, from which `undo` or `ckptfs branch
+    /// restore` recovers it until the next gc
     #[tool(annotations(
         title = "Drop a branch",
         read_only_hint = false,

@@ -1,13 +1,13 @@
-//! A program of the user's that merges files whose content clashes, called as git calls a merge
-//! driver (gitattributes(5), "Defining a custom merge driver").
+//! External merge tools for files with content conflicts, called like a merge driver of git
+//! (gitattributes(5), "Defining a custom merge driver").
 //!
-//! It runs here, as the user who asked, and gets copies in a directory that nobody else can look
-//! into. What the three versions of a file held goes to the daemon with what the program made of
-//! them: a merge of something else is refused there.
+//! The tool runs as a child of this process, not of the daemon, as the requesting user, on copies
+//! in a private directory. The request to the daemon contains the hashes of the three versions and
+//! the tool's result. The daemon rejects a result for other versions.
 //!
-//! The command is a word list for the shell, as in git's configuration; what is put in for `%P` and
-//! the like never becomes part of it, for it gets them as `"$1"` and so on: names of files are
-//! somebody else's.
+//! The command is a shell command, as in git's configuration. The values of `%P` etc. are passed as
+//! positional parameters (`"$1"`) and never become part of the command, because file names are
+//! untrusted.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, DirBuilder, File};
@@ -28,32 +28,32 @@ use crate::store::ids::CheckpointId;
 use crate::tree::merge::text;
 
 const SHELL: &str = "/bin/sh";
-/// The letters behind `%`, in the order of the arguments: base, ours, theirs, the length of a
-/// marker, the path, and what the three are called.
+/// The letters after `%`, in the order of the arguments: base, ours, theirs, marker length, path,
+/// and the labels of the three versions.
 const LETTERS: &[u8] = b"OABLPSXY";
-/// An exit status up to this one says that lines still clash; a greater one, or a signal, that it
-/// could not do it.
+/// Exit statuses from 1 to this one report remaining conflicts. A greater one, or a signal, reports
+/// a failure.
 const CLASHES_MAX: i32 = 127;
-/// Names that are tried for a directory.
+/// Maximum number of attempts to create a directory.
 const TRIES: u32 = 100;
-/// Characters of the end of a name by which programs tell a language, at most.
+/// Maximum length of a file name extension, from which programs recognize a language.
 const EXTENSION_MAX: usize = 16;
 
-/// The program, and what is told to it.
+/// The tool and the constant arguments.
 pub struct Tool<'a> {
     command: OsString,
-    /// What is merged, and the checkpoint that both come from.
+    /// The merged branch or checkpoint, and the merge base.
     what: &'a str,
     base: CheckpointId,
     cwd: &'a Path,
 }
 
-/// A directory of our own, for as long as this is there.
+/// A private directory, removed on drop.
 struct Private(PathBuf);
 
 impl Drop for Private {
     fn drop(&mut self) {
-        // What the program left in it is the program's.
+        // Best effort: what remains was left by the tool.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
@@ -76,7 +76,7 @@ impl Private {
     }
 }
 
-/// Every file that a tool can be asked of.
+/// Returns all files that a tool can merge.
 ///
 /// # Errors
 /// Those of the merge.
@@ -94,7 +94,7 @@ pub fn versions(client: &mut Client, merge: &Merge) -> VerbResult<Vec<MergeVersi
     }
 }
 
-/// The command as the shell gets it.
+/// Translates the command for the shell.
 fn script(command: &OsStr) -> OsString {
     let (mut script, mut bytes) = (Vec::new(), command.as_bytes().iter().copied());
     while let Some(byte) = bytes.next() {
@@ -113,7 +113,7 @@ fn script(command: &OsStr) -> OsString {
     OsString::from_vec(script)
 }
 
-/// The end of the name of a file, with its dot, if it is one that needs no care.
+/// Returns the extension of a file name with its dot; empty unless it is short and alphanumeric.
 fn extension(path: &TreePath) -> String {
     let extension = Path::new(OsStr::from_bytes(&path.0)).extension();
     let extension = extension.and_then(OsStr::to_str).unwrap_or_default();
@@ -132,7 +132,7 @@ fn hash(text: &[u8]) -> String {
 
 impl<'a> Tool<'a> {
     /// # Errors
-    /// `usage`: the command does not name the file in which it leaves its result.
+    /// `usage`: the command does not contain the file for its result.
     pub fn new(
         command: &OsStr,
         what: &'a str,
@@ -158,11 +158,11 @@ impl<'a> Tool<'a> {
         })
     }
 
-    /// Has it merge one file; `None`: lines still clash.
+    /// Runs the tool on one file; `None`: conflicts remain.
     ///
     /// # Errors
-    /// `tool-failed`: it cannot be started, died of a signal, said that it could not do it, or left
-    /// no file; `too-large`.
+    /// `tool-failed`: it cannot be started, was killed by a signal, reported a failure, or left no
+    /// regular file; `too-large`.
     pub fn merge(
         &self,
         version: &MergeVersion,
@@ -186,7 +186,7 @@ impl<'a> Tool<'a> {
             .arg(OsStr::from_bytes(&version.path.0))
             .args([&format!("checkpoint {}", self.base), "live", self.what])
             .current_dir(self.cwd);
-        // stdout is data.
+        // stdout carries the verb's output.
         let stderr = io::stderr().as_fd().try_clone_to_owned().on("stderr")?;
         command.stdout(Stdio::from(stderr));
         let ended = interrupt.run(&mut command);
@@ -212,7 +212,7 @@ fn tool_failed(path: &TreePath, why: &str) -> VerbError {
     )
 }
 
-/// Whether it merged everything, or why it failed.
+/// Returns whether the tool merged everything, or the reason of its failure.
 fn is_merged(ended: ExitStatus) -> Result<bool, String> {
     match ended.code() {
         Some(0) => Ok(true),
@@ -221,10 +221,10 @@ fn is_merged(ended: ExitStatus) -> Result<bool, String> {
     }
 }
 
-/// What it left.
+/// Returns the result of the tool.
 fn result(place: &Path) -> Result<Vec<u8>, String> {
     let cannot = |cause: io::Error| format!("its result cannot be read: {cause}");
-    // Nobody else can have put something else there.
+    // No race: only this user can modify the private directory.
     if !fs::symlink_metadata(place).map_err(cannot)?.is_file() {
         return Err("its result is not a regular file".to_owned());
     }
@@ -245,7 +245,7 @@ fn result(place: &Path) -> Result<Vec<u8>, String> {
 mod tests {
     use super::*;
 
-    /// A name of a file never becomes part of the command, however the command quotes.
+    /// A file name never becomes part of the command, however the command quotes it.
     #[test]
     fn what_is_put_in_is_an_argument() {
         let told = |command: &str| script(OsStr::new(command)).into_string().unwrap();

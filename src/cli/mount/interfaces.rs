@@ -1,4 +1,4 @@
-//! Filesystems that are interfaces of the kernel: nothing is mounted over them.
+//! Pseudo filesystems of the kernel, over which nothing is mounted.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use super::super::mounts;
 use crate::engine::api::{Code, VerbResult};
 use crate::sys::MountPoint;
 
-/// Filesystems that are interfaces of the kernel, by their names in the table of mounts.
+/// Types of pseudo filesystems, as in the mount table.
 const INTERFACES: &[&str] = &[
     "binfmt_misc",
     "bpf",
@@ -30,7 +30,8 @@ const INTERFACES: &[&str] = &[
     "tracefs",
 ];
 
-/// Refuses the kernel's interfaces: in some of them a new directory has a meaning.
+/// Rejects a backing directory on a pseudo filesystem, because creating a directory on some of them
+/// has side effects.
 pub fn check_filesystem(table: &[MountPoint], backing: &Path) -> VerbResult<()> {
     match mounts::containing(table, backing) {
         Some(mount) if INTERFACES.contains(&mount.fs_type.as_str()) => Err(hinted(

@@ -1,4 +1,4 @@
-//! Starting a daemon where another may still be ending.
+//! Startup of a daemon while an earlier one may still be terminating.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -11,18 +11,18 @@ use crate::control::{Client, Store};
 use crate::engine::api::{Code, GetStatus, VerbError, VerbResult};
 use crate::sys;
 
-/// How long a daemon without a mount may take to exit: it closes its store, or was killed and waits for
-/// the kernel's writeback.
+/// Limit of the wait for the exit of an unmounted daemon: it closes its store, or was killed and
+/// waits for the kernel's writeback.
 const LEAVING_MAX: Duration = Duration::from_secs(60);
-/// It mostly exits within this time, unless it was unmounted lazily and files are still open.
+/// Usual limit of that exit; it is exceeded after a lazy unmount while files are open.
 const LEAVING_USUAL: Duration = Duration::from_secs(2);
 const LEAVING_PAUSE: Duration = Duration::from_millis(50);
 
-/// Starts the daemon, which serves when this returns. Waits for an earlier daemon that has no mount any
-/// more and still holds the store's lock; `waits` is called before each wait.
+/// Starts the daemon, which serves on return. Waits for an earlier daemon that is unmounted but
+/// still holds the store's lock; `waits` is called before each wait.
 ///
 /// # Errors
-/// The daemon's.
+/// Those of the daemon.
 pub fn start(prepared: &Prepared, starter: Starter, mut waits: impl FnMut()) -> VerbResult<Ready> {
     let (began, daemon) = (Instant::now(), &prepared.daemon);
     let mut is_leaving = || {
@@ -36,7 +36,7 @@ pub fn start(prepared: &Prepared, starter: Starter, mut waits: impl FnMut()) -> 
             starter,
         ) {
             Err(error) if error.code == Code::InUse && is_leaving() => {}
-            // Another process may have mounted it in between.
+            // Another process may have mounted the directory since.
             Err(error) => {
                 return check_unserved(&daemon.backing, &mut 0)
                     .and(Err(
@@ -48,7 +48,8 @@ pub fn start(prepared: &Prepared, starter: Starter, mut waits: impl FnMut()) -> 
     }
 }
 
-/// Whether the daemon that holds a store's lock has no mount any more. Waits a while for its end.
+/// Returns whether the daemon that holds a store's lock is about to exit: it is unmounted, and has
+/// ended within [`LEAVING_USUAL`] or has no visible users.
 fn is_leaving(backing: &Path) -> bool {
     let client = |store| Client::of(&store).ok();
     let Some(mut client) = Store::of(backing).ok().flatten().and_then(client) else {
@@ -56,7 +57,7 @@ fn is_leaving(backing: &Path) -> bool {
         std::thread::sleep(LEAVING_PAUSE);
         return true;
     };
-    // The kernel lists its mount, if there is one: the daemon need not be asked.
+    // The kernel's mount table lists its mount, without a request to the daemon.
     let is_mounted =
         || !sys::mounts_of_all(|mount| mount.serves(backing)).is_ok_and(|all| all.is_empty());
     if is_mounted() {
@@ -65,8 +66,8 @@ fn is_leaving(backing: &Path) -> bool {
     client.wait_ended(LEAVING_USUAL) || still_served(backing).is_none_or(|(_, users)| users == 0)
 }
 
-/// Why a directory without a visible mount is in use: it was unmounted lazily; and the number of the
-/// processes that are seen to use it.
+/// Returns the error for a directory that is in use without a visible mount, because of a lazy
+/// unmount, and the number of its visible users.
 fn still_served(backing: &Path) -> Option<(VerbError, usize)> {
     let store = Store::of(backing).ok()??;
     let status = Client::of(&store).ok()?.ask(GetStatus).ok()?;

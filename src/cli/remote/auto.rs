@@ -1,9 +1,9 @@
-//! `ckptfs push --auto`: checkpoints are sent as they are made; and `ckptfs mount --push`, which has
-//! the daemon of a mount run it.
+//! `ckptfs push --auto`, which pushes each checkpoint after it is made; and `ckptfs mount --push`,
+//! by which the daemon of a mount runs it.
 //!
-//! It is a process of its own: a repository that hangs, or is damaged in a way that nobody expected,
-//! keeps no daemon busy. Before an unmount it is ended, for it reads the past in the mount; what it
-//! was sending is sent again later, but for what the repository has by then.
+//! It is a separate process, so that a repository that hangs, or is damaged in an unexpected way,
+//! cannot block a daemon. It is ended before an unmount, because it reads views in the mount. An
+//! interrupted push is repeated later, except for the data that the repository has by then.
 
 use std::io::Read;
 use std::path::Path;
@@ -21,30 +21,30 @@ use crate::store::ids::CheckpointId;
 use crate::sys;
 use crate::sys::lock::Mutex;
 
-/// Between two looks at whether there is a new checkpoint.
+/// Period of the check for a new checkpoint.
 const LOOK: Duration = Duration::from_secs(2);
-/// What has failed is tried again after so long, which doubles each time up to the second.
+/// Delay after a failure; it doubles each time, up to the second value.
 const RETRY_MIN: Duration = Duration::from_secs(30);
 const RETRY_MAX: Duration = Duration::from_secs(600);
-/// A daemon that is gone may be followed by another within this time.
+/// Limit of the wait for the successor of a daemon.
 const GONE: Duration = Duration::from_secs(5);
-/// Of what a child says on stderr, the end is told.
+/// Limit of the end of a child's stderr, which is reported.
 const SAID_BYTES_MAX: usize = 2048;
-/// Set for the child of a daemon: it ends when its stdin does.
+/// Set for the child of a daemon: it exits when its stdin is closed.
 const CHILD: &str = "CKPTFS_PUSH_OF_DAEMON";
 const SIGTERM: i32 = 15;
 
-/// The child of this process, as long as nobody has waited for it.
+/// The child of this process, until it is reaped.
 static CHILD_PID: Mutex<Option<i32>> = Mutex::new(None);
 
-/// Sends what the remote has not, and each checkpoint that is made, until the tree is unmounted.
-/// `every`: the newest one, so often.
+/// Pushes the checkpoints that the remote lacks, and each new one, until the tree is unmounted.
+/// `every`: only the newest one, at this interval.
 pub fn follow(args: &Args, every: Duration, context: &mut Context) -> Outcome {
     if std::env::var_os(CHILD).is_some() {
         end_with_stdin();
     }
     let mut served = locate::served(context.dir())?;
-    // A working directory in the mount would keep it from being unmounted.
+    // A working directory in the mount would keep it busy.
     std::env::set_current_dir("/").on("/")?;
     context.dir = Some(served.root.clone());
     let (mut sent, mut retry, mut due) = (None, RETRY_MIN, Instant::now());
@@ -76,7 +76,7 @@ pub fn follow(args: &Args, every: Duration, context: &mut Context) -> Outcome {
     }
 }
 
-/// What is wrong may be right later without anybody's doing.
+/// Reports whether an error may disappear without an action of the user.
 fn may_pass(error: &VerbError) -> bool {
     !matches!(
         error.code,
@@ -100,7 +100,7 @@ fn newest(served: &mut Served) -> VerbResult<Option<CheckpointId>> {
     }
 }
 
-/// The daemon that follows one that is gone.
+/// Returns the successor of a daemon that is gone.
 fn again(context: &Context) -> Option<Served> {
     let until = Instant::now() + GONE;
     while Instant::now() < until {
@@ -120,8 +120,8 @@ fn end_with_stdin() {
     let _ = std::thread::Builder::new().name("stdin".into()).spawn(wait);
 }
 
-/// Has a child follow the tree of a daemon, and another when that has ended. `to`: what `--push` was
-/// given, a remote and perhaps how often.
+/// Starts a child that follows the tree of a daemon, and restarts it when it ends. `to`: the value
+/// of `--push`, a remote with an optional interval.
 pub fn start(to: &str, at: &Path, engine: &Arc<Engine>) -> std::io::Result<()> {
     let (remote, every) = match to.split_once('/') {
         Some((remote, every)) => (remote, format!("--auto={every}")),
@@ -145,7 +145,7 @@ pub fn start(to: &str, at: &Path, engine: &Arc<Engine>) -> std::io::Result<()> {
         .map(drop)
 }
 
-/// Ends the child of this daemon, if it has one: another follows, if the tree is served then.
+/// Ends the child of this daemon, if it has one; it is restarted if the tree is served then.
 pub fn end() {
     if let Some(child) = *CHILD_PID.lock() {
         let _ = sys::kill(child, SIGTERM);
@@ -158,7 +158,7 @@ fn supervise(mut command: Command, engine: &Weak<Engine>) {
         let ended = command.spawn().map(|mut child| {
             *CHILD_PID.lock() = i32::try_from(child.id()).ok();
             let said = said(&mut child);
-            // The lock keeps its number from being given to another while it is signalled.
+            // The lock keeps its process id from being reused while it is signalled.
             let mut pid = CHILD_PID.lock();
             *pid = None;
             (child.wait(), said)
@@ -171,7 +171,7 @@ fn supervise(mut command: Command, engine: &Weak<Engine>) {
         let Some(engine) = engine.upgrade() else {
             return;
         };
-        // The same once is enough.
+        // A repeated failure is reported once.
         if let Some(failure) = failure.filter(|failure| told.as_ref() != Some(failure)) {
             engine.warn(format!("checkpoints are not pushed: {failure}"));
             told = Some(failure);
@@ -181,7 +181,7 @@ fn supervise(mut command: Command, engine: &Weak<Engine>) {
     }
 }
 
-/// What a child says on stderr until it ends: the end of it.
+/// Reads a child's stderr until it ends, and returns the last part.
 fn said(child: &mut Child) -> String {
     let mut end = Vec::new();
     if let Some(mut stderr) = child.stderr.take() {

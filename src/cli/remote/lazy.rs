@@ -1,4 +1,4 @@
-//! `ckptfs mount --from`, and the mounts of what was made so.
+//! `ckptfs mount --from`, and later mounts of such trees.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,8 +24,8 @@ use crate::remote::restic::{Purpose, guarded};
 use crate::sys;
 use crate::volumes::tool;
 
-/// Makes `dest`, which is empty or is not there, a tree that looks through to a checkpoint of a
-/// remote, unless it is one already. `from`: `REMOTE[:ID]`.
+/// Makes `dest`, which is empty or missing, a tree that looks through to a checkpoint of a remote,
+/// unless it is one already. `from`: `REMOTE[:ID]`.
 ///
 /// # Errors
 /// `not-empty`; those of the remote.
@@ -86,7 +86,7 @@ pub fn begin(from: &str, dest: &Path, context: &mut Context) -> VerbResult<Begun
     })
 }
 
-/// What was made before is mounted again if it is the same.
+/// Accepts an existing tree if it is from the same checkpoint.
 fn again(
     (name, id): (&str, Option<&str>),
     dest: &Path,
@@ -117,10 +117,10 @@ fn again(
     goes_on(root, context)
 }
 
-/// A tree that was mounted from a remote before is about to be mounted again.
+/// Prepares another mount of a tree that was mounted from a remote, and asks for the password.
 ///
 /// # Errors
-/// `bad-store`; those of the terminal.
+/// `bad-store`. Without a password only a warning is printed.
 pub fn goes_on(root: impl AsFd, context: &mut Context) -> VerbResult<Begun> {
     let mut begun = Begun::default();
     let Some(stored) = Stored::of(root)? else {
@@ -135,7 +135,7 @@ pub fn goes_on(root: impl AsFd, context: &mut Context) -> VerbResult<Begun> {
     });
     match password {
         Ok(typed) => begun.password = typed,
-        // Names are served without it, and what is here.
+        // Names and local content are served without it.
         Err(error) => context.out.warn(&format!(
             "what is not here cannot be read: {}",
             error.message
@@ -144,10 +144,11 @@ pub fn goes_on(root: impl AsFd, context: &mut Context) -> VerbResult<Begun> {
     Ok(begun)
 }
 
-/// What a tree looks through to that was mounted from a remote; `None`: it was not.
+/// Returns the remote that a tree looks through to; `None` for a tree that was not mounted from
+/// one.
 ///
 /// # Errors
-/// `bad-store`; `unknown-remote`: whoever mounts has no remote of that name.
+/// `bad-store`; `io`.
 pub fn of(root: &OwnedFd, wishes: (Option<u64>, bool)) -> VerbResult<Option<ServedOrigin>> {
     let Some(stored) = Stored::of(root)? else {
         return Ok(None);

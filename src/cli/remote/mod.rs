@@ -26,10 +26,10 @@ use crate::remote::restic::names::{Named, Names};
 use crate::remote::restic::{Purpose, guarded};
 use crate::store::ids::CheckpointId;
 
-/// Begins the address of an image.
+/// Prefix of the address of an image.
 const OCI: &str = "oci://";
 
-/// Name the places that checkpoints are pushed to, list them, or list what is there
+/// Manage remotes, which are places to push checkpoints to, and list their checkpoints
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -38,7 +38,7 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Name a place, and make a repository there if there is none
+    /// Add a remote, and create a repository there if missing
     Add {
         /// The name
         #[arg(value_name = "NAME")]
@@ -50,13 +50,13 @@ enum What {
         /// Read the password from the first line of this file, which only you may read
         #[arg(long, value_name = "FILE", conflicts_with = "password_command")]
         password_file: Option<PathBuf>,
-        /// Run this command for sh, which prints the password
+        /// Run this command with sh; it prints the password
         #[arg(long, value_name = "COMMAND")]
         password_command: Option<String>,
-        /// Send and receive at most this much a second, such as 2M
+        /// Limit of the bytes sent and received per second, such as 2M
         #[arg(long, value_name = "SIZE", value_parser = size::parse)]
         limit: Option<u64>,
-        /// Replace a remote that has this name
+        /// Replace a remote with this name
         #[arg(short, long)]
         force: bool,
         /// For all users and services of this machine, in /etc/ckptfs/remotes.toml (root only)
@@ -65,38 +65,38 @@ enum What {
     },
     /// List the remotes (the default)
     List,
-    /// Forget a remote; what is stored there stays
+    /// Remove a remote from the configuration; its data stays
     Remove {
         /// The name
         #[arg(value_name = "NAME")]
         name: String,
-        /// One of the system (root only)
+        /// A remote of the system (root only)
         #[arg(long)]
         system: bool,
     },
-    /// Forget checkpoints of this tree there by the rules that `ckptfs gc` applies here, and free
-    /// what nothing needs any more
+    /// Forget checkpoints of this tree in a remote, by the rules of `ckptfs gc`, and free unneeded
+    /// data
     Prune(upkeep::Prune),
-    /// Forget snapshots there; what only they need is freed by `prune`
+    /// Forget snapshots in a remote; `prune` frees the data that only they need
     Forget(upkeep::Forget),
-    /// List the checkpoints that a remote has, newest first
+    /// List the checkpoints in a remote, newest first
     Log {
         /// The remote
         #[arg(value_name = "REMOTE")]
         name: String,
-        /// Those of all trees, not of this one alone
+        /// List those of all trees, not only of this one
         #[arg(long)]
         all: bool,
     },
 }
 
-/// A remote, for `--json`.
+/// A remote in the output of `--json`.
 #[derive(Serialize)]
 struct Listed<'a> {
     name: &'a str,
     #[serde(flatten)]
     named: &'a Named,
-    /// Where it is named.
+    /// The file that contains it.
     file: &'a Path,
 }
 
@@ -138,7 +138,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     }
 }
 
-/// A path is relative to where it is typed only there.
+/// Makes a path absolute, because the configuration is used from any directory.
 fn absolute(url: String) -> VerbResult<String> {
     if url.contains(':') {
         return Ok(url);
@@ -149,7 +149,7 @@ fn absolute(url: String) -> VerbResult<String> {
         .map_err(|_| error(Code::BadRemote, "the path of a remote must be UTF-8"))
 }
 
-/// The remotes that a verb changes.
+/// Returns the remotes that a verb changes.
 fn changed(system: bool) -> VerbResult<Names> {
     if system { Names::of_system() } else { names() }
 }
@@ -201,7 +201,7 @@ fn list(context: &mut Context) -> Outcome {
     Ok(())
 }
 
-/// The checkpoints of the tree that a remote has not.
+/// Returns the checkpoints of the tree that a remote lacks.
 ///
 /// # Errors
 /// `unknown-remote`, `not-mounted`; those of the repository.

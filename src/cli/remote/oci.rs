@@ -1,4 +1,4 @@
-//! `push` to a registry, and `pull` from one.
+//! `push` to a registry, and `pull` from a registry.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -28,15 +28,15 @@ use crate::sys;
 use crate::transfer::mark::Mark;
 use crate::transfer::write::{Before, Writer};
 
-/// How a registry is spoken to.
+/// Options for a registry.
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// Of a registry: speak to it without TLS; addresses of the loopback are spoken to so anyway
+    /// For a registry: connect without TLS; loopback addresses never use it
     #[arg(long)]
     pub(super) plain_http: bool,
 }
 
-/// Whether what was typed is a place in a registry.
+/// Reports whether a remote is a place in a registry.
 pub fn is_place(remote: &str) -> bool {
     remote.starts_with(super::OCI)
 }
@@ -55,7 +55,7 @@ struct Pushed {
     pushed: CheckpointId,
     image: String,
     digest: Option<String>,
-    /// The checkpoint that the image it builds upon is of.
+    /// The checkpoint of the image that it is based on.
     from: Option<CheckpointId>,
     layers: usize,
     sent_bytes: u64,
@@ -168,14 +168,14 @@ fn tell_pushed(answer: &Pushed, context: &mut Context) -> Outcome {
     Ok(())
 }
 
-/// What is pushed.
+/// Source of a push.
 struct Source {
     checkpoint: CheckpointInfo,
     origin: Origin,
-    /// The name of the directory.
+    /// Name of the directory.
     title: String,
     view: std::os::fd::OwnedFd,
-    /// The whole of it, begun.
+    /// Export of the whole checkpoint.
     whole: Option<Begun>,
 }
 
@@ -187,7 +187,7 @@ impl Source {
         let title = served.root.file_name().unwrap_or_default();
         let title = title.to_string_lossy().into_owned();
         let view = Tree::at(&served, Some(&checkpoint))?.into_root();
-        // In the order of names: the same checkpoint is the same layer.
+        // In the order of names, so that the same checkpoint becomes the same layer.
         let begun = Begun::whole(served.client, checkpoint.id, None)?;
         Ok(Source {
             origin: Origin::new(&begun.part.store, &checkpoint),
@@ -198,7 +198,7 @@ impl Source {
         })
     }
 
-    /// The image to build upon; `None`: it is told whole.
+    /// Returns the image to build upon; `None`: all of the tree is pushed.
     fn base(
         &self,
         registry: &Registry,
@@ -257,8 +257,8 @@ impl Source {
         Ok(layer)
     }
 
-    /// What changed since another checkpoint, or everything if that is not kept any more; `None`:
-    /// nothing.
+    /// Returns the layer of the changes since another checkpoint, or, with `true`, of the whole
+    /// tree if that checkpoint is gone; `None`: no changes.
     fn difference(
         &mut self,
         base: &Base,
@@ -284,7 +284,7 @@ impl Source {
 struct Pulled {
     pulled: String,
     digest: String,
-    /// The checkpoint that it is of, if it is ours.
+    /// Its checkpoint, if ckptfs made it.
     checkpoint: Option<CheckpointId>,
     store: Option<String>,
     #[serde(with = "host_path")]
@@ -339,7 +339,7 @@ pub fn pull(args: &pull::Args, context: &mut Context) -> Outcome {
         return tell_pulled(&answer, Left::default(), context);
     }
     sys::umask0();
-    // What cannot be pulled to is found before layers are fetched.
+    // An unusable destination is rejected before layers are fetched.
     let mark = mark_of(&place, origin.as_ref());
     let before = before(&answer.into, &mark)?;
     let bar = Bar::start(&context.out, "fetching", true);
@@ -362,7 +362,7 @@ pub fn pull(args: &pull::Args, context: &mut Context) -> Outcome {
     Ok(())
 }
 
-/// What says in a directory what it holds: of an image that is not ours, its name.
+/// Returns the mark of a directory with the image; for an image of another program, with its name.
 fn mark_of(place: &Place, origin: Option<&Origin>) -> Mark {
     let (store, checkpoint) = match origin {
         Some(origin) => (origin.store.clone(), origin.checkpoint),
@@ -375,7 +375,7 @@ fn mark_of(place: &Place, origin: Option<&Origin>) -> Mark {
     }
 }
 
-/// What the writer has to reckon with at a destination.
+/// Returns the content of a destination that the writer must expect.
 fn before(into: &Path, mark: &Mark) -> VerbResult<Before> {
     let dir = copies::open_destination(into)?;
     if copies::is_empty(into, &dir)? {
@@ -395,7 +395,7 @@ fn before(into: &Path, mark: &Mark) -> VerbResult<Before> {
     }
 }
 
-/// Makes the tree, and says that it is whole when it is, on disk.
+/// Writes the tree, and marks it as complete once it is on disk.
 fn write(
     into: &Path,
     layers: &[unpack::Packed],
@@ -409,7 +409,7 @@ fn write(
     if !marked {
         context.out.warn("the filesystem there has no extended attributes: another pull needs an empty directory");
     }
-    // What is there already may have been changed without a trace: the content is at hand.
+    // Existing files may have been changed without a trace, so their content is compared.
     let writer = Writer::of_compared(dir.try_clone().on(into.display())?, before);
     writer.prepare().on(into.display())?;
     let bar = Bar::files(&context.out, "unpacking");

@@ -1,8 +1,8 @@
-//! `ckptfs pull --branch`: a checkpoint of a remote becomes one of a branch of the tree here.
+//! `ckptfs pull --branch`: makes a checkpoint of a remote one of a branch of this tree.
 //!
-//! A branch has a line of descent of its own, and begins as what is here: files that are in it
-//! already, by their hashes, are neither fetched nor made. From there it can be looked at, compared
-//! and merged as any other branch.
+//! A branch has its own lineage, and begins as a local checkpoint: files that are in that already,
+//! by their hashes, are neither fetched nor made. Afterwards the branch can be read, compared and
+//! merged as any other.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -31,7 +31,7 @@ use crate::transfer::write::Writer;
 
 #[derive(Serialize)]
 struct Answer {
-    /// The checkpoint, as the remote has it, and the branch's own.
+    /// The checkpoint in the remote, and the one of the branch.
     pulled: CheckpointId,
     checkpoint: Option<CheckpointId>,
     snapshot: String,
@@ -39,7 +39,7 @@ struct Answer {
     branch: String,
     #[serde(with = "host_path")]
     path: PathBuf,
-    /// The branch was made for it, from this checkpoint.
+    /// Base of the branch, if it was made for this.
     #[serde(skip_serializing_if = "Option::is_none")]
     base: Option<CheckpointId>,
     dry_run: bool,
@@ -76,7 +76,7 @@ pub fn pull(args: &Args, name: &str, context: &mut Context) -> Outcome {
         return tell(&answer, context);
     }
     let mut on = locate::served(Some(&path))?;
-    // Whatever is there now stays in the history; and it is what is compared with.
+    // The present state stays in the history, and the pull compares with it.
     let before = on.client.ask(CheckpointOptions {
         note: format!("before a pull from {}", args.remote),
         if_changed: true,
@@ -110,7 +110,8 @@ pub fn pull(args: &Args, name: &str, context: &mut Context) -> Outcome {
     })
 }
 
-/// Where the branch is, and what it was made from if it was made. One that is there is gone on with.
+/// Returns the path of the branch, and its base if it was made now. An existing branch is
+/// continued.
 fn branch(
     served: &mut Served,
     name: &str,
@@ -122,7 +123,7 @@ fn branch(
     if let Some(there) = all.into_iter().find(|branch| branch.name == name) {
         return Ok((there.path, None));
     }
-    // The checkpoint itself, if it is here, or the newest before it: most is the same then.
+    // The same checkpoint, if it is local, or the newest before it, because most files are equal.
     let own = repository::store_of(served)?;
     let kept = served.client.ask(ListCheckpoints)?;
     let near = kept
@@ -135,10 +136,10 @@ fn branch(
     Ok((made.branch.path, made.branch.base))
 }
 
-/// What was pulled is on disk, and a checkpoint says what it is.
+/// Makes a checkpoint of the pulled tree, on disk, with a note of its origin.
 fn checkpoint(on: &mut Served, args: &Args, pushed: &Pushed) -> VerbResult<CheckpointId> {
     let known = on.client.ask(ListCheckpoints)?;
-    // Another program may have put on others than are possible here.
+    // Another program may have set tags that are not possible here.
     let is_free =
         |tag: &&String| check_tag(tag).is_ok() && !known.iter().any(|one| one.tags.contains(tag));
     let tags = pushed.tags.iter().filter(is_free);

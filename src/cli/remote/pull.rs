@@ -28,34 +28,33 @@ use crate::transfer::{Feed, hand_over};
 /// Threads that fetch and write.
 const THREADS: usize = 2;
 
-/// Fetch a checkpoint from a remote into a new directory, or into a branch of the tree here
+/// Fetch a checkpoint from a remote into a new directory, or into a branch of this tree
 ///
-/// Everything is compared with its hash. Interrupted, the same command goes on; a later pull into
-/// the same directory fetches only what differs.
+/// All content is compared with its hash. The same command continues an interrupted pull; a later
+/// pull into the same directory fetches only the differences.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The name of a remote (ckptfs remote add), or oci://HOST/NAME:TAG
     #[arg(value_name = "REMOTE")]
     pub(super) remote: String,
     /// The checkpoint: its number, a tag of it, or the snapshot's number, as `ckptfs remote log`
-    /// shows them; default: the newest
+    /// prints them; default: the newest
     #[arg(value_name = "ID")]
     pub(super) id: Option<String>,
-    /// The directory: it does not exist, is empty, or holds an earlier pull
+    /// The directory, which does not exist, is empty, or contains an earlier pull
     #[arg(long, value_name = "DIR", required_unless_present = "branch")]
     pub(super) into: Option<PathBuf>,
-    /// Make it a checkpoint of this branch of the tree here, which is made if there is none of that
-    /// name
+    /// Make it a checkpoint of this branch of the tree, which is created if missing
     #[arg(long, value_name = "NAME", conflicts_with_all = ["into", "mount"])]
     pub(super) branch: Option<String>,
-    /// Mount it when everything is there
+    /// Mount it when it is complete
     #[arg(long)]
     pub(super) mount: bool,
     /// Only show what would be fetched
     #[arg(short = 'n', long)]
     pub(super) dry_run: bool,
-    /// Of an image: keep set-id bits, devices and the system's attributes, which whoever may write
-    /// to the registry could have made
+    /// Of an image: keep set-id bits, devices and the system's attributes, which anyone with write
+    /// access to the registry could have made
     #[arg(long)]
     pub(super) trusted: bool,
     #[command(flatten)]
@@ -82,7 +81,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     match (&args.into, &args.branch) {
         (Some(into), _) => guarded(|| pull(&args, into, context)),
         (None, Some(name)) => guarded(|| onto::pull(&args, name, context)),
-        // clap asks for one of them.
+        // clap requires one of them.
         (None, None) => Ok(()),
     }
 }
@@ -127,7 +126,7 @@ fn pull(args: &Args, into: &Path, context: &mut Context) -> Outcome {
     let marked = mark.write(&dir).on(dest.display())?;
     let refused = fetch(remote, &pushed, (&dest, &dir), there, &writer, context)?;
     let copied = Copied::new(&writer, &refused, Vec::new());
-    // It says that it is whole only when it is on disk.
+    // It is marked as complete only when it is on disk.
     sys::syncfs(&dir).on(dest.display())?;
     if refused.is_empty() && marked {
         mark.whole = true;
@@ -149,7 +148,7 @@ fn pull(args: &Args, into: &Path, context: &mut Context) -> Outcome {
     Ok(())
 }
 
-/// Makes what a writer writes to the tree of a snapshot; says what could not be made. `there`: see
+/// Fetches the tree of a snapshot into a writer; returns the paths that failed. `there`: see
 /// [`Remote::read`].
 ///
 /// # Errors
@@ -176,13 +175,13 @@ pub(super) fn fetch(
     Ok(refused)
 }
 
-/// The snapshot of a remote that was meant.
+/// Returns the snapshot of a remote for an ID.
 pub(super) fn choose(
     mut pushed: Vec<Pushed>,
     (remote, id): (&str, Option<&str>),
     context: &Context,
 ) -> VerbResult<Pushed> {
-    // In a tree its own checkpoints are meant, elsewhere whatever is there.
+    // In a tree, only its own checkpoints, if the remote has any; elsewhere all.
     let own = locate::served(context.dir())
         .ok()
         .and_then(|mut served| repository::store_of(&mut served).ok().flatten());
@@ -234,7 +233,7 @@ fn unknown((remote, id): (&str, &str), is_there: bool) -> crate::engine::api::Ve
     )
 }
 
-/// What the writer has to reckon with.
+/// Returns the content that the writer must expect.
 fn before(dest: &Path, dir: &OwnedFd, store: &str) -> VerbResult<Before> {
     let mark = match Mark::read(dir) {
         Err(Errno::EINVAL) => None,

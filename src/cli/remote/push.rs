@@ -25,21 +25,21 @@ use crate::store::ids::CheckpointId;
 
 /// Send checkpoints to a remote: a repository in restic's format, or an image in a registry
 ///
-/// Files that have not changed since the checkpoint that was sent last are not read again. An
-/// interrupted push goes on where it was, run again.
+/// Files that have not changed since the checkpoint pushed last are not read again. The same
+/// command continues an interrupted push.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The name of a remote (ckptfs remote add), or oci://HOST/NAME:TAG
     #[arg(value_name = "REMOTE")]
     pub(super) remote: String,
-    /// Checkpoints: numbers or tags; default: all that the remote has not (of an image: `latest`)
+    /// Checkpoints: numbers or tags; default: all that the remote lacks (of an image: `latest`)
     #[arg(value_name = "ID")]
     pub(super) ids: Vec<String>,
-    /// Only those after this one
+    /// Only checkpoints after this one
     #[arg(long, value_name = "ID", conflicts_with = "ids")]
     pub(super) since: Option<String>,
-    /// Go on until the tree is unmounted: send each new checkpoint, or with TIME the newest one, so
-    /// often
+    /// Continue until the tree is unmounted: push each new checkpoint, or with TIME the newest one
+    /// at this interval
     #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "0s",
         value_parser = time::span, conflicts_with_all = ["ids", "dry_run"])]
     pub(super) auto: Option<Duration>,
@@ -50,7 +50,7 @@ pub struct Args {
     pub(super) registry: oci::Options,
 }
 
-/// A checkpoint that was pushed, for `--json`.
+/// A pushed checkpoint, in the output of `--json`.
 #[derive(Serialize)]
 struct Sent {
     checkpoint: CheckpointId,
@@ -81,7 +81,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     }
 }
 
-/// As [`push`]; the daemon hears how it ended, for `status`.
+/// Like [`push`]; also reports the result to the daemon, for `status`.
 pub(super) fn push_noted(args: &Args, ids: &[String], context: &mut Context) -> Outcome {
     let pushed = guarded(|| push(args, ids, context));
     let error = match &pushed {
@@ -95,13 +95,13 @@ pub(super) fn push_noted(args: &Args, ids: &[String], context: &mut Context) -> 
         && let Ok(mut served) = locate::served(context.dir())
     {
         let remote = args.remote.clone();
-        // One of an older version does not know this.
+        // A daemon of an older version does not support this.
         let _ = served.client.ask(NotePush { remote, error });
     }
     pushed
 }
 
-/// Sends what is wanted, once: `ids`, or all that the remote has not.
+/// Pushes once: `ids`, or all checkpoints that the remote lacks.
 fn push(args: &Args, ids: &[String], context: &mut Context) -> Outcome {
     let names = names()?;
     let named = names.get(&args.remote)?;
@@ -153,7 +153,7 @@ fn push(args: &Args, ids: &[String], context: &mut Context) -> Outcome {
     Ok(())
 }
 
-/// What is to be sent, the oldest first.
+/// Returns the checkpoints to push, the oldest first.
 fn wanted(
     args: &Args,
     ids: &[String],
@@ -181,14 +181,15 @@ fn wanted(
     Ok(wanted)
 }
 
-/// A snapshot is of a checkpoint: number and time are the same. (Of a copy of a store the numbers
-/// go on alike.)
+/// Reports whether a snapshot is that of a checkpoint: number and time are equal. The numbers alone
+/// may be equal in a copy of a store.
 pub(super) fn is_of(pushed: &Pushed, checkpoint: &CheckpointInfo) -> bool {
     pushed.checkpoint == checkpoint.id
         && created(checkpoint).is_ok_and(|created| created == pushed.created)
 }
 
-/// The pushed checkpoint that a new one is told from: the newest before it that is kept here.
+/// Returns the pushed checkpoint to compare a new one with: the newest before it that still exists
+/// here.
 fn parent_of<'a>(
     one: &CheckpointInfo,
     pushed: &'a [Pushed],
@@ -208,7 +209,7 @@ fn created(checkpoint: &CheckpointInfo) -> VerbResult<jiff::Timestamp> {
         .map_err(|_| error(Code::Protocol, "the daemon's answer has no time"))
 }
 
-/// One checkpoint on its way.
+/// The push of one checkpoint.
 struct Push<'a> {
     store: &'a str,
     one: &'a CheckpointInfo,
@@ -229,7 +230,7 @@ impl Push<'_> {
             .ok_or_else(|| error(Code::DaemonLost, "the daemon is gone"))?;
         let since = self.parent.map(|parent| parent.checkpoint);
         let begun = Begun::whole(client, self.one.id, since)?;
-        // It may have been deleted meanwhile: then every file is told, and read.
+        // If the parent was deleted since, every file is sent and read.
         let parent = self.parent.filter(|_| begun.part.from == since);
         let view = Tree::at(served, Some(self.one))?;
         let bar = Bar::files(&context.out, "pushing");
@@ -319,8 +320,8 @@ fn tell(sent: &Sent, context: &mut Context) -> Outcome {
     Ok(out.flush()?)
 }
 
-/// The newest checkpoint that a remote has is pinned, for the next push begins there; the one that
-/// was before is not any more.
+/// Pins the newest checkpoint that a remote has, because the next push starts from it, and unpins
+/// the one before.
 fn follow(remote: &str, sent: &CheckpointInfo, served: &mut Served) -> VerbResult<()> {
     let reason = push_pin(remote);
     let kept = served.client.ask(ListCheckpoints)?;
@@ -333,7 +334,7 @@ fn follow(remote: &str, sent: &CheckpointInfo, served: &mut Served) -> VerbResul
     if before.iter().any(|before| *before >= sent.id) {
         return Ok(());
     }
-    // The new pin is there before the old one goes. It may have been deleted meanwhile.
+    // The new pin is set before the old one is removed. The checkpoint may have been deleted since.
     match kept.iter().find(|one| one.id == sent.id) {
         Some(there) if there.pinned.is_none() => pin(sent.id, Some(reason.clone()))?,
         Some(_) => {}

@@ -1,4 +1,4 @@
-//! What the verbs of remotes have in common: how one is opened, and which tree is meant.
+//! Common parts of the verbs for remotes: opening a repository, and the store of a tree.
 
 use super::super::copies::Begun;
 use super::super::error::{error, hinted, io_error};
@@ -9,7 +9,7 @@ use crate::engine::api::{Code, ListCheckpoints, VerbResult};
 use crate::remote::restic::names::Named;
 use crate::remote::restic::{Purpose, Remote};
 
-/// Opens a repository; asks for the password where none is told.
+/// Opens a repository; asks for the password if none is configured.
 ///
 /// # Errors
 /// `bad-password`, `no-terminal`; those of the repository.
@@ -21,7 +21,7 @@ pub fn open(named: &Named, purpose: Purpose) -> VerbResult<Remote> {
     open_with(named, &password, purpose)
 }
 
-/// The password that somebody types.
+/// Asks the user for the password.
 ///
 /// # Errors
 /// `no-terminal`.
@@ -38,7 +38,7 @@ pub fn asked(named: &Named) -> VerbResult<String> {
     ))
 }
 
-/// As [`open`], with this password.
+/// Like [`open`], with this password.
 ///
 /// # Errors
 /// `bad-password`; those of the repository.
@@ -57,7 +57,7 @@ pub fn open_with(named: &Named, password: &str, purpose: Purpose) -> VerbResult<
     Ok(remote)
 }
 
-/// The number of a tree's store; `None`: it has no checkpoint yet.
+/// Returns the number of a tree's store; `None`: it has no checkpoint yet.
 pub fn store_of(served: &mut Served) -> VerbResult<Option<String>> {
     let checkpoints = served.client.ask(ListCheckpoints)?;
     let Some(newest) = checkpoints.first() else {

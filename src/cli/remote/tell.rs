@@ -1,4 +1,4 @@
-//! What a remote has.
+//! The checkpoints in a remote.
 
 use serde::Serialize;
 
@@ -10,7 +10,7 @@ use super::super::{locate, time};
 use super::repository;
 use crate::remote::restic::{Purpose, Pushed};
 
-/// A checkpoint that a remote has, for `--json`.
+/// A checkpoint in a remote, in the output of `--json`.
 #[derive(Serialize)]
 struct Listed<'a> {
     checkpoint: u64,
@@ -23,7 +23,7 @@ struct Listed<'a> {
     snapshot: &'a str,
 }
 
-/// Prints the checkpoints that a remote has, newest first; `all`: of every tree.
+/// Prints the checkpoints in a remote, newest first; `all`: of every tree.
 pub fn log(name: &str, all: bool, context: &mut Context) -> Outcome {
     let names = names()?;
     let named = names.get(name)?;

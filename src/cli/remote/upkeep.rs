@@ -1,4 +1,4 @@
-//! What keeps a remote in order: looking for damage, and forgetting by rules.
+//! Maintenance of a remote: checks for damage, and deletion by rules.
 
 use serde::Serialize;
 
@@ -22,22 +22,22 @@ pub struct Prune {
     /// The remote
     #[arg(value_name = "REMOTE")]
     name: String,
-    /// Keep this many of the newest
+    /// Keep the N newest checkpoints
     #[arg(long, value_name = "N")]
     keep_last: Option<u64>,
-    /// Keep one per hour, for this many hours that have one
+    /// Keep one checkpoint per hour, for N hours that have one
     #[arg(long, value_name = "N")]
     keep_hourly: Option<u64>,
-    /// Keep one per day, for this many days that have one
+    /// Keep one checkpoint per day, for N days that have one
     #[arg(long, value_name = "N")]
     keep_daily: Option<u64>,
-    /// Keep one per week, for this many weeks that have one
+    /// Keep one checkpoint per week, for N weeks that have one
     #[arg(long, value_name = "N")]
     keep_weekly: Option<u64>,
     /// Only show what would be forgotten
     #[arg(short = 'n', long)]
     dry_run: bool,
-    /// Do not ask (without a terminal, nothing is asked)
+    /// Do not ask for confirmation (without a terminal, it is never asked for)
     #[arg(short, long)]
     yes: bool,
 }
@@ -48,21 +48,21 @@ pub struct Forget {
     /// The remote
     #[arg(value_name = "REMOTE")]
     name: String,
-    /// Numbers of snapshots, as `ckptfs remote log` shows them
+    /// Numbers of snapshots, as `ckptfs remote log` prints them
     #[arg(value_name = "SNAPSHOT", required = true)]
     snapshots: Vec<String>,
     /// Only show what would be forgotten
     #[arg(short = 'n', long)]
     dry_run: bool,
-    /// Do not ask (without a terminal, nothing is asked)
+    /// Do not ask for confirmation (without a terminal, it is never asked for)
     #[arg(short, long)]
     yes: bool,
 }
 
-/// Digits that name a snapshot at the least.
+/// Minimum number of digits of a snapshot's number.
 const DIGITS_MIN: usize = 8;
 
-/// `ckptfs remote forget`. What is not there is as good as forgotten.
+/// Runs `ckptfs remote forget`. Missing snapshots are ignored.
 pub fn forget(args: &Forget, context: &mut Context) -> Outcome {
     let names = names()?;
     let remote = repository::open(names.get(&args.name)?, Purpose::Verb)?;
@@ -98,18 +98,18 @@ pub fn forget(args: &Forget, context: &mut Context) -> Outcome {
     })
 }
 
-/// What was forgotten, for `--json`.
+/// Result of a prune, in the output of `--json`.
 #[derive(Serialize)]
 struct Pruned {
     remote: String,
     kept: usize,
     forgotten: Vec<CheckpointId>,
-    /// Bytes that nothing needs any more; freed when they have been so for a day.
+    /// Unneeded bytes, which are freed after a day.
     unneeded_bytes: Option<u64>,
     dry_run: bool,
 }
 
-/// `ckptfs remote prune`.
+/// Runs `ckptfs remote prune`.
 pub fn prune(args: &Prune, context: &mut Context) -> Outcome {
     let names = names()?;
     let named = names.get(&args.name)?;
@@ -175,7 +175,7 @@ pub fn prune(args: &Prune, context: &mut Context) -> Outcome {
     })
 }
 
-/// `ckptfs verify --remote`.
+/// Runs `ckptfs verify --remote`.
 pub fn verify(name: &str, deep: bool, context: &mut Context) -> Outcome {
     let names = names()?;
     sys::limit_memory(Limits::new().process());

@@ -7,19 +7,19 @@ use super::super::time;
 use crate::engine::api::TreePath;
 use crate::sys::{self, Kind, SysResult, Time};
 
-/// Attributes, as `--json` prints them.
+/// Attributes in the output of `--json`.
 #[derive(Serialize)]
 pub struct Shown {
     pub kind: Kind,
     /// Permission bits, in octal.
     mode: String,
-    /// Bytes.
+    /// In bytes.
     pub size: u64,
     uid: u32,
     gid: u32,
-    /// Hard links.
+    /// Number of hard links.
     nlink: u32,
-    /// Inode number: in a view, not that of the live file.
+    /// Inode number; in a view it is not that of the live file.
     ino: u64,
     /// RFC 3339, UTC.
     modified: String,

@@ -1,4 +1,4 @@
-//! A branch that is served, and how its mount is taken away.
+//! A branch that is served, and its unmount.
 
 use std::fs::File;
 use std::io::Write;
@@ -22,20 +22,20 @@ use crate::sys::lock::{Condvar, Mutex};
 use crate::sys::{self, Errno, MountPoint};
 use crate::volumes::facts;
 
-/// A branch that was unmounted ends within this time, unless a process has a file of it open.
+/// Time in which an unmounted branch ends, unless a process has a file of it open.
 const LEAVING: Duration = Duration::from_secs(1);
 
-/// The engine of a branch, and the threads that answer at its control socket.
+/// The engine of a branch, and the threads of its control socket.
 pub(super) type Parts = (Arc<Engine>, Arc<OnceLock<Answers>>);
 
 /// A branch that is served.
 pub(super) struct Served {
     pub(super) name: String,
-    /// Until it ends.
+    /// `None` once its end has begun.
     pub(super) parts: Mutex<Option<Parts>>,
     mount: Arc<KnownMount>,
-    /// What ends its connection, if it was found. It was opened while the connection lived: its
-    /// number is given to another mount after that.
+    /// The `abort` file of its FUSE connection, if found. It is opened while the connection exists,
+    /// because the kernel reuses the number afterwards.
     abort: OnceLock<File>,
     /// Its engine is closed in the background: [`crate::engine::branches::Host::leave`].
     pub(super) left: AtomicBool,
@@ -43,18 +43,19 @@ pub(super) struct Served {
     changed: Condvar,
 }
 
-/// How far the end of a branch is.
+/// Progress of the end of a branch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Stage {
     Served,
-    /// Its connection is gone.
+    /// Its FUSE connection is gone.
     Gone,
     /// Its store is closed.
     Ended,
 }
 
 impl Served {
-    /// A branch that `engine` is mounted for; `minor`: the number of its connection.
+    /// Returns the state of a branch that `engine` serves; `minor`: the number of its FUSE
+    /// connection.
     pub(super) fn new(name: &str, parts: Parts, minor: Option<u32>) -> Served {
         let engine = &parts.0;
         let served = Served {
@@ -70,7 +71,7 @@ impl Served {
         served
     }
 
-    /// To be called only while the connection lives.
+    /// Returns the `abort` file, which the first call opens. Call only while the connection exists.
     fn find_abort_file(&self, minor: Option<u32>) -> Option<&File> {
         if self.abort.get().is_none() {
             match minor.ok_or(Errno::ENOENT).and_then(sys::fuse_abort_file) {
@@ -83,7 +84,8 @@ impl Served {
         self.abort.get()
     }
 
-    /// Ends the connection: every call on it fails with ENOTCONN. Once it is gone this does nothing.
+    /// Aborts the connection: further calls fail with ENOTCONN. No effect if the connection is
+    /// gone.
     pub(super) fn abort(&self) {
         let abort = self.abort.get().ok_or(Errno::ENOENT);
         let aborted = abort.and_then(|mut abort| Ok(abort.write_all(b"1")?));
@@ -92,7 +94,7 @@ impl Served {
         }
     }
 
-    /// Waits at most `limit` for a stage of its end; whether it was reached.
+    /// Waits up to `limit` for a stage of its end. Returns whether it was reached.
     pub(super) fn wait(&self, stage: Stage, limit: Duration) -> bool {
         let until = Instant::now() + limit;
         let mut at = self.stage.lock();
@@ -111,8 +113,8 @@ impl Served {
         self.changed.notify_all();
     }
 
-    /// How long its end may take before it is forced. The users of one that was asked to end get
-    /// ENOTCONN from now on.
+    /// Returns the time before its end is forced. If the end was requested, the connection is
+    /// aborted: its users receive ENOTCONN.
     pub(super) fn pause_before(&self, end: &End) -> Duration {
         if *end != End::Asked {
             return Duration::ZERO;
@@ -121,7 +123,7 @@ impl Served {
         END_TIMEOUT
     }
 
-    /// Its mount, if that is in the table.
+    /// Returns its mount, if the table contains it.
     fn mount_in<'a>(&self, table: &'a [MountPoint]) -> Option<&'a MountPoint> {
         match self.mount.mounted_as() {
             Some(_) => self.mount.find(table),
@@ -129,14 +131,14 @@ impl Served {
         }
     }
 
-    /// Waits for the end of a branch that was unmounted; `false`: it is mounted.
+    /// Waits for the end of an unmounted branch. Returns `false` if it is mounted.
     ///
     /// # Errors
     /// `branch-in-use`: it was unmounted lazily, and processes have files of it open.
-    /// `daemon-busy`: it does not end.
+    /// `daemon-busy`: it has not ended within [`END_TIMEOUT`].
     pub(super) fn wait_if_leaving(&self) -> VerbResult<bool> {
-        // Once its end has begun it has neither a mount nor a user: the kernel gives the number and the
-        // device to another mount.
+        // After its end has begun it has no mount and no users, and the kernel may reuse the
+        // connection number and the device number.
         let is_connected = || self.parts.lock().is_some();
         if is_connected() && self.mount_in(&mounts::all()?).is_some() {
             return Ok(false);
@@ -168,8 +170,8 @@ impl Served {
         Err(ending(&self.name))
     }
 
-    /// Unmounts it, after a wait for processes that use it only briefly. `false`: it was detached, and
-    /// ends with its last user.
+    /// Unmounts the branch, after a wait for processes that use it only briefly. Returns `false` if
+    /// the mount was detached and ends with its last user.
     pub(super) fn unmount(&self, how: Ending) -> VerbResult<bool> {
         let users = || {
             let table = mounts::all().unwrap_or_default();
@@ -187,7 +189,7 @@ impl Served {
     fn try_unmount(&self, how: Ending) -> VerbResult<bool> {
         let table = mounts::all()?;
         let Some(own) = self.mount_in(&table) else {
-            // It was unmounted by umount(8).
+            // Already unmounted, for example by umount(8).
             return Ok(true);
         };
         let (name, at, lazily) = (self.name.as_str(), &own.at, how != Ending::Unused);
@@ -210,8 +212,8 @@ impl Served {
             Ok(()) | Err(Errno::EINVAL) => {}
             Err(Errno::EBUSY) if lazily => {
                 if how == Ending::Forced {
-                    // Once detached its path would show the directory below, while the branch
-                    // is still served.
+                    // After a detach, its path would show the directory below while the branch is
+                    // still served.
                     if self.abort.get().is_none() {
                         return Err(not_to_be_ended(name));
                     }
@@ -229,15 +231,15 @@ impl Served {
             Err(cause) => return Err(mounts::unmount_error(at, cause)),
         }
         if !others.is_empty() {
-            // The copies would keep the connection alive.
+            // Copies of the mount would keep the connection alive.
             self.abort();
         }
         Ok(true)
     }
 }
 
-/// The other mounts of the branch, each with a process that sees it: over the project's path of a
-/// command that runs in the branch, in a container, or in a copy of our mount namespace.
+/// Returns the other mounts of the branch, each with a process that sees it: in a container, in a
+/// copy of our mount namespace, or over the project's path for a command that runs in the branch.
 fn others(own: &MountPoint, table: &[MountPoint]) -> VerbResult<Vec<(u32, MountPoint)>> {
     let other = |mount: &MountPoint| {
         mount.dev == own.dev
@@ -247,11 +249,11 @@ fn others(own: &MountPoint, table: &[MountPoint]) -> VerbResult<Vec<(u32, MountP
     sys::mounts_of_others(own.dev, other).map_err(|cause| io_error("tables of mounts", cause))
 }
 
-/// A copy alone is no use: a new mount namespace, such as that of `branch run`, has copies of all
-/// mounts.
+/// Rejects an unmount while other mounts are in use. A copy alone is not a use: a new mount
+/// namespace, as of `branch run`, copies all mounts.
 ///
 /// # Errors
-/// `branch-in-use`: it is also mounted at another place, or a process has a file of a copy open.
+/// `branch-in-use`: it is also mounted at another path, or a process has a file of a copy open.
 fn refuse_used(name: &str, at: &std::path::Path, others: &[(u32, MountPoint)]) -> VerbResult<()> {
     let used = |by: String| {
         let message = format!("the branch {name} is in use: {by}");
@@ -274,7 +276,7 @@ fn refuse_used(name: &str, at: &std::path::Path, others: &[(u32, MountPoint)]) -
     }
 }
 
-/// Its users cannot be cut off.
+/// Returns the error for a connection that cannot be aborted.
 fn not_to_be_ended(name: &str) -> VerbError {
     hinted(
         Code::BranchInUse,

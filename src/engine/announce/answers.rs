@@ -1,4 +1,4 @@
-//! How the requests of the event thread are answered.
+//! Replies to the requests of the event thread.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -9,38 +9,38 @@ use crate::engine::request::{Attr, Caller, Entry, Fh, Looked, NOTE_VOICE, NodeId
 use crate::store::ids::{Name, Slot};
 use crate::sys::{self, Errno, Kind, Protection, Stat, SysResult, Time};
 
-/// No event thread: no request is one of its.
+/// No event thread exists.
 pub(super) const NOBODY: u32 = 0;
-/// There is an event thread, and it has not yet made itself known.
+/// An event thread exists but has not identified itself yet.
 pub(super) const UNKNOWN: u32 = u32::MAX;
 
-/// Set in the number of every dummy inode; with it all dummy inodes have the bit of control nodes,
-/// and no other of these has both.
+/// Set in every dummy inode number. All of these have the bit of control nodes; no control node of
+/// another kind has both bits.
 const DUMMY: u64 = CONTROL | 1 << 59;
-/// Set in the number of a dummy inode that is a directory.
+/// Set in the number of a dummy directory.
 const DIR: u64 = 1;
 
-/// The handle of every open dummy inode; no other has this bit.
+/// The handle of every open dummy inode; no other handle has this bit.
 const DUMMY_HANDLE: Fh = Fh(1 << 61);
 
-/// What the event thread is about to do.
+/// The next operation of the event thread.
 #[derive(Debug)]
 pub(super) struct Expected {
     dir: Slot,
     name: Name,
     node: Option<Slot>,
     what: What,
-    /// The kernel has asked for the name.
+    /// The kernel has looked up the name.
     asked: bool,
 }
 
-/// Whether a node is a dummy inode.
+/// Returns whether a node is a dummy inode.
 pub(in super::super) fn is_dummy(node: NodeId) -> bool {
     node.0 & DUMMY == DUMMY
 }
 
 impl Announcer {
-    /// The next requests of the event thread are to be those of this step.
+    /// Sets the step to which the next requests of the event thread belong.
     pub(super) fn expect(&self, step: &Step) {
         *self.expected.lock() = Some(Expected {
             dir: step.dir,
@@ -51,7 +51,7 @@ impl Announcer {
         });
     }
 
-    /// Nothing is expected any more; whether the kernel has asked for the name since
+    /// Ends the expectation. Returns whether the kernel has looked up the name since
     /// [`Announcer::expect`].
     pub(super) fn expect_nothing(&self) -> bool {
         self.expected
@@ -60,8 +60,8 @@ impl Announcer {
             .is_some_and(|expected| expected.asked)
     }
 
-    /// A request of the event thread, or of that of a worker that has died: the kernel gives us
-    /// what it had asked for, and it must not be done.
+    /// Returns whether a request comes from the event thread, or from that of a dead worker: the
+    /// kernel resends its requests, and they must not be executed.
     fn is_event_thread(&self, caller: Caller) -> bool {
         let event_thread = self.event_thread.load(Ordering::Acquire);
         (event_thread != NOBODY && event_thread != UNKNOWN && event_thread == caller.pid)
@@ -72,7 +72,7 @@ impl Announcer {
         caller.again && self.dead_voice != NOBODY && self.dead_voice == caller.pid
     }
 
-    /// What the event thread is expected to do to a name.
+    /// Returns the expected operation on a name.
     fn expected(&self, dir: NodeId, name: &[u8]) -> Option<(What, Option<Slot>)> {
         let mut expected = self.expected.lock();
         let expected = expected
@@ -82,7 +82,7 @@ impl Announcer {
         Some((expected.what, expected.node))
     }
 
-    /// Answers a look-up, if it is one of a step of the event thread.
+    /// Replies to a LOOKUP that belongs to a step of the event thread.
     pub(in super::super) fn lookup(
         &self,
         caller: Caller,
@@ -102,7 +102,8 @@ impl Announcer {
         }
         let (what, node) = self.expected(dir, name)?;
         if event_thread == UNKNOWN {
-            // Nobody else knows the name. A caller that the kernel does not tell stays unknown.
+            // Only the event thread uses this name. A caller that the kernel does not identify
+            // stays unknown.
             if let Some(ledger) = &self.ledger {
                 ledger.note(NOTE_VOICE, caller.pid.into());
             }
@@ -116,8 +117,8 @@ impl Announcer {
         let dummy = match what {
             What::Gone { dir, now } => (there == now.ok_or(Errno::ENOENT)).then_some(dir),
             What::Written => (there == Ok(Kind::File)).then_some(false),
-            // What a dummy inode is renamed over must not be there: the kernel would count a link
-            // of it less.
+            // The target of the rename of a dummy inode must not exist: the kernel would decrement
+            // its link count.
             What::Come(_) | What::Replaced | What::Hello => None,
             What::Dead => {
                 return Some(Ok(node
@@ -131,7 +132,7 @@ impl Announcer {
         })))
     }
 
-    /// Answers the removal of a name, if the event thread asks for it.
+    /// Replies to UNLINK or RMDIR of the event thread.
     pub(in super::super) fn remove(
         &self,
         caller: Caller,
@@ -150,7 +151,7 @@ impl Announcer {
         Some(if is_so { Ok(()) } else { Err(Errno::ENOENT) })
     }
 
-    /// Answers a rename, if the event thread asks for it.
+    /// Replies to RENAME of the event thread.
     pub(in super::super) fn rename(
         &self,
         caller: Caller,
@@ -170,8 +171,7 @@ impl Announcer {
         dir == SNAPDIR && name == self.alias.as_bytes()
     }
 
-    /// Whether a name that was replaced is about to be announced, and still leads to something that
-    /// is no directory.
+    /// Returns whether a replaced name is being announced and does not lead to a directory now.
     fn is_replaced(&self) -> bool {
         let replaced = |expected: &Expected| {
             (expected.what == What::Replaced).then(|| (expected.dir, expected.name.clone()))
@@ -185,7 +185,7 @@ impl Announcer {
         })
     }
 
-    /// Answers the making of a name, if the event thread asks for it.
+    /// Replies to the creation of a name by the event thread.
     pub(in super::super) fn make(
         &self,
         caller: Caller,
@@ -206,12 +206,11 @@ impl Announcer {
         })
     }
 
-    /// Answers an open, if it is of a dummy inode or by the event thread. ESTALE makes the kernel
-    /// look the name up again, which is how the event thread comes to its dummy inode where the
-    /// kernel remembers the file.
+    /// Replies to OPEN of a dummy inode or by the event thread. ESTALE makes the kernel repeat the
+    /// LOOKUP, which leads the event thread to its dummy inode when the real file is cached.
     pub(in super::super) fn open(&self, caller: Caller, node: NodeId) -> Option<SysResult<Opened>> {
         if self.is_dead_event_thread(caller) {
-            // ESTALE would have it try once more.
+            // ESTALE would cause a retry.
             return Some(Err(Errno::EIO));
         }
         match (is_dummy(node), self.is_event_thread(caller)) {
@@ -221,13 +220,13 @@ impl Announcer {
         }
     }
 
-    /// Whether a request for new attributes comes from the event thread: it is answered with those
-    /// that the node has.
+    /// Returns whether a SETATTR comes from the event thread; the reply then has the current
+    /// attributes.
     pub(in super::super) fn sets_nothing(&self, caller: Caller, node: NodeId) -> bool {
         is_dummy(node) || self.is_event_thread(caller)
     }
 
-    /// An inode without a name that the kernel knows.
+    /// Returns an inode without a name that the kernel has cached.
     fn dead(&self, slot: Slot) -> Option<Entry> {
         let (generation, stat) = self.live.nodes.look_up_dead(slot)?;
         Some(Entry {
@@ -241,7 +240,7 @@ impl Announcer {
         })
     }
 
-    /// A new dummy inode. Nothing of it may be remembered.
+    /// Returns a new dummy inode, with a timeout of zero.
     fn dummy(&self, dir: bool) -> Entry {
         let number = self.dummies.fetch_add(1, Ordering::Relaxed) % (1 << 58);
         let node = NodeId(DUMMY | number << 1 | if dir { DIR } else { 0 });
@@ -254,7 +253,7 @@ impl Announcer {
     }
 }
 
-/// Attributes of a dummy inode.
+/// Returns the attributes of a dummy inode.
 pub(in super::super) fn attr(node: NodeId) -> Attr {
     Attr {
         stat: stat(node),
@@ -262,7 +261,7 @@ pub(in super::super) fn attr(node: NodeId) -> Attr {
     }
 }
 
-/// The handle of an open dummy inode: never passed through, never cached.
+/// Returns the handle of an open dummy inode: without passthrough or page cache.
 pub(in super::super) fn opened() -> Opened {
     Opened {
         fh: DUMMY_HANDLE,

@@ -1,8 +1,8 @@
-//! The event thread: operations on our own mount, for the events that the kernel makes of them.
+//! The event thread: operates on our own mount, so that the kernel generates inotify events.
 //!
-//! Everything here runs in a thread that has left the daemon's descriptors
-//! ([`sys::leave_descriptors`]): it must not use or drop one of theirs, so it works with what it
-//! opened itself, and only reads memory of the announcer.
+//! All code here runs in a thread with a descriptor table of its own ([`sys::leave_descriptors`]).
+//! It must neither use nor close a descriptor of the daemon: it uses those that it opened itself,
+//! and only reads the announcer's memory.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
@@ -13,11 +13,11 @@ use crate::store::ids::Slot;
 use crate::sys::host::open_dir_path;
 use crate::sys::{self, Errno, Kind, Open, OpenKind, RenameMode, SysResult};
 
-/// Others look at a name all the time, and have the kernel remember it anew: so often it is made to
-/// forget.
+/// Limit of attempts at a step. Other processes keep looking up the name, so that the kernel caches
+/// it again after each invalidation.
 const ATTEMPTS_MAX: u32 = 20;
 
-/// Takes the steps.
+/// Executes the steps in a new thread, and waits for it.
 pub(super) fn speak(announcer: &Announcer, mounted: &Mounted, all: &[Told]) {
     std::thread::scope(|scope| {
         let event_thread = std::thread::Builder::new()
@@ -36,7 +36,7 @@ pub(super) fn speak(announcer: &Announcer, mounted: &Mounted, all: &[Told]) {
     });
 }
 
-/// However the event thread ends, nobody is it any more.
+/// Resets the state of the announcer when the event thread ends, for whatever reason.
 struct End<'a>(&'a Announcer);
 
 impl Drop for End<'_> {
@@ -54,12 +54,11 @@ impl EventThread<'_> {
     fn speak(&self, mounted: &Mounted, all: &[Told]) -> SysResult<()> {
         let root = open_dir_path(&mounted.serving.place.mount())?;
         if sys::stat_fd(&root)?.dev != mounted.device {
-            // Unmounted, covered, or not to be seen from here.
+            // Unmounted, covered, or not reachable from here.
             return Err(Errno::ENODEV);
         }
         self.make_known(&root)?;
-        // Without it nothing is told of what was replaced: who has no `.snapshots` that the daemon
-        // may write to hears of the rest.
+        // Without a writable `.snapshots`, replacements are not announced; all other events are.
         let aliases = sys::open_beneath(&root, mounted.serving.snapdir_name(), OpenKind::Path).ok();
         for told in all {
             let dir = if told.path.is_empty() {
@@ -71,7 +70,7 @@ impl EventThread<'_> {
                 None => &root,
                 Some(Ok(dir)) => dir,
                 Some(Err(errno)) if is_over(*errno) => return Err(*errno),
-                // Somebody has removed or renamed it.
+                // It was removed or renamed.
                 Some(Err(_)) => continue,
             };
             if sys::stat_fd(dir)?.ino != told.dir.0 {
@@ -87,7 +86,7 @@ impl EventThread<'_> {
         Ok(())
     }
 
-    /// Looks up a name that nobody else knows: whose request that is, is the event thread.
+    /// Looks up a secret name. The caller of that request is the event thread.
     fn make_known(&self, root: &OwnedFd) -> SysResult<()> {
         let hello = Step {
             dir: Slot::ROOT,
@@ -102,26 +101,26 @@ impl EventThread<'_> {
         let looked = self.act(root, None, &hello).err();
         self.announcer.expect_nothing();
         match (looked, self.announcer.event_thread.load(Ordering::Acquire)) {
-            // The kernel does not tell who asks: we are in another namespace of processes.
+            // The kernel reports no pid: this process is in another PID namespace.
             (_, UNKNOWN) => Err(Errno::EPERM),
             (Some(Errno::ENOENT), _) => Ok(()),
             (looked, _) => Err(looked.unwrap_or(Errno::EEXIST)),
         }
     }
 
-    /// Takes one step. What somebody has the kernel remember of a name can keep it from asking us,
-    /// even that the name is missing; then it is made to ask, and the step is tried again.
+    /// Executes one step. A cached dentry, even a negative one, can keep the kernel from sending
+    /// the request. The name is then invalidated, and the step is retried.
     ///
     /// # Errors
-    /// The mount is gone.
+    /// The mount no longer exists.
     fn take(&self, dir: &OwnedFd, aliases: Option<&OwnedFd>, step: &Step) -> SysResult<()> {
         let name = step.name.as_bytes();
         let mut result = Ok(());
         for attempt in 0..ATTEMPTS_MAX {
             self.announcer.expect(step);
             if attempt > 0 {
-                // It must not be there, so the kernel asks whether it is, whatever it remembers:
-                // and is told of the dummy inode.
+                // mkdir(2) needs a missing name, so the kernel looks it up whatever it has cached,
+                // and finds the dummy inode.
                 let there = sys::mkdir_at(dir, name, 0o700);
                 debug_assert!(there.is_err(), "what goes is not made");
                 self.announcer.expect(step);
@@ -136,8 +135,8 @@ impl EventThread<'_> {
             Err(errno) => tracing::debug!(?step, %errno, "a change is not announced"),
             Ok(()) => {}
         }
-        // What the kernel has of the name now is a dummy inode, or that a dummy inode went: the
-        // truth takes its place.
+        // The dentry now leads to a dummy inode, or is negative after its removal. A stat restores
+        // the real one.
         if matches!(
             step.what,
             What::Gone { .. } | What::Come(_) | What::Written | What::Replaced
@@ -147,7 +146,7 @@ impl EventThread<'_> {
         Ok(())
     }
 
-    /// The operation that makes the event.
+    /// Executes the operation that generates the event.
     fn act(&self, dir: &OwnedFd, aliases: Option<&OwnedFd>, step: &Step) -> SysResult<()> {
         let name = step.name.as_bytes();
         match step.what {
@@ -182,7 +181,7 @@ impl EventThread<'_> {
     }
 }
 
-/// There is no mount any more.
+/// Returns whether an error means that the mount no longer exists.
 fn is_over(errno: Errno) -> bool {
     matches!(errno, Errno::ENOTCONN | Errno::ECONNABORTED | Errno::ENODEV)
 }

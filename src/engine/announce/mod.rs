@@ -1,28 +1,27 @@
-//! The announcer: tells whoever watches the mount (inotify(7)) what a restore has changed.
+//! The announcer: notifies watchers of the mount (inotify(7)) of the changes made by a restore.
 //!
-//! A restore changes the backing tree, and the kernel is told to forget; that makes no events but
-//! IN_DELETE_SELF (`Caches::delete_entry`). The kernel
-//! makes events for operations on the mount, so after a restore a thread of ours, the **event
-//! thread**, makes such operations, and the requests that come of them are answered without doing
-//! anything (docs/adr/0006-announcing.md).
+//! A restore changes the backing tree and invalidates the kernel's caches, which generates no event
+//! but IN_DELETE_SELF (`Caches::delete_entry`). The kernel generates events for operations on the
+//! mount. A thread of the daemon, the **event thread**, therefore makes such operations after a
+//! restore, and the resulting requests are answered without any effect
+//! (docs/adr/0006-announcing.md).
 //!
-//! **Dummy inodes.** What the event thread creates, removes and writes to is a node that exists for
-//! that one operation, never the inode that was restored, so nothing that the kernel notes of it
-//! (link count, size, a dead directory) can be wrong of anything. Names and attributes of dummy
-//! inodes expire at once: whoever else meets one asks again, and is told the truth. Only where the
-//! inode itself has changed and stayed is it touched, by a request for new times that is answered
-//! with the times it has.
+//! **Dummy inodes.** The event thread creates, removes and writes to nodes that exist for one
+//! operation, never to the restored inode. A wrong link count, size or dead directory in the kernel
+//! then concerns a dummy only. Names and attributes of dummies expire at once: another process that
+//! meets one sends a new LOOKUP and gets the real inode. Only an inode that was modified in place
+//! is itself touched, by a SETATTR of times whose reply has the current times.
 //!
-//! **Invariants.** No request of the event thread ever changes the tree: those that are expected
-//! are answered here, all others of a kind that changes something fail. An event is made only if it
-//! is still true when the request comes, while the kernel holds the directory's lock: a name is
-//! announced as gone only while it is gone, as come only while it is there.
+//! **Invariants.** No request of the event thread changes the tree: expected requests are answered
+//! here, and all other modifying ones fail. An event is generated only if it is still true when the
+//! request arrives, while the kernel holds the directory's lock: a name is announced as removed
+//! only while it is missing, as created only while it exists.
 //!
-//! **Threads.** The *planner* finds out who watches what and prepares the steps; it uses
-//! descriptors of the daemon. The *event thread* makes requests to our own mount and so has a table
-//! of descriptors of its own ([`sys::leave_descriptors`]). Both end when there is nothing to tell.
-//! Nobody waits for them but [`Announcer::hush`], for a moment; they wait for session threads, and
-//! hold no lock meanwhile.
+//! **Threads.** The *planner* finds the watched inodes and prepares the steps; it uses descriptors
+//! of the daemon. The *event thread* sends requests to our own mount, so it has a descriptor table
+//! of its own ([`sys::leave_descriptors`]). Both end when the queue is empty. Only
+//! [`Announcer::hush`] waits for them, with a timeout; they wait for session threads while holding
+//! no lock.
 
 mod answers;
 mod event_thread;
@@ -42,45 +41,45 @@ use crate::sys::{self, Kind, Ledger, Watched};
 
 pub(super) use answers::{attr, is_dummy, opened};
 
-/// Events of one restore that are made one by one. The queue of a watcher has room for 16,384
-/// (`max_queued_events`), and one change can be three of them; directories that are left get one
-/// for all that happened in them.
+/// Limit of individual events per restore. A watcher's queue has room for 16,384
+/// (`max_queued_events`), and one change can generate three. Each remaining directory gets one
+/// event for all of its changes.
 const STEPS_MAX: usize = 5_000;
 
-/// How long [`Announcer::hush`] waits for the event thread to let go of the mount.
+/// Time that [`Announcer::hush`] waits for the event thread to release the mount.
 const HUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// One thing to tell.
+/// One change to announce.
 #[derive(Clone, Debug)]
 pub(super) struct Step {
-    /// The directory in which it happened.
+    /// The directory of the change.
     pub(super) dir: Slot,
-    /// The name to which it happened; `.` for the directory itself.
+    /// The changed name; `.` for the directory itself.
     pub(super) name: Name,
-    /// The inode to which it happened, if it is still the same.
+    /// The changed inode, if it is still the same.
     pub(super) node: Option<Slot>,
     pub(super) what: What,
 }
 
-/// What happened.
+/// The kind of change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum What {
-    /// The name went, from a directory or something else; `now`: what has come in its place.
+    /// The name of a directory or other inode was removed; `now`: the kind of its replacement.
     Gone { dir: bool, now: Option<Kind> },
-    /// The name came.
+    /// The name was created.
     Come(Kind),
-    /// The file that the name leads to was written to in place.
+    /// The file was written in place.
     Written,
-    /// The name leads to another inode, neither of them a directory.
+    /// The name leads to another inode; no directory is involved.
     Replaced,
-    /// The inode has other content.
+    /// The inode's content changed.
     Content,
-    /// The inode has other attributes.
+    /// The inode's attributes changed.
     Attributes,
-    /// The inode (`node`) lost its last name, and the kernel was told so but may have forgotten the
-    /// name: it is given another, which nobody knows and which is taken away at once.
+    /// The inode (`node`) lost its last name. The kernel was notified, but may have evicted the
+    /// dentry: the inode gets a secret name, which is removed at once.
     Dead,
-    /// Nothing: this is how the event thread makes itself known.
+    /// No change: the event thread identifies itself.
     Hello,
 }
 
@@ -88,12 +87,12 @@ pub(super) enum What {
 #[derive(Debug)]
 struct Told {
     dir: Slot,
-    /// Its path from the root of the mount.
+    /// Path relative to the root of the mount.
     path: Vec<u8>,
     steps: Vec<Step>,
 }
 
-/// Where the tree is mounted, once it is.
+/// The mount, once it exists.
 struct Mounted {
     serving: Arc<Serving>,
     device: u64,
@@ -103,7 +102,7 @@ struct Mounted {
 #[derive(Default)]
 struct Queue {
     jobs: VecDeque<Vec<Step>>,
-    /// There is a planner.
+    /// A planner thread runs.
     running: bool,
 }
 
@@ -111,17 +110,17 @@ struct Queue {
 pub(super) struct Announcer {
     live: Arc<Live>,
     ledger: Option<Arc<Ledger>>,
-    /// The event thread of a worker that has died, as a request names its caller: what it asked for
-    /// is not for us to do. 0: none.
+    /// Pid of the event thread of a dead worker, as in its requests, which must not be executed. 0:
+    /// none.
     dead_voice: u32,
     mounted: OnceLock<Mounted>,
-    /// The event thread, as its requests name their caller; or `NOBODY`, or `UNKNOWN`.
+    /// Pid of the event thread as in its requests, or `NOBODY`, or `UNKNOWN`.
     event_thread: AtomicU32,
-    /// What the event thread is about to do. A leaf.
+    /// The next operation of the event thread. A leaf lock.
     expected: Mutex<Option<answers::Expected>>,
     dummies: AtomicU64,
-    /// A name in `.snapshots` that nobody else knows: from there a dummy inode is renamed over a
-    /// name ([`What::Replaced`]), and who watches the directory of that name hears of no other.
+    /// A secret name in `.snapshots`, from which a dummy inode is renamed over a name
+    /// ([`What::Replaced`]). Watchers of that name's directory get no other event.
     alias: Name,
     queue: Mutex<Queue>,
     quiet: Condvar,
@@ -146,7 +145,7 @@ impl Announcer {
         }
     }
 
-    /// The tree is mounted. Makes no request.
+    /// Records the mount; sends no request to it.
     pub(super) fn mounted(&self, serving: &Arc<Serving>, caches: Arc<dyn Caches>) {
         let Some((_, device)) = serving.place.mounted_as() else {
             tracing::debug!("the mount is in no table; restores are not announced");
@@ -160,7 +159,7 @@ impl Announcer {
         }));
     }
 
-    /// Tells of what happened, in the background.
+    /// Announces changes in the background.
     pub(super) fn tell(self: &Arc<Self>, steps: Vec<Step>) {
         if steps.is_empty() || self.mounted.get().is_none() {
             return;
@@ -184,8 +183,8 @@ impl Announcer {
         }
     }
 
-    /// Drops what there is to tell, and waits a moment until the mount is no longer in use by the
-    /// event thread.
+    /// Discards the queue, and waits with a timeout until the event thread no longer uses the
+    /// mount.
     pub(super) fn hush(&self) {
         let mut queue = self.queue.lock();
         queue.jobs.clear();
@@ -197,7 +196,7 @@ impl Announcer {
         }
     }
 
-    /// Something is being told, or about to be.
+    /// Returns whether an announcement runs or is queued.
     pub(super) fn is_at_work(&self) -> bool {
         self.queue.lock().running
     }
@@ -206,7 +205,7 @@ impl Announcer {
         self.hushed.load(Ordering::Relaxed)
     }
 
-    /// The planner.
+    /// Runs the planner.
     fn plan(&self) {
         while let Some(steps) = self.next_job() {
             if let (Some(mounted), false) = (self.mounted.get(), self.is_hushed()) {
@@ -276,8 +275,7 @@ impl Announcer {
         has(Some(step.dir)) || has(step.node) || has(above())
     }
 
-    /// Steps by directory, in the order in which the directories first come; without those of
-    /// directories that are gone again.
+    /// Groups the steps by directory, in order of first occurrence, without removed directories.
     fn by_dir(&self, steps: Vec<Step>) -> Vec<Told> {
         let mut told: Vec<Told> = Vec::new();
         let mut places: HashMap<Slot, Option<usize>> = HashMap::new();
@@ -298,7 +296,7 @@ impl Announcer {
         told
     }
 
-    /// Where a directory is now.
+    /// Returns the current path of a directory.
     fn path(&self, dir: Slot) -> Option<Vec<u8>> {
         let _tree = self.live.locks.tree.read();
         let mut names = Vec::new();
@@ -319,7 +317,7 @@ impl Announcer {
     }
 }
 
-/// A name that nobody else will ask for.
+/// Returns a name that no other process looks up.
 pub(super) fn secret_name() -> Name {
     Name::new(
         format!(
@@ -330,8 +328,8 @@ pub(super) fn secret_name() -> Name {
     )
 }
 
-/// The first [`STEPS_MAX`], and one for each directory of the rest. Inodes that died are as many as
-/// are watched, and no events of a directory.
+/// Returns the first [`STEPS_MAX`] steps, and one for each directory of the rest. Dead inodes are
+/// exempt: only watched ones remain, and they generate no directory event.
 fn shortened(steps: Vec<Step>) -> Vec<Step> {
     let (mut steps, dead): (Vec<Step>, Vec<Step>) =
         steps.into_iter().partition(|step| step.what != What::Dead);

@@ -1,114 +1,114 @@
-//! Who changed what: the requests [`super::CompareByProcess`] and [`OnlyBy`], and what they answer.
+//! Attribution of changes: the requests [`super::CompareByProcess`] and [`OnlyBy`], and their
+//! replies.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Change, Restored, StateName, TreePath, is_among};
 
-/// A process that changed something.
+/// A process that changed a path.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessInfo {
-    /// Its id, as the daemon sees it; 0 if it is not known.
+    /// Process id in the daemon's PID namespace; 0 if unknown.
     pub pid: u32,
-    /// When it started, in clock ticks since boot: with `pid` it names one process. 0 if it is not
-    /// known.
+    /// Start time in clock ticks since boot: with `pid` it identifies a process. 0 if unknown.
     pub start: u64,
     /// User id.
     pub uid: u32,
-    /// The process that it was a child of.
+    /// Parent process id.
     pub parent: u32,
-    /// Its session.
+    /// Session id.
     pub session: u32,
-    /// Its name, at most 15 bytes; empty if it is not known.
+    /// Command name, up to 15 bytes; empty if unknown.
     pub name: String,
-    /// Other names that it had later.
+    /// Later command names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub also: Vec<String>,
-    /// Its control group; empty if it is not known.
+    /// Control group; empty if unknown.
     pub cgroup: String,
     /// Number of paths that it changed, alone or with others.
     #[serde(default)]
     pub paths: u64,
 }
 
-/// One path that differs, and who changed it.
+/// A path that differs, with its writers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChangeBy {
-    /// What differs.
+    /// The difference.
     #[serde(flatten)]
     pub change: Change,
-    /// Who: places in [`ByProcess::processes`]. Empty if nobody knows.
+    /// Writers: indexes into [`ByProcess::processes`]. Empty if unknown.
     pub by: Vec<usize>,
-    /// There were more than can be told apart.
+    /// More writers exist than were recorded.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub others: bool,
 }
 
-/// What differs, by process.
+/// Differences by process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ByProcess {
-    /// Everybody who changed something that still differs.
+    /// All writers of paths that still differ.
     pub processes: Vec<ProcessInfo>,
-    /// What differs, sorted by path.
+    /// Differences, sorted by path.
     pub changes: Vec<ChangeBy>,
 }
 
-/// What the process of `ckptfs rewind` is called: see [`OnlyBy::past_rewinds`].
+/// Command name of the `ckptfs rewind` process: see [`OnlyBy::past_rewinds`].
 pub const REWIND_PROCESS: &str = "ckptfs-rewind";
-/// What that of `ckptfs undo` is called.
+/// Command name of the `ckptfs undo` process.
 pub const UNDO_PROCESS: &str = "ckptfs-undo";
 
-/// Which changes are to be taken back.
+/// Options of a selective restore: the changes of some processes only.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OnlyBy {
-    /// What is to be restored; the newest checkpoint if not given.
+    /// State to restore; defaults to the base.
     pub to: Option<StateName>,
-    /// Whose: a process id, several as `PID@START` with commas between them, the path of a control
-    /// group, or a name.
+    /// Writer: a process id, several as `PID@START` separated by commas, the path of a control
+    /// group, or a command name.
     pub who: String,
-    /// Only what is at or below these paths; empty: everything.
+    /// Restrict the restore to these paths and everything below; empty: everything.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub paths: Vec<TreePath>,
-    /// Also what others have changed too.
+    /// Include paths that other processes also changed.
     pub also_shared: bool,
-    /// What `ckptfs rewind` and `ckptfs undo` did to a path does not make it another's: one that
-    /// they put back is the writer's still.
+    /// Ignore changes made by `ckptfs rewind` and `ckptfs undo`: a path that they put back still
+    /// belongs to its writer.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub past_rewinds: bool,
-    /// Only what processes changed that have changed things for this user and nobody else: `who` may
-    /// be what that user said.
+    /// Restrict the writers to processes that only made changes as this user, because `who` may be
+    /// user-supplied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub of_user: Option<u32>,
-    /// Only tell what would change.
+    /// Only report the changes.
     pub dry_run: bool,
-    /// As of a restore of some paths.
+    /// Modification times, as in a restore of some paths.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub times: Option<super::Times>,
 }
 
 impl OnlyBy {
-    /// Whether a path is among those that were asked for.
+    /// Returns whether a path is selected.
     pub fn takes(&self, path: &[u8]) -> bool {
         is_among(path, &self.paths)
     }
 }
 
-/// A path that stays although the process changed it.
+/// A path that was not restored although the process changed it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharedPath {
     /// The path.
     pub path: TreePath,
-    /// Who else changed it; empty: it cannot be taken back without something below it, or beside
-    /// it, that others changed.
+    /// Its other writers; empty: restoring it requires another path, below it or related by rename
+    /// or link, that others changed.
     pub by: Vec<String>,
 }
 
-/// What was taken back.
+/// Result of a selective restore.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RestoredOnly {
-    /// As of any restore.
+    /// The result of the restore.
     #[serde(flatten)]
     pub restored: Restored,
-    /// What stays although the process changed it.
+    /// Paths that were not restored although the process changed them.
     pub shared: Vec<SharedPath>,
 }
 
@@ -117,16 +117,16 @@ pub struct RestoredOnly {
 pub struct OpenFile {
     /// Its path.
     pub path: TreePath,
-    /// Who had it open.
+    /// The process that had it open.
     pub by: ProcessInfo,
 }
 
-/// What was open for writing when a checkpoint was made.
+/// Files that were open for writing when a checkpoint was made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpenAtCut {
-    /// Each file, with who had it open.
+    /// Each file with the process that had it open.
     pub files: Vec<OpenFile>,
-    /// How many more there were.
+    /// Number of further files.
     #[serde(default)]
     pub more: u64,
 }

@@ -1,4 +1,4 @@
-//! What a daemon says of itself: `status` and `stats`.
+//! Replies of `status` and `stats`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -8,125 +8,124 @@ use serde::{Deserialize, Serialize};
 use super::{Change, Count, host_path};
 use crate::store::ids::CheckpointId;
 
-/// What `status` says.
+/// The reply to `status`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
-    /// Where the tree is mounted.
+    /// Mount point.
     #[serde(with = "host_path")]
     pub mount: PathBuf,
-    /// The directory that is served.
+    /// Backing directory.
     #[serde(with = "host_path")]
     pub backing: PathBuf,
-    /// The store.
+    /// Store directory.
     #[serde(with = "host_path")]
     pub store: PathBuf,
     /// Filesystem of the backing directory: `xfs`, `btrfs`, ...
     pub filesystem: String,
-    /// How captures are made: `reflink` or `copy`.
+    /// Capture method: `reflink` or `copy`.
     pub capture: String,
-    /// Who does reads and writes: `passthrough` or `daemon`.
+    /// I/O path of reads and writes: `passthrough` or `daemon`.
     pub io: String,
-    /// How writes reach the files: `passthrough` or `daemon`.
+    /// I/O path of writes: `passthrough` or `daemon`.
     pub writes: String,
     /// The daemon.
     pub daemon: DaemonInfo,
     /// Number of the open epoch.
     pub epoch: u64,
-    /// The newest checkpoint that somebody asked for, if there is one.
+    /// The newest requested checkpoint, if any.
     pub latest: Option<CheckpointId>,
-    /// The one that the tree comes from, with which it is compared: after a restore of the whole
-    /// tree what was restored.
+    /// The checkpoint that the tree descends from and is compared with; after a restore of the
+    /// whole tree the restored one.
     #[serde(default)]
     pub base: Option<CheckpointId>,
-    /// Number of checkpoints kept.
+    /// Number of checkpoints.
     pub checkpoints: u64,
-    /// Every path that differs from `base`, sorted by path; empty if there is no checkpoint.
+    /// All paths that differ from `base`, sorted; empty without a checkpoint.
     pub dirty: Vec<Change>,
-    /// Files that came to share what others with the same content have, since the mount.
+    /// Files deduplicated since the mount.
     #[serde(default)]
     pub shared: Count,
-    /// What was changed while nothing was mounted, before this mount.
+    /// Offline changes before this mount.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub absence: Option<AbsenceInfo>,
-    /// Where content is that is not here, if the tree was mounted from a remote.
+    /// The remote with the missing content, if the tree was mounted from one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<OriginInfo>,
-    /// What somebody should know: damage found, captures refused, changes made while not mounted.
+    /// Warnings: damage, refused captures, offline changes.
     pub warnings: Vec<String>,
-    /// Somebody had something of the directory below the mount when it was mounted, or that is not
-    /// known.
+    /// At mount a process used the backing directory directly, or this is unknown.
     #[serde(default)]
     pub had_below: bool,
 }
 
-/// A remote whose checkpoint a tree looks through to.
+/// A remote with the checkpoint that a tree looks through to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OriginInfo {
-    /// Its name.
+    /// Name of the remote.
     pub remote: String,
-    /// The snapshot there.
+    /// Snapshot in the remote.
     pub snapshot: String,
-    /// The store that the snapshot is of.
+    /// Store that the snapshot was made from.
     pub store: String,
-    /// The checkpoint there.
+    /// Checkpoint in that store.
     pub checkpoint: CheckpointId,
-    /// Files with content.
+    /// Number of files with content.
     pub files: u64,
-    /// Their bytes.
+    /// Their size in bytes.
     pub bytes: u64,
-    /// Files that were fetched and are still here.
+    /// Number of fetched files in the local cache.
     pub files_here: u64,
-    /// Their bytes.
+    /// Their size in bytes.
     pub bytes_here: u64,
-    /// Bytes of them that are kept here at most.
+    /// Limit of the local cache in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<u64>,
-    /// What is not opened is not fetched.
+    /// Content is fetched on open only, not in the background.
     #[serde(default)]
     pub on_open_only: bool,
-    /// Why what is not here cannot be had.
+    /// Reason why missing content is unavailable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
 }
 
-/// What was changed while nothing was mounted.
+/// Changes made while nothing was mounted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AbsenceInfo {
-    /// The checkpoint of the tree as it was when it was last served.
+    /// Checkpoint of the tree as last served.
     pub before: CheckpointId,
-    /// The checkpoint of the tree as it was found.
+    /// Checkpoint of the tree as found.
     pub after: CheckpointId,
     /// Number of paths that differ.
     pub paths: u64,
 }
 
-/// What `stats` says: numbers of a running daemon.
+/// The reply to `stats`: counters of a running daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stats {
-    /// Where the tree is mounted.
+    /// Mount point.
     #[serde(with = "host_path")]
     pub mount: PathBuf,
     /// The daemon.
     pub daemon: DaemonInfo,
-    /// Who does reads, as in [`Status`].
+    /// I/O path of reads, as in [`Status`].
     pub io: String,
-    /// How writes reach the files, as in [`Status`].
+    /// I/O path of writes, as in [`Status`].
     pub writes: String,
-    /// Requests of the kernel since the mount, by kind: every kind, also those never asked for.
+    /// Number of kernel requests since the mount by kind, zeros included.
     pub requests: BTreeMap<String, u64>,
-    /// Memory of the daemon that is in use, in bytes (resident set size).
+    /// Resident set size of the daemon in bytes.
     pub rss_bytes: u64,
-    /// Threads of the daemon.
+    /// Number of threads of the daemon.
     pub threads: u64,
-    /// Open files, of the tree and of views.
+    /// Number of open files of the tree and of views.
     pub open_files: u64,
-    /// Inodes of the tree that the kernel knows, and the directories that lead to them.
+    /// Number of inodes of the tree in the kernel's cache, and directories above them.
     pub inodes: u64,
-    /// Inodes of views that the kernel knows.
+    /// Number of inodes of views in the kernel's cache.
     pub past_inodes: u64,
-    /// Watchers are being told what a restore has changed.
+    /// Changes of a restore are being announced to watchers.
     pub announcing: bool,
-    /// What the sealer has done.
+    /// Progress of the sealer.
     #[serde(default)]
     pub sealer: SealerInfo,
     /// Free space, and the last runs of `gc` and `push`.
@@ -137,59 +136,59 @@ pub struct Stats {
 /// Free space, and the last runs of `gc` and `push`. Times are RFC 3339, UTC.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UpkeepInfo {
-    /// Size of the filesystem, bytes; 0: not known.
+    /// Size of the filesystem in bytes; 0 if unknown.
     pub size_bytes: u64,
-    /// Free bytes of it, for the user of the daemon.
+    /// Free space for the daemon's user in bytes.
     pub free_bytes: u64,
-    /// When the newest checkpoint was made, automatic ones included, guards excluded.
+    /// Time of the newest checkpoint, including automatic ones, excluding guards.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub newest: Option<String>,
-    /// The size of the history, as `du` or `gc` has counted it last.
+    /// Size of the history as last measured by `du` or `gc`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub history: Option<MeasuredInfo>,
-    /// When the last run of `gc` ended, since the daemon began.
+    /// End of the last `gc` run since the daemon started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gc: Option<String>,
-    /// Pushes, by the names of remotes.
+    /// Pushes by name of the remote.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub pushes: BTreeMap<String, PushInfo>,
 }
 
-/// The size of the history.
+/// Size of the history.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MeasuredInfo {
-    /// Bytes that would be freed if no checkpoint were kept.
+    /// Bytes that deleting all checkpoints would free.
     pub bytes: u64,
-    /// When that was counted.
+    /// Time of the measurement.
     pub at: String,
 }
 
 /// Pushes to a remote.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PushInfo {
-    /// When the last push that succeeded ended, also if the remote had everything already.
+    /// End of the last successful push, including those that had nothing to upload.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last: Option<String>,
-    /// Pushes that have failed since the daemon began.
+    /// Number of failed pushes since the daemon started.
     #[serde(default)]
     pub failed: u64,
-    /// Why the last push failed, if it did.
+    /// Error of the last push, if it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
-/// What the sealer has done since the mount.
+/// Progress of the sealer since the mount.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SealerInfo {
     /// `off`, `hash` or `full`.
     pub mode: String,
-    /// Everything that closed epochs have captured is hashed.
+    /// All captures of closed epochs are hashed.
     pub caught_up: bool,
-    /// Objects that were hashed.
+    /// Number of hashed objects.
     pub objects: u64,
-    /// Their bytes.
+    /// Their size in bytes.
     pub bytes: u64,
-    /// Bytes that were read for that.
+    /// Bytes read to hash them.
     #[serde(default)]
     pub read: u64,
 }
@@ -199,22 +198,21 @@ pub struct SealerInfo {
 pub struct DaemonInfo {
     /// Process id.
     pub pid: u32,
-    /// When it started: RFC 3339, UTC.
+    /// Start time: RFC 3339, UTC.
     pub started: String,
     /// Its version.
     pub version: String,
-    /// The process that holds the mount and starts another daemon if this one dies; `None`: nobody
-    /// would.
+    /// The process that holds the mount and restarts a dead daemon; `None`: no process does.
     #[serde(default)]
     pub holder: Option<u32>,
-    /// How often a daemon died and another took over since the mount.
+    /// Number of takeovers since the mount.
     #[serde(default)]
     pub takeovers: u32,
-    /// When that was last: RFC 3339, UTC.
+    /// Time of the last takeover: RFC 3339, UTC.
     #[serde(default)]
     pub taken_over: Option<String>,
-    /// The number of the mount (proc_pid_mountinfo(5)), and its device as `st_dev` encodes it: by
-    /// these its users are found when it is in no table any more.
+    /// Mount id (proc_pid_mountinfo(5)) and device as encoded in `st_dev`. They identify users of a
+    /// mount that is no longer in the mount table.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mounted_as: Option<(u64, u64)>,
 }

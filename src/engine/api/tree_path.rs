@@ -1,13 +1,13 @@
-//! Paths in answers: bytes that are text, mostly.
+//! Paths in replies: bytes, mostly UTF-8.
 
 use serde::{Deserialize, Serialize};
 
-/// A path relative to the root of the tree, `/`-separated, any bytes; empty for the root. In JSON:
-/// a string if it is UTF-8, else `{"base64": "..."}`.
+/// A path relative to the root of the tree, `/`-separated, arbitrary bytes; empty for the root. In
+/// JSON: a string if it is UTF-8, else `{"base64": "..."}`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TreePath(pub Vec<u8>);
 
-/// Whether a path is at or below one of these; all are where there are none.
+/// Returns whether `path` is at or below one of `above`; an empty list matches every path.
 pub fn is_among(path: &[u8], above: &[TreePath]) -> bool {
     let is_below = |above: &TreePath| {
         path.strip_prefix(above.0.as_slice())
@@ -49,7 +49,7 @@ impl<'de> Deserialize<'de> for TreePath {
     }
 }
 
-/// A path of this machine in JSON: a string if it is UTF-8, else `{"base64": "..."}`, as a
+/// JSON form of a host path: a string if it is UTF-8, else `{"base64": "..."}`, as for
 /// [`TreePath`].
 pub mod host_path {
     use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -58,7 +58,7 @@ pub mod host_path {
     use super::TreePath;
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-    /// For `#[serde(with)]`.
+    /// Serializer for `#[serde(with)]`.
     ///
     /// # Errors
     /// Those of the serializer.
@@ -69,10 +69,10 @@ pub mod host_path {
         TreePath(path.as_ref().as_os_str().as_bytes().to_vec()).serialize(serializer)
     }
 
-    /// For `#[serde(with)]`.
+    /// Deserializer for `#[serde(with)]`.
     ///
     /// # Errors
-    /// What is neither a string nor such an object.
+    /// The value is neither a string nor such an object.
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D::Error> {
         Ok(PathBuf::from(std::ffi::OsString::from_vec(
             TreePath::deserialize(deserializer)?.0,

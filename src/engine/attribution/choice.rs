@@ -1,4 +1,4 @@
-//! Which paths a restore of what one process changed takes, without any of somebody else's.
+//! Path selection of a selective restore: the changes of one process, without those of any other.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -11,12 +11,12 @@ use crate::history::writers::Set;
 use crate::store::ids::Slot;
 use crate::sys::Kind;
 
-/// Which writers are meant.
+/// Selection of writers.
 pub(in crate::engine) enum Selector {
     Pid(u32),
-    /// One of several that had the number: when it started.
+    /// Identifies one of several processes with this pid by its start time.
     Started(u32, u64),
-    /// Several, as one.
+    /// Several processes, treated as one.
     Several(Vec<(u32, u64)>),
     Session(u32),
     Cgroup(String),
@@ -24,8 +24,9 @@ pub(in crate::engine) enum Selector {
 }
 
 impl Selector {
-    /// A number is a process, `PID@START` with commas between are several, what begins with `/` a control group, anything else a name; `pid:`,
-    /// `session:`, `cgroup:` and `name:` say so.
+    /// Parses a selector: a number is a process, several `PID@START` are separated by commas, a
+    /// leading `/` denotes a control group, and anything else a command name. `pid:`, `session:`,
+    /// `cgroup:` and `name:` are explicit.
     pub(in crate::engine) fn parse(text: &str) -> Option<Selector> {
         let number = |text: &str| text.parse::<u32>().ok().filter(|number| *number > 0);
         let started = |text: &str| {
@@ -81,12 +82,12 @@ impl Selector {
     }
 }
 
-/// What a restore of selected paths is to do.
+/// The paths of a selective restore.
 #[derive(Default)]
 pub(in crate::engine) struct Selection {
-    /// The names as they are in the one state or the other.
+    /// Paths in either of the two states.
     pub(in crate::engine) names: Vec<Vec<u8>>,
-    /// These names alone, as the state that is restored has them.
+    /// Exactly these paths, named as in the restored state.
     pub(in crate::engine) paths: Vec<Vec<u8>>,
     pub(in crate::engine) changes: Vec<Change>,
     pub(in crate::engine) shared: Vec<SharedPath>,
@@ -111,7 +112,7 @@ impl Selection {
     }
 }
 
-/// Where an inode has gone from, and where it has come to.
+/// The old and the new paths of an inode.
 type Moves<'a> = (Vec<&'a [u8]>, Vec<&'a [u8]>);
 
 fn parent_of(path: &[u8]) -> Option<&[u8]> {
@@ -120,11 +121,11 @@ fn parent_of(path: &[u8]) -> Option<&[u8]> {
         .and_then(|at| path.get(..at))
 }
 
-/// The paths that can be made what they were, and are chosen: nothing that is not chosen goes or
-/// comes with them. What cannot be done without the rest is left out until that is so:
-/// - what has gone together with its directory comes back only if that does, or is there;
-/// - a directory goes only if all that is in it does;
-/// - an inode that has another path now is at one of the two, so both are chosen or none.
+/// Returns the wanted paths that can be restored without adding or removing any other. Paths that
+/// violate a rule are dropped until none does:
+/// - a path deleted with its directory needs that directory, existing or restored;
+/// - a directory can only be removed with everything in it;
+/// - a moved inode needs all of its old and new paths.
 pub(super) fn choose(
     found: &[(Differs, Set)],
     wanted: impl Fn(&Differs, &Set) -> bool,
@@ -156,7 +157,7 @@ pub(super) fn choose(
     }
 }
 
-/// Inodes that have gone from one path and come to another.
+/// Returns the inodes that moved from one path to another.
 fn moves(found: &[(Differs, Set)]) -> HashMap<(Slot, Kind), Moves<'_>> {
     let mut pairs: HashMap<(Slot, Kind), Moves<'_>> = HashMap::new();
     for (differs, _) in found {
@@ -171,10 +172,10 @@ fn moves(found: &[(Differs, Set)]) -> HashMap<(Slot, Kind), Moves<'_>> {
     pairs
 }
 
-/// What would come back into a directory that does not.
+/// Drops paths that would return into a directory that does not.
 fn leave_out_orphans(by_path: &HashMap<&[u8], &Differs>, chosen: &mut HashSet<&[u8]>) {
     let mut all: Vec<&[u8]> = chosen.iter().copied().collect();
-    // A directory before what is in it.
+    // Parents first.
     all.sort_unstable();
     for path in all {
         let found = by_path.get(path);
@@ -187,7 +188,7 @@ fn leave_out_orphans(by_path: &HashMap<&[u8], &Differs>, chosen: &mut HashSet<&[
     }
 }
 
-/// Directories that would go although something in them stays.
+/// Drops directories that would be removed although an entry below them stays.
 fn leave_out_full(
     found: &[(Differs, Set)],
     by_path: &HashMap<&[u8], &Differs>,
@@ -212,8 +213,8 @@ fn leave_out_full(
     }
 }
 
-/// The chosen names as the plan wants them: what is in a directory that goes back to where it was,
-/// by its path there.
+/// Returns the chosen paths in the form that the plan expects: entries of a directory that moves
+/// back have their path below its old place.
 fn exact_paths(found: &[(Differs, Set)], chosen: &HashSet<Vec<u8>>) -> Vec<Vec<u8>> {
     let chosen_ones = || {
         found

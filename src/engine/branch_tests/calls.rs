@@ -1,11 +1,11 @@
-//! Each call of a change fails in turn.
+//! Fault injection: each system call of a change fails in turn.
 
 use super::{CALLER, Seen, Tree, Unnumbered, branched};
 use crate::engine::request::{RenameMode, Service, XattrMode};
 use crate::sys::fault::{Plan, arm_thread, disarm_thread};
 use crate::sys::{Errno, SysResult};
 
-/// What a call does to a branch, and what comes before it.
+/// A change of a branch and its preparation.
 struct Deed {
     before: fn(&Tree),
     call: fn(&Tree) -> SysResult<()>,
@@ -68,7 +68,7 @@ const DEEDS: [Deed; 11] = [
     },
 ];
 
-/// All of a tree, and the numbers of what it has from its parent.
+/// Returns the state of a tree, with the numbers of inherited inodes only.
 fn told(tree: &Tree) -> Vec<(String, Option<u64>, Unnumbered)> {
     let known = |number: u64| Some(number).filter(|number| number >> 56 == 0);
     let row =
@@ -76,11 +76,11 @@ fn told(tree: &Tree) -> Vec<(String, Option<u64>, Unnumbered)> {
     tree.seen().into_iter().map(row).collect()
 }
 
-/// Whichever call of the filesystem fails in the midst of a change, the branch is as before it or
-/// as after, and so it is at the next mount.
+/// Whichever system call fails during a change, the branch is in the state before or after it, and
+/// remains so at the next mount.
 #[test]
 fn a_change_of_which_a_call_fails_is_made_or_not() {
-    // All of them, one after the other: CKPTFS_EACH=1.
+    // CKPTFS_EACH=1 tests every call.
     let each = std::env::var("CKPTFS_EACH").ok();
     let each: u64 = each.and_then(|each| each.parse().ok()).unwrap_or(11);
     let (place, parent, branch) = branched();

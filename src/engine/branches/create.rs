@@ -1,10 +1,10 @@
-//! Making a branch.
+//! Creation of a branch.
 //!
-//! **Order.** The registry first, where the branch is "making" and holds its base; then the mark in
-//! the new store, by which everything made after it can be told; the store; its first checkpoint;
-//! then the registry says that it is there. A kill before that leaves what the next mount takes
-//! back (`open`), one after it a branch that the next mount mounts. Nothing of it is synced: that
-//! is done behind the answer (`fresh`).
+//! **Order.** First the registry entry, "making", which holds the base. Then the mark in the new
+//! store, which identifies everything created after it; the store; its first checkpoint; then the
+//! entry that the branch exists. After a kill before the last step, the next mount removes the
+//! remains (`open`); after it, the next mount mounts the branch. None of these steps is synced:
+//! that follows in the background (`fresh`).
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ use crate::sys::{self, Kind, Stat};
 /// The first checkpoint of a store.
 const FIRST: CheckpointId = CheckpointId(1);
 
-/// `reason`: why its base is made, if it is.
+/// Creates a branch. `reason`: that of its base checkpoint, if one is created.
 pub(super) fn create(
     engine: &Engine,
     requester: &Requester,
@@ -62,7 +62,7 @@ pub(super) fn create(
             ..BranchInfo::of(&entry)
         });
     }
-    // What this tree is itself is on the disk before something is in its store that is to stay.
+    // If this tree is a branch, it must be on disk before its store refers to a new branch.
     engine
         .live
         .locks
@@ -89,7 +89,7 @@ pub(super) fn create(
             ..BranchInfo::of(&entry)
         }),
         Err(error) => {
-            // What cannot be taken back now is by the next mount.
+            // The next mount removes the rest.
             if let Err(error) = take_back(engine, &entry, &root) {
                 tracing::warn!(%error, "a branch that was not made stays in part");
             }
@@ -98,7 +98,7 @@ pub(super) fn create(
     }
 }
 
-/// Nobody else makes a branch of this name.
+/// Claims the name. A concurrent creation of the same name is reported as an existing branch.
 fn claim<'a>(engine: &'a Engine, name: &str) -> VerbResult<Claim<'a>> {
     match engine.branches.claim(name) {
         Err(error) if error.code == Code::Busy => {
@@ -113,7 +113,7 @@ fn claim<'a>(engine: &'a Engine, name: &str) -> VerbResult<Claim<'a>> {
     }
 }
 
-/// Whether there can be one more of this name; how deep it is.
+/// Checks that another branch of this name can exist, and returns its depth.
 fn room_for(engine: &Engine, name: &str) -> VerbResult<u32> {
     let registry = engine.timeline().store().layout.branches();
     if let Some(there) = registry.get(name).map_err(registry_failed)? {
@@ -147,8 +147,8 @@ fn room_for(engine: &Engine, name: &str) -> VerbResult<u32> {
     Ok(depth)
 }
 
-/// The directory that the branch is to be in: empty, whoever asks has made it, and on the
-/// filesystem of this tree. It gets the owner and the mode of this tree's root.
+/// Opens the directory of the branch: empty, created by the requester, and on the filesystem of
+/// this tree. It gets the owner and the mode of this tree's root.
 fn new_dir(
     engine: &Engine,
     requester: &Requester,
@@ -206,7 +206,7 @@ fn checkpoint(
     Ok(made.id)
 }
 
-/// Registers the branch, which holds its base from then on, unless that was deleted meanwhile.
+/// Registers the branch, which then holds its base, unless the base was deleted in the meantime.
 fn hold(engine: &Engine, entry: &BranchEntry) -> VerbResult<()> {
     let _one_at_a_time = engine.checkpoints.checkpointing.lock();
     if !engine.timeline().catalogue.has_checkpoint(entry.base) {
@@ -216,7 +216,7 @@ fn hold(engine: &Engine, entry: &BranchEntry) -> VerbResult<()> {
     registry.note(entry).map_err(registry_failed)
 }
 
-/// The branch is there from now on, whatever comes of this process.
+/// Records that the branch exists. From now on it survives a kill.
 fn tell(
     engine: &Engine,
     branch: &Arc<Engine>,
@@ -226,7 +226,7 @@ fn tell(
     entry.made = true;
     entry.unsynced = fresh::mount_of(engine);
     if entry.unsynced.is_none() {
-        // A kill could not be told from a power cut.
+        // A kill could not be distinguished from a power cut.
         return fresh::sync(engine.timeline().store(), entry, root)
             .map_err(error::failed("the branch cannot be synced"));
     }

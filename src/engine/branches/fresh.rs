@@ -1,16 +1,15 @@
-//! What a branch is made of, and a branch that was made a moment ago and may not be on the disk.
+//! The contents of a new branch, which may not be on disk yet.
 //!
-//! What it is made of is written in an order in which a journalling filesystem brings it to the
-//! disk, and nothing of it is synced one by one: whoever asked would wait for some fifteen syncs.
-//! It is there at once, and survives a kill. All of it is synced behind the answer, in this order: the
-//! journal of the parent, which has the base; what the branch is made of; the entry, which says
-//! "made" from then on. Whatever would be changed in the branch before waits for that
-//! (`live::first_change`), so nothing that somebody did in the branch is on the
-//! disk before its entry is.
+//! They are written in an order that a journalling filesystem preserves on disk, without individual
+//! syncs, because the requester would wait for some fifteen of them. The branch exists at once and
+//! survives a kill. Afterwards all of it is synced in the background, in this order: the journal of
+//! the parent, which has the base; the contents of the branch; the entry, which then reads "made".
+//! The first change in the branch waits for that (`live::first_change`), so no change is on disk
+//! before the entry is.
 //!
-//! So the next mount that finds an entry which says "unsynced" knows that nothing was changed. If
-//! the filesystem is mounted as it was then, all of it is there, and it is synced. Else a power cut
-//! may have taken a part, and the branch is made again, of the same base.
+//! A mount that finds an entry "unsynced" can therefore conclude that the branch has no changes. If
+//! it is still the same mount of the filesystem, the branch is complete, and is synced. Otherwise a
+//! power cut may have lost a part, and the branch is created again from the same base.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -30,15 +29,16 @@ use crate::store::record::{Actor, Reason};
 use crate::sys::host;
 use crate::sys::{self, Stat, SysResult};
 
-/// The mode of the directory of a branch, which has only the store.
+/// The mode of the directory of a branch, which contains only the store.
 const ALONE: u32 = 0o700;
 
-/// Names the mount of the filesystem that the store of `engine` is on.
+/// Identifies the mount of the filesystem with the store of `engine`.
 pub(super) fn mount_of(engine: &Engine) -> Option<String> {
     host::mount_instance(engine.timeline().store().layout.dir())
 }
 
-/// Has the first change in the branch wait until that is on the disk. The branch is not served yet.
+/// Makes the first change in the branch wait until the branch is on disk. The branch is not served
+/// yet.
 pub(super) fn sync_before_changes(
     engine: &Engine,
     branch: &Engine,
@@ -50,8 +50,8 @@ pub(super) fn sync_before_changes(
     branch.live.locks.first_change.comes_after(sync);
 }
 
-/// Brings a branch that is served to the disk, in a thread of its own. Where there can be none, its
-/// first change does.
+/// Syncs a served branch in a separate thread. If no thread can be created, its first change syncs
+/// it.
 pub(super) fn sync_behind(branch: &Engine) {
     if host::left_out("settle") {
         return;
@@ -70,18 +70,18 @@ pub(super) fn sync_behind(branch: &Engine) {
     }
 }
 
-/// See the module. Durable on return.
+/// Syncs a branch in the order of the module. Durable on return.
 pub(super) fn sync(parent: &Store, entry: &BranchEntry, root: impl AsFd) -> SysResult<()> {
     parent.journal.sync()?;
     sync_branch(root)?;
     Ok(parent.layout.branches().register(entry)?)
 }
 
-/// Makes what a branch is made of, in an empty directory, and opens it. Nothing is durable on
+/// Creates the contents of a branch in an empty directory and opens it. Nothing is durable on
 /// return.
 ///
 /// # Errors
-/// Those of making it; what there is of it stays.
+/// Errors of the creation, whose remains stay.
 pub(super) fn make(
     engine: &Engine,
     by: &Actor,
@@ -95,7 +95,7 @@ pub(super) fn make(
     if (own.uid, own.gid) != (like.uid, like.gid) {
         sys::chown_fd(root, Some(like.uid), Some(like.gid)).map_err(failed)?;
     }
-    // Nothing that is shown of the branch is in it.
+    // The directory contains nothing that the branch shows.
     sys::chmod_fd(root, ALONE).map_err(failed)?;
     let marked = BranchEntry {
         made: true,
@@ -131,11 +131,11 @@ pub(super) fn make(
     Ok(branch)
 }
 
-/// Has a branch on the disk that was not known to be: what is in its directory `root` is whole, or
-/// is made again. It is not served.
+/// Syncs a branch that may not be on disk. If the contents of its directory `root` may be
+/// incomplete, they are created again. The branch is not served.
 ///
 /// # Errors
-/// Those of making it and of syncs.
+/// Errors of the creation and of syncs.
 pub(super) fn settle(engine: &Engine, entry: &BranchEntry, root: &OwnedFd) -> VerbResult<()> {
     let is_whole = entry.unsynced.is_some() && entry.unsynced == mount_of(engine);
     if !is_whole && unmake_store(root, entry.id).map_err(registry_failed)? {

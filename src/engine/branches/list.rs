@@ -1,4 +1,4 @@
-//! Which branches there are.
+//! Lists branches and their changes.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -21,7 +21,7 @@ use crate::store::layout::merges::MergeInto;
 use crate::sys::{Kind, SysResult};
 use crate::tree::has_attrs;
 
-/// Files of a branch that are counted at most.
+/// Limit of files counted in a branch.
 const COUNTED_MAX: usize = 200_000;
 
 pub(super) fn list(engine: &Engine, asked: &ListBranches) -> VerbResult<Vec<BranchInfo>> {
@@ -61,7 +61,7 @@ pub(super) fn list(engine: &Engine, asked: &ListBranches) -> VerbResult<Vec<Bran
     Ok(all)
 }
 
-/// As [`list`], of a store that nobody serves.
+/// As [`list`], for a store that is not served.
 pub(super) fn list_offline(root: impl AsFd, dropped: bool) -> VerbResult<Vec<BranchInfo>> {
     let (there, thrown) = branches_of(root).map_err(registry_failed)?;
     Ok(infos(if dropped { thrown } else { there }, dropped))
@@ -70,7 +70,7 @@ pub(super) fn list_offline(root: impl AsFd, dropped: bool) -> VerbResult<Vec<Bra
 fn infos(registered: Registered, dropped: bool) -> Vec<BranchInfo> {
     let whole = registered.entries.iter().filter(|entry| entry.made);
     let mut whole: Vec<_> = whole.collect();
-    // Those that were dropped are in files that are called by random numbers.
+    // The files of dropped branches have random names.
     whole.sort_by_key(|entry| (&entry.name, entry.made_ns));
     let info = |entry: &BranchEntry| BranchInfo {
         dropped,
@@ -79,15 +79,15 @@ fn infos(registered: Registered, dropped: bool) -> Vec<BranchInfo> {
     whole.into_iter().map(info).collect()
 }
 
-/// What a branch and its parent have in common, if that is not what the branch began as.
+/// Returns the merge base of a branch, unless it is the checkpoint that the branch began as.
 pub(super) fn moved_base(parent: &Engine, branch: &Branch) -> VerbResult<Option<MergeBase>> {
     let kin = Kin { parent, branch };
     let base = kin.base(State::Live, State::Live)?;
     Ok(Some(base).filter(|base| !kin.is_first(*base)))
 }
 
-/// How many paths of a branch nobody has merged. To find that out takes a merge that changes
-/// nothing: so what was found is good until something is changed in one of the two.
+/// Counts the unmerged paths of a branch. This runs a merge without effects; the result is valid
+/// until one of the trees changes.
 fn count_unmerged(parent: &Engine, branch: &Branch) -> VerbResult<u64> {
     let seen = |engine: &Engine| {
         engine.checkpoints.settle();
@@ -106,31 +106,31 @@ fn count_unmerged(parent: &Engine, branch: &Branch) -> VerbResult<u64> {
     Ok(found)
 }
 
-/// What a branch has changed since it and its parent were one.
+/// Returns the changes of a branch since its merge base.
 pub(super) fn changes(parent: &Engine, branch: &Branch) -> VerbResult<Vec<Change>> {
     changed_by(Kin { parent, branch }, MergeInto::Branch)
 }
 
-/// What a branch has changed since it began, as inodes. The caller has settled it.
+/// Returns the inodes that a branch has changed since it began. The caller has settled it.
 pub(super) fn differences(branch: &Branch) -> SysResult<Vec<Differs>> {
     differences_since(&branch.engine, branch.since)
 }
 
-/// What a branch has recorded since it began.
+/// Returns the records of a branch since it began.
 pub(super) fn recorded(branch: &Branch) -> SysResult<Touched> {
     branch.engine.states.touched(branch.since, None)
 }
 
-/// What differs from a checkpoint, but for what was changed behind our back. Directories that only
-/// have other times, because something in them came or went, are left out: that is told by what
-/// came. The caller has settled the tree.
+/// Returns the differences from a checkpoint, except changes that bypassed the mount. Directories
+/// whose times alone differ are left out, because the entries that changed in them are listed. The
+/// caller has settled the tree.
 pub(super) fn differences_since(engine: &Engine, since: CheckpointId) -> SysResult<Vec<Differs>> {
     let states = &engine.states;
     let mut differs = states.differs_since(since)?;
     let (before, now) = (states.view(State::At(since)), states.view(State::Live));
     differs.retain(|one| match (&one.old, &one.new) {
         (Some(old), Some(new)) if one.how == Difference::Modified && one.kind == Kind::Dir => {
-            // What cannot be told of it may differ.
+            // If it cannot be compared, it may differ.
             !has_attrs((&before, old), (&now, new), false).unwrap_or(false)
         }
         _ => true,
@@ -138,7 +138,7 @@ pub(super) fn differences_since(engine: &Engine, since: CheckpointId) -> SysResu
     Ok(differs)
 }
 
-/// As [`differences_since`], with what was changed behind our back.
+/// As [`differences_since`], including changes that bypassed the mount.
 pub(in crate::engine) fn changes_since(
     engine: &Engine,
     since: CheckpointId,
@@ -160,13 +160,13 @@ pub(in crate::engine) fn changes_since(
     Ok(changes)
 }
 
-/// What the files below the mount take, the store's included.
+/// Returns the space used by the files below the mount, including the store.
 fn own_bytes(engine: &Engine) -> Option<u64> {
     let root = crate::sys::host::path_in(engine.root_fd(), ".").ok()?;
     let (mut bytes, mut seen, mut open) = (0u64, 0usize, vec![root]);
     while let Some(dir) = open.pop() {
         for entry in std::fs::read_dir::<&Path>(&dir).ok()?.map_while(Result::ok) {
-            // Of the entry itself, never of what a link leads to.
+            // Metadata of the entry itself; links are not followed.
             let Ok(found) = entry.metadata() else {
                 continue;
             };

@@ -1,14 +1,13 @@
-//! Branches: writable second trees that began as a checkpoint of this one, each with an engine of
-//! its own in this process (docs/adr/0031-branches-look-through.md).
+//! Branches: writable trees that began as a checkpoint of this one. Each has its own engine in this
+//! process (docs/adr/0031-branches-look-through.md).
 //!
-//! Which branches there are is in the store (`store::layout::branches`): they hold their bases
-//! whether or not anything is mounted. Those that are open are in a table here, which a verb of the
-//! parent reaches them by. Serving a directory is not for this layer: whoever runs the parent's
-//! session does so, as the parent's [`Host`].
+//! The registry of branches is in the store (`store::layout::branches`): branches hold their bases
+//! whether or not they are mounted. The table here contains the open branches, for the verbs of the
+//! parent. Serving a directory belongs to the owner of the parent's session, the parent's [`Host`].
 //!
-//! **Locking.** The table and the names that are being worked on are leaves. While a branch is
-//! made, mounted, dropped, merged or updated its name is claimed ([`Branches::claim`]): a second such
-//! request is refused at once, and waits for nothing.
+//! **Locking.** The table and the set of claimed names are leaf locks. A name is claimed
+//! ([`Branches::claim`]) while its branch is created, mounted, dropped, merged or updated. A second
+//! such request fails immediately and does not wait.
 
 mod create;
 mod fresh;
@@ -44,28 +43,28 @@ use crate::sys::lock::Mutex;
 
 /// A branch that is served.
 ///
-/// Guaranteed as long as its name is claimed ([`Branches::claim`]): it is neither dropped nor
-/// mounted anew, and `base` and `since` stay what they are. Its mount may end all the same, by
-/// whoever unmounts it: reading it goes on to work, and what would be recorded fails with EIO.
+/// While its name is claimed ([`Branches::claim`]), it is neither dropped nor mounted again, and
+/// `base` and `since` do not change. It can be unmounted nevertheless: reads continue to work, and
+/// operations that need a record fail with EIO.
 pub struct Branch {
-    /// What it is called.
+    /// Its name.
     pub name: String,
-    /// Its engine. What the branch has touched is what its history recorded after `since`; an inode
-    /// that it has from the base has the parent's slot there, what was born in it has another
+    /// Its engine. Its changes are the records of its history after `since`. An inherited inode has
+    /// the slot of the parent there; an inode born in the branch has a different one
     /// (`tree::merge`).
     pub engine: Arc<Engine>,
-    /// The checkpoint of the parent that it looks through to. It is held: whoever has the parent's
-    /// engine can take its view. What the parent has touched is what its history recorded after it.
+    /// The checkpoint of the parent that it looks through to. It is held, so the parent's engine
+    /// can show its view. The changes of the parent are the records of its history after it.
     pub base: CheckpointId,
-    /// The checkpoint of the branch's own history that is as the base is.
+    /// The checkpoint of the branch's history that equals the base.
     pub since: CheckpointId,
-    /// Where it is mounted.
+    /// Its mount point.
     pub path: PathBuf,
-    /// How many of its paths nobody had merged when it was last looked at.
+    /// The number of unmerged paths at the last count.
     unmerged: Mutex<Option<(Looked, u64)>>,
 }
 
-/// What a branch and its parent have in common, and what the parent and the branch look like.
+/// The merge base, and the change stamps of the parent and the branch.
 type Looked = (MergeBase, Seen, Seen);
 
 impl Branch {
@@ -81,84 +80,85 @@ impl Branch {
     }
 }
 
-/// A directory that is to be served as a branch.
+/// A directory to serve as a branch.
 pub struct BranchTree {
     /// Its store.
     pub id: StoreId,
     /// Its directory, opened before anything is mounted over it.
     pub root: OwnedFd,
-    /// Where that is, and where it is to be mounted.
+    /// The path of the directory and of the mount.
     pub path: PathBuf,
-    /// What it looks through to.
+    /// The checkpoint that it looks through to.
     pub base: Arc<Base>,
-    /// Its parent's settings.
+    /// The settings of its parent.
     pub inherits: Inherits,
 }
 
-/// Whoever serves a tree, and can serve others: the daemon.
+/// The owner of a tree's session, which can serve other trees: the daemon.
 pub trait Host: Send + Sync {
-    /// The directory of a branch whose mount a worker before us has left, and that is to be served
-    /// on; `None`: there is none. **Nothing at the path of such a branch may be asked for**: nobody
-    /// would answer.
+    /// Returns the directory of a branch whose mount was left by the previous worker and is to be
+    /// continued; `None`: no such mount. **Do not access the path of such a branch**: the request
+    /// would never be answered.
     ///
     /// # Errors
     /// EMFILE.
     fn left(&self, id: StoreId) -> VerbResult<Option<OwnedFd>>;
 
-    /// Nobody goes on with what is left of a branch: requests fail from now on, and do not wait.
+    /// Abandons the mount that a worker left of a branch: its requests fail from now on instead of
+    /// waiting.
     fn give_up(&self, id: StoreId);
 
-    /// How a branch is to be served: as its parent.
+    /// Returns the configuration of a branch, derived from that of its parent.
     ///
     /// # Errors
-    /// It cannot be made ready for.
+    /// The branch cannot be prepared.
     fn config(&self, tree: BranchTree) -> VerbResult<Config>;
 
-    /// Where a branch of this name is made that nobody says a place for: beside the tree.
+    /// Returns the default path of a branch of this name: next to the tree.
     ///
     /// # Errors
     /// `bad-path`: the tree has no name.
     fn beside(&self, name: &str) -> VerbResult<PathBuf>;
 
-    /// Removes a dead mount of ours at `path`, and waits for the branch of this name if it was
-    /// unmounted or is being closed. Does nothing to a branch that is mounted.
+    /// Removes our dead mount at `path`, and waits for the branch of this name if it is being
+    /// unmounted or closed. Does not affect a mounted branch.
     ///
     /// # Errors
-    /// It cannot be taken away, or does not end.
+    /// The mount cannot be removed, or the branch does not end.
     fn clear(&self, name: &str, path: &Path) -> VerbResult<()>;
 
-    /// Mounts a branch, or goes on with the mount that is left, and answers for it, with a control
-    /// socket in its store; it serves when this returns. `fresh`: its directory was made a moment ago, so nobody has anything of it. At the
-    /// end of its mount [`Branches::ended`] of the parent is called.
+    /// Mounts a branch, or continues the mount that a worker left, with a control socket in its
+    /// store. The branch is served on return. `fresh`: its directory was just created, so no
+    /// process uses it. At the end of the mount, [`Branches::ended`] of the parent is called.
     ///
     /// # Errors
-    /// It cannot be mounted; nothing is left of the attempt, and the engine is not closed.
+    /// The mount failed. Nothing of the attempt remains, and the engine is not closed.
     fn serve(&self, name: &str, engine: &Arc<Engine>, fresh: bool) -> VerbResult<()>;
 
-    /// Unmounts a branch, and closes its engine: when this returns nobody has its store, unless
-    /// that was to come later. One that is not served has ended.
+    /// Unmounts a branch and closes its engine. On return its store is unused, unless `how` defers
+    /// that. Succeeds if the branch is not served.
     ///
     /// # Errors
     /// `branch-in-use`: it is still served.
     fn end(&self, name: &str, how: Ending) -> VerbResult<()>;
 
-    /// Unmounts a branch, and closes its engine later, before this process ends: when this returns
-    /// nobody has anything of the branch, and another can have its name.
+    /// Unmounts a branch, and closes its engine later, before this process ends. On return the
+    /// branch is unused, and its name is free.
     ///
     /// # Errors
     /// As [`Host::end`].
     fn leave(&self, name: &str, how: Ending) -> VerbResult<()>;
 
-    /// Waits for the engines that [`Host::leave`] has left, as long as that takes.
+    /// Waits without a time limit for the engines that [`Host::leave`] has yet to close.
     fn wait_closed(&self);
 }
 
-/// How the mount of a branch ends that somebody may have something of open.
+/// The way to end the mount of a branch that may be in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// It does not.
+    /// Fail if it is in use.
     Unused,
-    /// It is out of sight at once, and served until the last file is closed.
+    /// Detach at once, and serve it until the last file is closed.
     Lazy,
     /// At once: every call fails with ENOTCONN.
     Forced,
@@ -167,9 +167,9 @@ pub enum Ending {
 /// The branches of a tree.
 #[derive(Default)]
 pub struct Branches {
-    /// What this tree is itself, if it is a branch.
+    /// The entry of this tree, if it is a branch itself.
     own: Option<BranchEntry>,
-    /// Where its parent is mounted, if it is served.
+    /// The mount point of its parent, if that is served.
     parent: OnceLock<PathBuf>,
     host: OnceLock<Arc<dyn Host>>,
     open: Mutex<BTreeMap<String, Arc<Branch>>>,
@@ -177,8 +177,8 @@ pub struct Branches {
     watchers: watchers::Watchers,
 }
 
-/// A branch that somebody works on: nobody else makes, mounts, drops or merges it until this is
-/// dropped.
+/// Exclusive access to a branch: until this is dropped, no other request creates, mounts, drops or
+/// merges it.
 pub struct Claim<'a> {
     branches: &'a Branches,
     name: String,
@@ -198,17 +198,17 @@ impl Branches {
         }
     }
 
-    /// Sets who serves branches. Before this none can be made or mounted.
+    /// Sets the host. Without one no branch can be created or mounted.
     pub fn set_host(&self, host: Arc<dyn Host>) {
         let _ = self.host.set(host);
     }
 
-    /// Sets where the tree is mounted that this one is a branch of.
+    /// Sets the mount point of the tree that this one is a branch of.
     pub fn set_parent(&self, at: &Path) {
         let _ = self.parent.set(at.to_owned());
     }
 
-    /// The store of this tree, if it is a branch itself.
+    /// Returns the store of this tree, if it is a branch itself.
     pub fn own_id(&self) -> Option<StoreId> {
         self.own.as_ref().map(|own| own.id)
     }
@@ -219,10 +219,10 @@ impl Branches {
             .ok_or_else(|| error::not_mounted("branches are served where their parent is mounted"))
     }
 
-    /// The open branch of this name.
+    /// Returns the open branch of this name.
     ///
     /// # Errors
-    /// `unknown-branch`: none of this name is mounted.
+    /// `unknown-branch`: no branch of this name is mounted.
     pub fn get(&self, name: &str) -> VerbResult<Arc<Branch>> {
         let open = self.open.lock();
         if let Some(branch) = open.get(name) {
@@ -232,15 +232,15 @@ impl Branches {
         Err(self.unknown(name, &known))
     }
 
-    /// All that are open, by name.
+    /// Returns all open branches, by name.
     pub fn all(&self) -> Vec<Arc<Branch>> {
         self.open.lock().values().map(Arc::clone).collect()
     }
 
-    /// Claims a branch, or the name of one that is to be made.
+    /// Claims a branch, or the name of a new one.
     ///
     /// # Errors
-    /// `busy`: somebody else works on it. `bad-name`.
+    /// `busy`: another request has claimed it. `bad-name`.
     pub fn claim(&self, name: &str) -> VerbResult<Claim<'_>> {
         check_name(name)?;
         if !self.claimed.lock().insert(name.to_owned()) {
@@ -256,7 +256,7 @@ impl Branches {
         })
     }
 
-    /// There is no branch of this name among those that are known.
+    /// Returns the error for an unknown branch.
     fn unknown(&self, name: &str, known: &[String]) -> VerbError {
         if self.own.as_ref().is_some_and(|own| own.name == name) {
             let at = self.parent.get().map_or(Path::new("DIR"), PathBuf::as_path);
@@ -283,7 +283,7 @@ impl Branches {
         )
     }
 
-    /// Serves a branch, and has it in the table for as long as its mount is there.
+    /// Serves a branch, and keeps it in the table until its mount ends.
     fn serve(&self, branch: Branch, fresh: bool) -> VerbResult<()> {
         let host = self.host()?;
         let (name, engine) = (branch.name.clone(), Arc::clone(&branch.engine));
@@ -294,25 +294,25 @@ impl Branches {
         })
     }
 
-    /// The tree is served no longer: who watches it is told.
+    /// Notifies watchers that the tree is no longer served.
     pub(super) fn close(&self) {
         self.watchers.end();
     }
 
-    /// The mount of a branch is gone: it is not open any more.
+    /// Removes a branch from the table after its mount has ended.
     pub fn ended(&self, name: &str) {
         self.open.lock().remove(name);
     }
 }
 
 impl Engine {
-    /// The branches of this tree.
+    /// Returns the branches of this tree.
     pub fn branches(&self) -> &Branches {
         &self.branches
     }
 }
 
-/// What is done to the branches of a tree with its engine.
+/// Operations on the branches of a tree.
 pub struct Brancher<'a> {
     engine: &'a Engine,
 }
@@ -327,7 +327,7 @@ impl<'a> Brancher<'a> {
         self.engine.timeline().store().layout.branches()
     }
 
-    /// A branch that is mounted.
+    /// Returns a mounted branch.
     ///
     /// # Errors
     /// `unknown-branch`, `not-mounted`.
@@ -344,7 +344,7 @@ impl<'a> Brancher<'a> {
         })
     }
 
-    /// The registered entry of a branch, open or not, with its present path.
+    /// Returns the registered entry of a branch, open or not, with its current path.
     fn registered(&self, name: &str) -> VerbResult<BranchEntry> {
         if let Some(entry) = self.registry().get(name).map_err(registry_failed)? {
             return Ok(self.placed(entry));
@@ -352,15 +352,17 @@ impl<'a> Brancher<'a> {
         Err(self.engine.branches.unknown(name, &self.names()?))
     }
 
-    /// The names of the branches that are registered.
+    /// Returns the names of all registered branches.
     fn names(&self) -> VerbResult<Vec<String>> {
         let all = self.registry().all().map_err(registry_failed)?.entries;
         Ok(all.into_iter().map(|entry| entry.name).collect())
     }
 }
 
+/// Checks the name of a branch.
+///
 /// # Errors
-/// `bad-name`: no branch can be called so.
+/// `bad-name`: the name is invalid.
 pub fn check_name(name: &str) -> VerbResult<()> {
     if is_branch_name(name) {
         return Ok(());
@@ -372,12 +374,12 @@ pub fn check_name(name: &str) -> VerbResult<()> {
     ))
 }
 
-/// The note of a checkpoint that is made for a branch to begin as.
+/// Returns the note of a checkpoint created as the base of a branch.
 pub fn base_note(branch: &str) -> String {
     format!("base of the branch {branch}")
 }
 
-/// Where a branch of a tree is made that nobody says a place for: beside it, `TREE@NAME`.
+/// Returns the default path of a branch: next to the tree, `TREE@NAME`.
 ///
 /// # Errors
 /// `bad-path`: the tree has no name.
@@ -393,7 +395,8 @@ pub fn beside(tree: &Path, name: &str) -> VerbResult<PathBuf> {
     Ok(tree.with_file_name(file))
 }
 
-/// This directory is a branch's, and shows nothing without what it looks through to.
+/// Returns the error for mounting the directory of a branch alone: it shows nothing without its
+/// base.
 pub(super) fn served_by_parent(mark: &BranchEntry) -> VerbError {
     hinted(
         Code::IsBranch,

@@ -1,4 +1,4 @@
-//! Mounting branches that are registered, and putting right what a kill has left.
+//! Mounts registered branches, and repairs the state after a kill.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
@@ -17,11 +17,11 @@ use crate::store::layout::branch_store::unmake_branch;
 use crate::store::layout::branches::{BranchEntry, branch_mark, parent_and_name, store_id};
 use crate::sys::{self, Errno, OpenKind};
 
-/// Opens a directory by its absolute path. No link is followed on the way: whoever may write to a
-/// directory above it must not choose what is opened.
+/// Opens a directory by its absolute path without following symbolic links: a user who can write to
+/// a directory above it must not choose the directory opened.
 ///
 /// # Errors
-/// `not-found`, `not-a-directory`: also of a link.
+/// `not-found`, `not-a-directory`: also for a link.
 pub(super) fn open_dir(path: &Path) -> VerbResult<OwnedFd> {
     let open = || {
         let below = path
@@ -43,15 +43,15 @@ pub(super) fn open_dir(path: &Path) -> VerbResult<OwnedFd> {
     })
 }
 
-/// Opens the directory of a branch, if that is what is at its place.
+/// Opens the directory of a branch after checking its identity.
 ///
 /// # Errors
-/// `not-found`; `bad-branch`: it is something else.
+/// `not-found`; `bad-branch`: a different directory is there.
 pub(super) fn open_branch(engine: &Engine, entry: &BranchEntry) -> VerbResult<OwnedFd> {
     check_branch(engine, entry, open_dir(&entry.path)?)
 }
 
-/// The entry of a branch with the place where its directory is now.
+/// Returns the entry of a branch with the current path of its directory.
 pub(super) fn placed(engine: &Engine, entry: BranchEntry) -> BranchEntry {
     if let Ok(branch) = engine.branches.get(&entry.name) {
         let path = branch.engine.place().backing();
@@ -67,8 +67,10 @@ pub(super) fn placed(engine: &Engine, entry: BranchEntry) -> BranchEntry {
         .unwrap_or(entry)
 }
 
+/// Checks that a directory is that of the branch.
+///
 /// # Errors
-/// `bad-branch`: the directory is something else.
+/// `bad-branch`: it is a different one.
 fn check_branch(engine: &Engine, entry: &BranchEntry, root: OwnedFd) -> VerbResult<OwnedFd> {
     let failed = |errno| error::failed("the branch cannot be opened")(errno);
     let (found, like) = (
@@ -95,21 +97,21 @@ fn check_branch(engine: &Engine, entry: &BranchEntry, root: OwnedFd) -> VerbResu
     ))
 }
 
-/// Removes what there is of a branch that was not made to its end, from the registry last.
+/// Removes the remains of a branch whose creation was interrupted; its registry entry last.
 pub(super) fn take_back(engine: &Engine, entry: &BranchEntry, root: &OwnedFd) -> VerbResult<()> {
     if unmake_branch(root, entry.id).map_err(registry_failed)?
         && let Some((parent, name)) = parent_and_name(&entry.path)
         && let Ok(parent) = open_dir(parent)
     {
-        // Whoever asked for it may have made it, and take it away.
+        // The requester may have created the directory, and may remove it.
         let _ = sys::rmdir_at(parent, name);
     }
     let registry = engine.timeline().store().layout.branches();
     registry.unregister(&entry.name).map_err(registry_failed)
 }
 
-/// Has the registry know where the directory of a branch is before it is mounted there: a worker that
-/// takes over goes by that.
+/// Updates the registered path of a branch before it is mounted there: a worker that takes over
+/// relies on it.
 fn note_place(engine: &Engine, entry: &BranchEntry) -> VerbResult<()> {
     let registry = engine.timeline().store().layout.branches();
     match registry.get(&entry.name).map_err(registry_failed)? {
@@ -123,7 +125,7 @@ fn note_place(engine: &Engine, entry: &BranchEntry) -> VerbResult<()> {
 /// Mounts a registered branch. The caller has claimed it.
 pub(super) fn mount(engine: &Engine, entry: &BranchEntry) -> VerbResult<()> {
     let host = engine.branches.host()?;
-    // The path of a mount that was left leads to that.
+    // The path of a mount that a worker left leads into that mount.
     let left = host.left(entry.id)?;
     if left.is_none() {
         host.clear(&entry.name, &entry.path)?;
@@ -182,13 +184,13 @@ impl Brancher<'_> {
         placed(self.engine, entry)
     }
 
-    /// Goes on with the mounts that a worker before us has left. To be called before anything else
-    /// is done to branches: until then nobody answers for what is at their paths.
+    /// Continues the mounts that the previous worker left. Must precede any other operation on
+    /// branches: until then, requests to their paths are not answered.
     pub fn go_on(&self) {
         let Ok(host) = self.engine.branches.host() else {
             return;
         };
-        // If it cannot be read that is told when they are to be mounted.
+        // A read error is reported when they are mounted.
         let registered = self.registry().all().unwrap_or_default();
         for entry in registered.entries {
             if !entry.made || matches!(host.left(entry.id), Ok(None)) {
@@ -202,8 +204,8 @@ impl Brancher<'_> {
         }
     }
 
-    /// Puts right what a kill has left of branches, and mounts those that there are. What cannot be
-    /// mounted is told as a warning, and stays registered.
+    /// Repairs the state of branches after a kill, and mounts all of them. A branch that cannot be
+    /// mounted is reported as a warning and stays registered.
     pub fn mount_all(&self) {
         self.mount_registered();
         self.engine.branches.watchers.settle(true);
@@ -245,13 +247,13 @@ impl Brancher<'_> {
         }
     }
 
-    /// Ends the mounts of all branches. If one does not end those that have are mounted again.
+    /// Ends the mounts of all branches. If one fails to end, those already ended are mounted again.
     ///
     /// # Errors
     /// As [`super::Host::end`].
     pub fn end_all(&self, how: Ending) -> VerbResult<()> {
         self.engine.branches.watchers.settle(false);
-        // Nobody holds a branch while it ends.
+        // The table must not be locked while a branch ends.
         let names: Vec<String> = self.engine.branches.open.lock().keys().cloned().collect();
         let Ok(host) = self.engine.branches.host() else {
             return Ok(());
@@ -266,7 +268,7 @@ impl Brancher<'_> {
         Ok(())
     }
 
-    /// A branch whose making was cut short goes; nobody was told of it.
+    /// Removes a branch whose creation was interrupted; it was never reported.
     fn sweep(&self, entry: &BranchEntry) -> VerbResult<()> {
         tracing::info!(
             branch = entry.name,

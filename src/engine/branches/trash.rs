@@ -1,7 +1,8 @@
-//! Dropping a branch, and bringing it back: renames, whatever is in it.
+//! Drops and restores branches: renames, independent of their size.
 //!
-//! To drop one waits for no disk: a power cut within the next second may bring it back, whole. It
-//! is unmounted, and then out of sight; its engine is closed behind the answer, in the trash.
+//! A drop does not wait for the disk: a power cut within the next second may bring the whole branch
+//! back. The branch is unmounted and disappears; its engine is closed in the background, in the
+//! trash.
 
 use std::path::PathBuf;
 
@@ -21,7 +22,7 @@ use crate::store::operation::Deed;
 use crate::store::record::Actor;
 use crate::sys::Errno;
 
-/// Paths that are told of a branch that is dropped.
+/// Limit of paths reported of a dropped branch.
 const TOLD_MAX: usize = 20;
 
 pub(super) fn drop_branch(
@@ -48,7 +49,7 @@ pub(super) fn drop_branch(
         let told = all.iter().take(TOLD_MAX);
         changed.extend(told.map(|change| change.path.clone()));
         check_childless(name, &Brancher::new(&branch.engine).names()?)?;
-        // That it is not known keeps nobody from dropping it.
+        // An error here does not prevent the drop.
         if let Ok(paths) = unmerged_of(engine, branch, &all) {
             info.unmerged = Some(paths.len() as u64);
             left.extend(paths.into_iter().take(TOLD_MAX));
@@ -79,11 +80,11 @@ pub(super) fn drop_branch(
     }))
 }
 
-/// Unmounts a branch that is to be thrown away.
+/// Unmounts a branch that is being dropped.
 fn leave(engine: &Engine, branch: &Branch, how: Ending) -> VerbResult<()> {
-    // What is thrown away is not kept from what happens while nothing is mounted.
+    // A dropped branch needs no protection from changes while it is unmounted.
     branch.engine.keep_at_end(Some(Keep::None));
-    // Its entry is where it is from here on.
+    // Its registry entry stays in place from here on.
     let first_change = &branch.engine.live.locks.first_change;
     if let Err(errno) = first_change.pass() {
         tracing::warn!(%errno, "a branch is thrown away that is not on the disk");
@@ -93,8 +94,8 @@ fn leave(engine: &Engine, branch: &Branch, how: Ending) -> VerbResult<()> {
     Ok(())
 }
 
-/// Moves the directory of a branch that is not mounted into the trash. One that is not there any
-/// more is only forgotten.
+/// Moves the directory of an unmounted branch to the trash. If the directory no longer exists, only
+/// unregisters the branch.
 fn throw(engine: &Engine, by: &Actor, undoes: Option<u64>, entry: &BranchEntry) -> VerbResult<()> {
     let registry = engine.timeline().store().layout.branches();
     let root = match open_branch(engine, entry) {
@@ -123,8 +124,8 @@ fn throw(engine: &Engine, by: &Actor, undoes: Option<u64>, entry: &BranchEntry) 
     record(engine, by, undoes, entry, true)
 }
 
-/// Makes an operation of what was done. A kill before this leaves it done, and nothing to undo it
-/// by: `branch restore` does.
+/// Records the operation. After a kill before this, the change is done but has no operation to
+/// undo; `branch restore` reverts it.
 fn record(
     engine: &Engine,
     by: &Actor,
@@ -146,7 +147,7 @@ fn record(
     recorded.map_err(error::failed("it was done, but not recorded"))
 }
 
-/// Does the opposite of what was done to a branch: of dropping it, or of bringing it back.
+/// Performs the inverse of dropping or restoring a branch.
 pub(in crate::engine) fn invert(
     engine: &Engine,
     by: &Actor,
@@ -164,12 +165,12 @@ pub(in crate::engine) fn invert(
     throw(engine, by, undoes, &entry)
 }
 
-/// Why [`invert`] cannot be done now, as far as that is known, if so.
+/// Returns the known reason why [`invert`] would fail now, if any.
 pub(in crate::engine) fn obstacle(engine: &Engine, of: (&str, bool)) -> Option<VerbError> {
     find(engine, of.0, of.1).err()
 }
 
-/// A branch by its store: one that is in the trash, or one that is not.
+/// Finds a branch by its store, in the trash or among the registered ones.
 fn find(engine: &Engine, store: &str, dropped: bool) -> VerbResult<BranchEntry> {
     let registry = engine.timeline().store().layout.branches();
     let all = if dropped {
@@ -213,7 +214,7 @@ pub(super) fn free(engine: &Engine, name: &str) -> VerbResult<()> {
     for entry in dropped.iter().filter(|entry| entry.name == name) {
         registry.free(entry).map_err(registry_failed)?;
     }
-    // A store that is not closed yet would be left.
+    // A store that is still open would not be removed.
     engine.branches.host()?.wait_closed();
     registry.remove_gone().map_err(registry_failed)
 }
@@ -235,7 +236,7 @@ pub(super) fn revive(engine: &Engine, by: &Actor, name: &str) -> VerbResult<Bran
     })
 }
 
-/// Moves a branch out of the trash, and mounts it. The caller has claimed it.
+/// Moves a branch out of the trash and mounts it. The caller has claimed it.
 fn bring_back(
     engine: &Engine,
     by: &Actor,
@@ -250,7 +251,7 @@ fn bring_back(
             format!("drop that one first: ckptfs branch drop {}", word(name)),
         ));
     }
-    // The directory that it was in may have been renamed, with the tree.
+    // Its former parent directory may have been renamed together with the tree.
     let places = entry.places(Some(&engine.place().backing()));
     let is_there = |path: &&PathBuf| path.parent().is_some_and(|dir| open_dir(dir).is_ok());
     let path = places.iter().find(is_there).unwrap_or(&entry.path).clone();

@@ -1,4 +1,4 @@
-//! What can be asked of branches.
+//! The verbs of branches.
 
 use std::path::PathBuf;
 
@@ -16,21 +16,22 @@ use crate::store::layout::branches::BranchEntry;
 use crate::store::layout::merges::MergeInto;
 use crate::store::record::Reason;
 
-/// Makes a branch and mounts it. When it is answered the branch survives `kill -9` and a power cut.
+/// Creates a branch and mounts it. On return the branch survives `kill -9`. It is synced in the
+/// background, before its first change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CreateBranch {
-    /// What it is to be called: 1 to 64 letters, digits, `_`, `.` and `-`.
+    /// Its name: 1 to 64 letters, digits, `_`, `.` and `-`.
     pub name: String,
-    /// The checkpoint that it begins as; absent: one that is made now.
+    /// The checkpoint that it begins as; absent: one that is created now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at: Option<StateName>,
-    /// Its directory: absolute, without links, empty, of whoever asks.
+    /// Its directory: absolute, without symbolic links, empty, owned by the requester.
     #[serde(with = "host_path")]
     pub path: PathBuf,
-    /// But for a file `.git`: the branch begins with it in the place of what the base has there.
+    /// The directory may contain a file `.git`, which replaces that of the base in the branch.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub git: bool,
-    /// Only tell whether it could be made; the directory need not be there.
+    /// Only check whether it could be created; the directory need not exist.
     #[serde(default)]
     pub dry_run: bool,
 }
@@ -38,44 +39,43 @@ pub struct CreateBranch {
 /// A branch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BranchInfo {
-    /// What it is called.
+    /// Its name.
     pub name: String,
-    /// Where it is.
+    /// Its path.
     #[serde(with = "host_path")]
     pub path: PathBuf,
-    /// The checkpoint of the parent that it began as; absent: one that would be made.
+    /// The checkpoint of the parent that it began as; absent: one that would be created.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<CheckpointId>,
-    /// What it and its parent have in common, if that is not the base any more: it was updated, or
-    /// merged. Known of one that is mounted.
+    /// The merge base, if it is not `base` because of an update or merge. Present only if mounted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub merge_base: Option<MergeBase>,
-    /// The checkpoint of its own that is as the base is; absent if it is not made yet.
+    /// The branch's own checkpoint that equals the base; absent while it is being created.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<CheckpointId>,
-    /// When it was made: RFC 3339, UTC.
+    /// Its time of creation: RFC 3339, UTC.
     pub created: String,
     /// It is mounted.
     pub mounted: bool,
-    /// It was dropped, and can be brought back.
+    /// It was dropped, and can be restored.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub dropped: bool,
-    /// Paths that it has changed since, directories apart that others came to or went from; absent
-    /// if it is not mounted.
+    /// Number of changed paths since, without directories in which only entries changed; absent if
+    /// it is not mounted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub changed: Option<u64>,
-    /// Paths that a merge of it would change here, or that clash: what it has done and nobody has
-    /// merged. Absent if that was not asked for, or is not known.
+    /// Number of unmerged paths: a merge would change them here, or they conflict. Absent unless
+    /// requested, or if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unmerged: Option<u64>,
-    /// Bytes that its own files and its history take, as du(1) counts them: what it shares with its
-    /// parent counts too.
+    /// Bytes used by its files and its history as counted by du(1), which includes data shared with
+    /// its parent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
-    /// Why it is not as it should be.
+    /// The problem of a branch that is not in order.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
-    /// It was only asked whether it could be made.
+    /// The request was a dry run.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub dry_run: bool,
 }
@@ -117,16 +117,16 @@ impl Verb for CreateBranch {
     }
 }
 
-/// Every branch, by name.
+/// Lists all branches by name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListBranches {
-    /// Those in the trash, and no others.
+    /// Only those in the trash.
     #[serde(default)]
     pub dropped: bool,
-    /// Count what each has changed, and what it takes.
+    /// Count the changed paths and the bytes used.
     #[serde(default)]
     pub counted: bool,
-    /// Tell how many paths of each nobody has merged.
+    /// Count the unmerged paths.
     #[serde(default)]
     pub unmerged: bool,
 }
@@ -144,10 +144,10 @@ impl Verb for ListBranches {
     }
 }
 
-/// What a branch has changed since it and its parent were one, sorted by path.
+/// Lists the changes of a branch since its merge base, sorted by path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiffBranch {
-    /// Which.
+    /// The name of the branch.
     pub name: String,
 }
 
@@ -168,7 +168,7 @@ impl Verb for DiffBranch {
 /// Mounts a branch whose mount has ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountBranch {
-    /// Which.
+    /// The name of the branch.
     pub name: String,
 }
 
@@ -186,31 +186,30 @@ impl Verb for MountBranch {
     }
 }
 
-/// Unmounts a branch and moves it to the trash, from where it can be brought back until `gc`.
+/// Unmounts a branch and moves it to the trash, from which it can be restored until `gc`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DropBranch {
-    /// Which.
+    /// The name of the branch.
     pub name: String,
-    /// Although somebody has something of it open.
+    /// Even if it is in use.
     #[serde(default)]
     pub force: bool,
-    /// Only tell what would go.
+    /// Only report the effect.
     #[serde(default)]
     pub dry_run: bool,
 }
 
-/// What went with a branch.
+/// The result of a drop.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DroppedBranch {
     /// The branch.
     pub branch: BranchInfo,
-    /// The first of the paths that it had changed.
+    /// The first of its changed paths.
     pub changed: Vec<TreePath>,
-    /// The first of the paths that a merge would have brought: what it had done and nobody had
-    /// merged.
+    /// The first of its unmerged paths.
     #[serde(default)]
     pub unmerged: Vec<TreePath>,
-    /// It was only asked.
+    /// The request was a dry run.
     pub dry_run: bool,
 }
 
@@ -226,11 +225,11 @@ impl Verb for DropBranch {
     }
 }
 
-/// Frees branches of this name that were dropped, for good: none comes back, their bases are held no
-/// more, and their files are removed when this returns. None is as good.
+/// Permanently removes all dropped branches of this name: they release their bases, and their files
+/// are removed on return. Succeeds if none exists.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FreeBranch {
-    /// Which.
+    /// The name of the branches.
     pub name: String,
 }
 
@@ -242,10 +241,10 @@ impl Verb for FreeBranch {
     }
 }
 
-/// Brings a dropped branch back to where it was, and mounts it.
+/// Restores a dropped branch to its former path, and mounts it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReviveBranch {
-    /// Which: of several of that name the one that was made last.
+    /// The name; of several dropped branches, the one that was created last.
     pub name: String,
 }
 

@@ -1,4 +1,4 @@
-//! Those who watch the conflicts of a tree: how many, how often, and until when.
+//! The clients that watch the conflicts of a tree: their number, the polling interval, and the end.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -6,35 +6,38 @@ use std::time::Duration;
 use super::super::api::VerbResult;
 use super::super::error::{Code, hinted};
 
-/// How often it is looked whether something has changed, and so the most that is answered.
+/// Polling interval, and so the maximum rate of answers.
 pub(super) const LOOK: Duration = Duration::from_millis(200);
-/// Between two comparisons so many times as long as the last took.
+/// Pause between two comparisons, as a multiple of the duration of the last one.
 const REST: u32 = 4;
-/// So many watch a tree at once: each has a connection, and others need some.
+/// Limit of watchers of a tree: each uses a connection, and other clients need some.
 const WATCHERS_MAX: usize = 16;
 
-/// Those who watch a tree, and what they wait for.
+/// The watchers of a tree.
 #[derive(Default)]
 pub struct Watchers {
     there: AtomicUsize,
-    /// The branches that there are are mounted. While they are not, what they have is not gone.
+    /// All registered branches are mounted. While they are not, their conflicts have not
+    /// disappeared.
     settled: AtomicBool,
     ended: AtomicBool,
-    /// How long the last comparison took, nanoseconds.
+    /// The duration of the last comparison, nanoseconds.
     took_ns: AtomicU64,
 }
 
 impl Watchers {
-    /// All branches are mounted, or are about to end.
+    /// Sets whether all branches are mounted.
     pub(super) fn settle(&self, settled: bool) {
         self.settled.store(settled, Ordering::SeqCst);
     }
 
-    /// The tree is served no longer.
+    /// Ends all waits: the tree is no longer served.
     pub(super) fn end(&self) {
         self.ended.store(true, Ordering::SeqCst);
     }
 
+    /// Adds a watcher.
+    ///
     /// # Errors
     /// `too-many-connections`.
     pub(super) fn enter(&self) -> VerbResult<Watching<'_>> {
@@ -62,14 +65,14 @@ impl Watchers {
         self.took_ns.store(time, Ordering::Relaxed);
     }
 
-    /// How long nothing is compared after a comparison.
+    /// Returns the pause after a comparison.
     pub(super) fn rest(&self) -> Duration {
         let took = Duration::from_nanos(self.took_ns.load(Ordering::Relaxed));
         took.saturating_mul(REST).max(LOOK)
     }
 }
 
-/// One of them, until it is dropped.
+/// A watcher, until it is dropped.
 pub(super) struct Watching<'a>(&'a Watchers);
 
 impl Drop for Watching<'_> {

@@ -1,4 +1,4 @@
-//! The files of a run, and how each is opened.
+//! The files of a run.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::store::ids::{ObjectId, ObjectOrigin};
 use crate::store::index::contents::Look;
 use crate::sys::{Errno, SysResult};
 
-/// Where a file is.
+/// Location of a file.
 #[derive(Clone, Debug)]
 pub(super) enum Place {
     Captured(ObjectId),
@@ -27,9 +27,9 @@ pub(super) struct Item {
     pub(super) place: Place,
     pub(super) size: u64,
     pub(super) hash: Option<Hash>,
-    /// How it looked when it was listed, if it is a live one.
+    /// For a live file: its attributes when it was listed.
     pub(super) look: Option<Look>,
-    /// It was left out.
+    /// Excluded from the run.
     pub(super) left: bool,
 }
 
@@ -56,7 +56,8 @@ impl Item {
                 .open(*object)
                 .map(Arc::new)
                 .map_err(|error| error.errno()),
-            // That such a file is as it was is told by what it shares with its capture.
+            // Sharing would change the extents, by which such a file is recognized as unchanged
+            // since its capture.
             Place::Live(trail)
                 if dedup
                     .timeline()
@@ -71,7 +72,7 @@ impl Item {
     }
 }
 
-/// Why a file is left out with which this has gone wrong.
+/// Returns the reason to exclude a file after this error.
 pub fn why_of(errno: Errno) -> LeftWhy {
     match errno {
         Errno::ENOENT | Errno::ESTALE => LeftWhy::Gone,
@@ -84,7 +85,7 @@ pub fn why_of(errno: Errno) -> LeftWhy {
     }
 }
 
-/// The files of a run as [`crate::store::dedup`] wants them.
+/// Access to the files of a run for [`crate::store::dedup`].
 pub(super) struct Opener<'a> {
     pub(super) dedup: &'a Dedup,
     pub(super) items: &'a [Item],
@@ -117,7 +118,7 @@ impl Files for Opener<'_> {
         self.dedup.timeline().store().link_same(source, target)
     }
 
-    /// Only a clone can be a name of another.
+    /// Only a clone can become a hard link of another.
     fn rank(&self, number: usize) -> u8 {
         u8::from(!self.dedup.live.reflink() && self.clone_at(number).is_some())
     }

@@ -1,18 +1,18 @@
-//! `dedup`: the same content once.
+//! `dedup`: deduplication of content.
 //!
-//! Files with the same hash, captured versions of closed epochs and (if asked) live ones, come to
-//! share their extents; the kernel compares before it shares ([`crate::store::extents`]), so no
-//! hash, index or writer can make it change a byte, and no time changes. Where files cannot share
-//! extents, captured clones become names of one file (`store::link`).
+//! Files with the same hash (captured versions of closed epochs and, if requested, live files)
+//! share their extents. The kernel compares before it shares ([`crate::store::extents`]), so no
+//! hash, index or concurrent writer can change a byte, and no time changes. Where extents cannot be
+//! shared, captured clones become hard links of one file (`store::link`).
 //!
-//! As `gc` it works for a moment and is asked again: who stops asking stops it, and what was shared
-//! stays so. What was hashed is on record (captured) or in the index (live), so the next run goes
-//! on from there. Its reads and writes wait until nobody else's do. It takes no lock that a change
-//! waits for.
+//! Like `gc` it works in slices: the client repeats the request, cancels by not repeating it, and
+//! keeps the result so far. Hashes are persisted in the journal (captured) or the index (live), so
+//! the next run continues from there. Its I/O has idle priority. It takes no lock that blocks
+//! changes.
 //!
-//! A run lists, then hashes those of which another has the same size, then shares. Asked with
-//! `keep`, it stays when it is finished, for whoever wants to share with another project:
-//! `contents` tells what it has, and `files` gives descriptors.
+//! A run lists the files, hashes those that share their size with another, then shares extents.
+//! With `keep` it remains after it is finished, for deduplication across projects: `contents` lists
+//! its files, and `files` returns descriptors.
 
 mod files;
 mod run;
@@ -35,109 +35,108 @@ pub use crate::live::drop_kept;
 use crate::store::hash::Hash;
 use crate::sys::{self, FILES_AT_ONCE};
 
-/// What is left out that one part tells.
+/// Limit of excluded files per part.
 const PART_LEFT_MAX: usize = 1000;
-/// Contents that one answer tells.
+/// Limit of contents per reply.
 const CONTENTS_AT_ONCE: usize = 4096;
 
-/// What `dedup` is asked to do.
+/// Options of `dedup`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DedupOptions {
-    /// Only tell what would be shared.
+    /// Only report what would be shared.
     #[serde(default)]
     pub dry_run: bool,
-    /// The live files too.
+    /// Include live files.
     #[serde(default)]
     pub live: bool,
-    /// Threads that hash; 0 and 1: one.
+    /// Number of hashing threads; 0 means one.
     #[serde(default)]
     pub threads: usize,
-    /// Leave out what has fewer bytes.
+    /// Skip files of fewer bytes.
     #[serde(default)]
     pub min_size: u64,
-    /// Hash also what no other file here has the size of, and stay when finished.
+    /// Hash files of unique size also, and keep the finished run.
     #[serde(default)]
     pub keep: bool,
-    /// Go on with the run of this number, which an answer gave.
+    /// Continue the run with this number, from an earlier reply.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run: Option<u64>,
-    /// Of a finished run that stayed: its contents, from this one on.
+    /// Return the contents of a kept run from this number on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub contents: Option<u64>,
-    /// Of a finished run that stayed: descriptors of these, for reading.
+    /// Return read-only descriptors of these files of a kept run.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub files: Vec<u64>,
 }
 
-/// Why a file was left out.
+/// Reason to exclude a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LeftWhy {
-    /// It has fewer bytes than was asked for.
+    /// Smaller than requested.
     TooSmall,
-    /// It does not hold what its hash says: it has changed, or never did.
+    /// Its content does not match its hash: it has changed, or never did.
     Differs,
-    /// It was there when the run began.
+    /// Deleted since the run began.
     Gone,
-    /// It may not be opened, or not be shared.
+    /// Opening or sharing is not permitted.
     NotPermitted,
-    /// It cannot be read.
+    /// Unreadable.
     Unreadable,
-    /// It lies on another filesystem.
+    /// On another filesystem.
     OtherFilesystem,
-    /// The filesystem cannot share what it holds.
+    /// The filesystem cannot share its extents.
     NoReflink,
-    /// Somebody has it open for writing, and it has not changed yet: whether it does is told by
-    /// where its data is.
+    /// Open for writing but unchanged so far; its extents are needed to detect a change.
     InUse,
-    /// What it shares already has all the names that it can have.
+    /// The shared file has reached the limit of hard links.
     TooManyLinks,
 }
 
-/// A file that was left out.
+/// An excluded file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeftOut {
-    /// Its path in the tree, or that of the object in `.ckptfs`.
+    /// Path in the tree, or of the object in `.ckptfs`.
     pub path: TreePath,
-    /// It is a captured version.
+    /// A captured version.
     pub captured: bool,
-    /// Why.
+    /// The reason.
     pub why: LeftWhy,
-    /// What the system said.
+    /// The system's error message.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
-/// What a run does at the moment.
+/// Stage of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DedupStage {
-    /// It looks which files there are.
+    /// Lists files.
     #[default]
     Listing,
-    /// It hashes; the unit is a byte.
+    /// Hashes; progress in bytes.
     Hashing,
-    /// It shares; the unit is a file.
+    /// Shares extents; progress in files.
     Sharing,
 }
 
-/// A file of a finished run, for others to share with.
+/// A file of a finished run that others can share.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Content {
-    /// Its number in the run.
+    /// Number in the run.
     pub number: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
     /// BLAKE3, in hexadecimal.
     pub hash: String,
-    /// Its path in the tree, or that of the object in `.ckptfs`.
+    /// Path in the tree, or of the object in `.ckptfs`.
     pub path: TreePath,
-    /// It is a captured version.
+    /// A captured version.
     pub captured: bool,
 }
 
 impl Content {
-    /// What has this hash.
+    /// Returns the content with this hash.
     pub fn new(number: u64, size: u64, hash: Hash, path: TreePath, captured: bool) -> Content {
         Content {
             number,
@@ -149,53 +148,53 @@ impl Content {
     }
 }
 
-/// What a run has done, or would do.
+/// Result of a run or of its dry run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DedupReport {
-    /// Its number: ask again with it until `finished`.
+    /// Number of the run; repeat the request with it until `finished`.
     pub run: u64,
-    /// Nothing is left to do.
+    /// The run is complete.
     pub finished: bool,
-    /// What it does.
+    /// Current stage.
     pub stage: DedupStage,
-    /// How far it is with that.
+    /// Progress of the stage.
     pub done: u64,
-    /// How much there is.
+    /// Value of `done` at its end.
     pub total: u64,
-    /// It was only asked what would be shared.
+    /// This was a dry run.
     pub dry_run: bool,
-    /// Captured versions that were looked at.
+    /// Captured versions examined.
     pub captured: Count,
-    /// Live files that were looked at.
+    /// Live files examined.
     pub live: Count,
-    /// Those of them that were read to be hashed.
+    /// Files read for hashing.
     pub hashed: Count,
-    /// Those of which nothing else has the content.
+    /// Files with unique content.
     pub unique: Count,
-    /// Those that the others with the same content share.
+    /// Files whose extents the others share.
     pub sources: Count,
-    /// Those that shared it already.
+    /// Files that shared them before.
     pub already: Count,
-    /// Those that share it now.
+    /// Files that share them now.
     pub shared: Count,
-    /// Those of them that are another name of a file now, for the filesystem shares nothing else.
+    /// Those that became hard links, where extents cannot be shared.
     pub linked: Count,
-    /// What came free with that, if nobody else holds it.
+    /// Bytes freed, unless other files share them.
     pub freed_bytes: u64,
-    /// Those that were left out, by why.
+    /// Number of excluded files by reason.
     pub left: std::collections::BTreeMap<LeftWhy, u64>,
-    /// Which those are, as far as no part before has told.
+    /// Excluded files not yet reported by an earlier part.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub left_out: Vec<LeftOut>,
-    /// What was asked for by `contents`.
+    /// Reply to `contents`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub contents: Vec<Content>,
-    /// Of what was asked for by `files`: those of which a descriptor came, in their order.
+    /// Reply to `files`: the numbers whose descriptors were passed, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub files: Vec<u64>,
 }
 
-/// Runs under way. See the module.
+/// The runs. See the module.
 pub(super) struct Dedup {
     pub(super) live: Arc<Live>,
     checkpoints: Arc<Checkpoints>,
@@ -246,7 +245,7 @@ impl Dedup {
         Ok(DedupReport { run, ..report })
     }
 
-    /// Works for a moment, in a thread whose reads and writes come after everybody else's.
+    /// Works for a time slice, in a thread with idle I/O priority.
     fn work_idle(&self, run: &mut Run) -> VerbResult<()> {
         let work = || {
             if let Err(errno) = sys::set_thread_io_idle() {

@@ -1,4 +1,4 @@
-//! One run: what it knows, and its steps.
+//! A run: its state and steps.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
@@ -15,17 +15,17 @@ use crate::store::index::contents::Look;
 use crate::store::record::ObjectHash;
 use crate::sys::{self, Errno, Kind, SysResult};
 
-/// Bytes of paths that one answer has, but for one longer path.
+/// Limit of path bytes per reply, except for one longer path.
 const PART_PATH_BYTES: usize = 1 << 20;
-/// Hashes that are recorded at once.
+/// Number of hashes recorded at a time.
 const RECORD_OBJECTS_MAX: usize = 512;
-/// With less space left no hashes are recorded: what is left is for captures.
+/// With less free space no hashes are recorded; the rest is for captures.
 const SPACE_KEPT_BYTES: u64 = 64 << 20;
-/// A file that has changed within so many nanoseconds may change again without looking other, where
-/// times are coarse: what it holds is not kept.
+/// With coarse timestamps, a file changed within this time (nanoseconds) may change again with
+/// equal attributes: its hash is not stored.
 const SETTLED_NS: i64 = 1_000_000_000;
 
-/// A run under way, or a finished one that stays. See the module above.
+/// A run in progress, or finished and kept. See the parent module.
 pub(in crate::engine) struct Run {
     dry_run: bool,
     keep: bool,
@@ -34,16 +34,16 @@ pub(in crate::engine) struct Run {
     report: DedupReport,
     left_out: Vec<LeftOut>,
     items: Vec<Item>,
-    /// Closed epochs that are to be listed.
+    /// Closed epochs to list.
     epochs: Vec<Epoch>,
-    /// Live directories that are.
+    /// Live directories to list.
     dirs: Vec<Arc<Trail>>,
-    /// Live files that were: one of several names.
+    /// Listed live files, for those with several names.
     slots: HashSet<Slot>,
     work: Work,
-    /// Hashes of objects that are not on record.
+    /// Hashes of objects not yet recorded.
     sealed: BTreeMap<Epoch, Vec<ObjectHash>>,
-    /// Hashes of live files that are not in the index.
+    /// Hashes of live files not yet in the index.
     seen: Vec<(Slot, Look, Hash)>,
 }
 
@@ -69,7 +69,7 @@ impl Run {
             .layers
             .epochs()
             .map_err(|error| error.errno())?;
-        // Captures of the open epoch can still be taken back.
+        // Captures of the open epoch can still be voided.
         epochs.retain(|epoch| *epoch < open);
         epochs.reverse();
         Ok(Run {
@@ -105,7 +105,7 @@ impl Run {
         self.left_out.len()
     }
 
-    /// How far it is, with what was left out since it told that last, as far as it fits.
+    /// Returns the progress, with excluded files not reported yet, up to the limits.
     pub(super) fn tell(&mut self) -> DedupReport {
         let mut bytes = 0;
         let mut fits = |left: &LeftOut| {
@@ -129,7 +129,7 @@ impl Run {
         }
     }
 
-    /// What it has, from number `from` on; nothing: that is all.
+    /// Returns the contents from number `from` on; empty at the end.
     pub(super) fn contents(&self, from: u64, limit: usize) -> Vec<Content> {
         let from = usize::try_from(from).unwrap_or(usize::MAX);
         let known = self
@@ -163,7 +163,7 @@ impl Run {
         contents
     }
 
-    /// One of its files.
+    /// Opens one of its files.
     pub(super) fn open(&self, dedup: &Dedup, number: u64) -> Option<Arc<File>> {
         self.items
             .get(usize::try_from(number).ok()?)?
@@ -171,10 +171,10 @@ impl Run {
             .ok()
     }
 
-    /// Does a little more; `false`: it is finished.
+    /// Works on. Returns `false` when the run is finished.
     ///
     /// # Errors
-    /// EIO if the history cannot be read. What goes wrong with one file is told of that.
+    /// EIO if the history cannot be read. An error of one file only excludes that file.
     pub(super) fn step(&mut self, dedup: &Dedup) -> SysResult<bool> {
         match std::mem::replace(&mut self.work, Work::Finished) {
             Work::Listing => {
@@ -231,7 +231,7 @@ impl Run {
                             self.report.total += 1;
                             self.dirs.push(trail);
                         }
-                        // What is looked through to is elsewhere, and takes no space here.
+                        // Inherited content is in the base and takes no space here.
                         Kind::File
                             if dedup.live.inodes.is_own(child.slot)
                                 && self.slots.insert(child.slot) =>
@@ -242,7 +242,7 @@ impl Run {
                     }
                 }
             }
-            // Removed since it was listed itself.
+            // Removed since its parent was listed.
             Err(Errno::ENOENT | Errno::ESTALE | Errno::ENOTDIR) => {}
             Err(errno) => self.leave_out(&Place::Live(dir), why_of(errno), Some(errno)),
         }
@@ -287,7 +287,7 @@ impl Run {
         match dedup.live.inodes.stat(&trail) {
             Ok(stat) if stat.kind == Kind::File => {
                 let look = Look::of(&stat);
-                // A hint that cannot be read is none.
+                // An unreadable hint is ignored.
                 let hash = dedup
                     .timeline()
                     .store()
@@ -325,7 +325,8 @@ impl Run {
         }
     }
 
-    /// Only what has the size of another can be the same.
+    /// Selects the files that share their size with another: no other file can have the same
+    /// content.
     fn begin_hashing(&mut self) {
         let mut sizes: HashMap<u64, u64> = HashMap::new();
         self.items
@@ -421,7 +422,7 @@ impl Run {
         }
     }
 
-    /// Puts what was hashed where the next run finds it. Best effort: it can be hashed again.
+    /// Stores the hashes for the next run. Best effort, because they can be recomputed.
     fn record(&mut self, dedup: &Dedup) {
         let store = dedup.timeline().store();
         if let Err(error) = store.index.note_seen(&std::mem::take(&mut self.seen)) {
@@ -457,7 +458,7 @@ impl Run {
             .into_iter()
             .map(|((size, _), numbers)| (size, numbers))
             .collect();
-        // The largest first: they are popped from the end.
+        // The largest last, because they are popped.
         left.sort_by_key(|(size, numbers)| {
             (
                 size.saturating_mul(numbers.len() as u64),
@@ -503,7 +504,7 @@ impl Run {
         match fate {
             Fate::Source => self.report.sources.add(size),
             Fate::Already => self.report.already.add(size),
-            // There is nothing to share.
+            // It has no extents to share.
             Fate::Unplaced => self.report.unique.add(size),
             Fate::Shared { freed } => {
                 self.report.shared.add(size);
@@ -542,7 +543,7 @@ impl Run {
     }
 }
 
-/// It will look other when it changes.
+/// Returns whether another change is certain to change the attributes.
 fn is_settled(look: &Look) -> bool {
     sys::now()
         .nanoseconds()

@@ -1,4 +1,4 @@
-//! The codes of failures: what programs tell them by.
+//! Error codes, by which programs distinguish failures.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,19 +6,19 @@ use crate::sys::Errno;
 
 macro_rules! codes {
     ($($errno:ident: $($code:ident),*;)*) => {
-        /// What kind of failure: in kebab-case on the socket and in JSON, `unknown-checkpoint`.
+        /// Kind of failure; in kebab-case on the socket and in JSON, as `unknown-checkpoint`.
         #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
         #[serde(rename_all = "kebab-case")]
         #[expect(missing_docs, reason = "docs/cli.md says what they mean")]
         pub enum Code {
             $($($code,)*)*
-            /// One that a program of another version says.
+            /// A code of another version.
             #[serde(untagged)]
             Unknown(String),
         }
 
         impl Code {
-            /// As the kernel shall see such a failure.
+            /// Returns the errno for the kernel.
             pub(in crate::engine) fn errno(&self) -> Errno {
                 match self {
                     $($(Code::$code)|* => Errno::$errno,)*
@@ -29,7 +29,7 @@ macro_rules! codes {
     };
 }
 
-// By the errno of a call in `.snapshots` or `.branches` that fails so.
+// Grouped by the errno of a failed call in `.snapshots` or `.branches`.
 codes! {
     ENOENT: UnknownCheckpoint, UnknownBranch;
     EINVAL: BadTag, BadName;
@@ -42,21 +42,21 @@ codes! {
     EACCES: NoPermission;
     EROFS: ReadOnly;
     EIO:
-        // Where a tree is served, and by whom.
+        // Mounts and daemons.
         NotMounted, StaleMount, AlreadyMounted, BadMountpoint, BadStore, StoreElsewhere,
         NotAStore, NewerFormat, WrongTree, InUse, Covered, Unfinished, MountFailed,
         NoFuse, NoPassthrough, NoReflink, SameProject,
-        // What was named.
+        // Names of objects.
         UnknownPath, UnknownTag, UnknownUser, UnknownProcess, UnknownOperation,
         UnknownRun, Ambiguous, AmbiguousProcess, NotExact, NotFound, NotADirectory,
         NotAFile, IsLink,
-        // What was said.
+        // Arguments and configuration.
         Usage, BadConfig, UnknownKey, BadValue, BadTime, BadProcess, BadNote, BadHook,
         BadHooks, BadDestination, BadDirectory, BadRange, NoTerminal, NoDirectory,
-        // What was to be done.
+        // Operations.
         Freed, Dropped, TooFar, Undone, AskedFor, BurstSince, TooManyNames, Cancelled,
         HookFailed, NotAsSaid, Outdated, TestAborted, Incomplete, NoNamespace, NoOverlay,
-        // Volumes, and the tools that make them.
+        // Volumes and their tools.
         NoSuchVolume, VolumeExists, SnapshotExists, UnknownOption, BadOption,
         BadPath, BadVolume, BadRequest, NoImage, NotASocket, NotStaged, OtherMount,
         ToolMissing, ToolFailed,

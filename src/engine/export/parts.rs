@@ -1,5 +1,5 @@
-//! What `export` asks and answers: a checkpoint's tree in parts, each with the descriptors of the
-//! files in it.
+//! Requests and answers of `export`: the tree of a checkpoint in parts, each with the descriptors
+//! of its files.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,46 +8,46 @@ use crate::store::ids::CheckpointId;
 use crate::store::layout::is_own_xattr;
 use crate::sys::{self, Errno, Kind, Stat, SysResult, Time, Xattrs};
 
-/// What is asked.
+/// A request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ExportAsk {
-    /// Begin to export a checkpoint. The answer has nothing in it yet.
+    /// Begins to export a checkpoint. The answer contains no entries yet.
     Begin {
-        /// Which.
+        /// The checkpoint.
         state: StateName,
-        /// Only what differs from this one. If it is not kept any more the answer says
-        /// `from: None`, and is everything.
+        /// Send only the differences from this checkpoint. If it no longer exists, the answer has
+        /// `from: None`, and everything is sent.
         from: Option<CheckpointId>,
     },
-    /// Begin to export all of a checkpoint in the order of its names: what is in a directory comes
-    /// directly after it, sorted by the bytes of the names. The answer has nothing in it yet.
+    /// Begins to export a whole checkpoint in the order of its names: the entries of a directory
+    /// directly follow it, sorted by the bytes of their names. The answer contains no entries yet.
     Whole {
-        /// Which.
+        /// The checkpoint.
         state: StateName,
-        /// A file that had the same path in this one, and the same content, is
-        /// [`ExportData::Kept`]. If it is not kept any more the answer says `from: None`.
+        /// A file with the same path and content in this checkpoint is [`ExportData::Kept`]. If the
+        /// checkpoint no longer exists, the answer has `from: None`.
         since: Option<CheckpointId>,
     },
-    /// Go on.
+    /// Continues an export.
     Next {
-        /// The export, by the number that an answer gave.
+        /// The number of the export, from an answer.
         run: u64,
-        /// Parts whose files were copied: now it is proven that they were still what they were at
-        /// the checkpoint, or they are given again.
+        /// Parts whose files were copied. The daemon now proves that these were unchanged since the
+        /// checkpoint, or sends them again.
         done: Vec<u64>,
     },
-    /// As [`ExportAsk::Next`], while the part before is still being copied: where there is nothing
-    /// to tell yet, that is answered at once.
+    /// As [`ExportAsk::Next`], while the previous part is still being copied: returns immediately
+    /// if no work is ready.
     Ahead {
-        /// The export.
+        /// The number of the export.
         run: u64,
-        /// As of [`ExportAsk::Next`].
+        /// As in [`ExportAsk::Next`].
         done: Vec<u64>,
     },
-    /// It is given up.
+    /// Cancels an export.
     End {
-        /// Which.
+        /// The number of the export.
         run: u64,
     },
 }
@@ -55,61 +55,61 @@ pub enum ExportAsk {
 /// A part of an export.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExportPart {
-    /// Number of the export.
+    /// The number of the export.
     pub run: u64,
-    /// What is exported.
+    /// The exported checkpoint.
     pub checkpoint: CheckpointId,
-    /// What it is told as a difference from.
+    /// The checkpoint that the entries are a difference from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<CheckpointId>,
-    /// The store that the checkpoint is in.
+    /// The store of the checkpoint.
     pub store: String,
-    /// Number of this part, to be confirmed; 0: there is nothing in it.
+    /// The number of this part, to be confirmed; 0: it is empty.
     pub part: u64,
-    /// Paths to be removed, with everything below, before anything of this part or a later one is
-    /// made.
+    /// Paths to remove, with everything below them, before anything of this part or a later one is
+    /// created.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub removed: Vec<TreePath>,
-    /// What to make, directories before what is in them; of a difference: also what to make anew in
-    /// the place of what is there.
+    /// Entries to create, directories before their contents. In a difference also entries to
+    /// replace.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub entries: Vec<ExportEntry>,
-    /// What the checkpoint cannot show.
+    /// Paths that the checkpoint cannot show.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refused: Vec<Refused>,
-    /// Paths of the parts that were confirmed which were changed while they were copied: they are
-    /// told again, in this part or a later one.
+    /// Paths of confirmed parts that changed while they were copied. They are sent again, in this
+    /// part or a later one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unproven: Vec<TreePath>,
-    /// Entries in all parts, where that is known in advance.
+    /// The number of entries in all parts, if known in advance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub total: Option<u64>,
-    /// Everything was given, and every part confirmed.
+    /// All parts were sent and confirmed.
     pub finished: bool,
 }
 
 /// A path that cannot be exported.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refused {
-    /// Which.
+    /// The path.
     pub path: TreePath,
-    /// The error number of reading it: EIO if it was changed behind our back.
+    /// The error number of reading it; EIO if it was changed bypassing the mount.
     pub errno: i32,
 }
 
-/// Where the content of an entry comes from.
+/// The source of the content of an entry.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ExportData {
-    /// There is none: it is no file, or an empty one.
+    /// No content: not a regular file, or empty.
     #[default]
     None,
-    /// From the next descriptor that came with the part.
+    /// The next descriptor that came with the part.
     File,
-    /// It is what it was in the state that this is a difference from, or that was named with
-    /// [`ExportAsk::Whole`]: only attributes are to be set.
+    /// The same content as in the state that this is a difference from, or that
+    /// [`ExportAsk::Whole`] named: only attributes are set.
     Kept,
-    /// It is the inode at another path, whose content is kept: one more name for it.
+    /// A hard link to the inode at another path, whose content is unchanged.
     Link(TreePath),
 }
 
@@ -119,13 +119,13 @@ impl ExportData {
     }
 }
 
-/// One path of an export. Short names: a tree has many of them.
+/// One path of an export. The names in JSON are short because a tree has many entries.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExportEntry {
     /// The path; empty for the root.
     #[serde(rename = "p")]
     pub path: TreePath,
-    /// What it is.
+    /// The file type.
     #[serde(rename = "k")]
     pub kind: Kind,
     /// Permission bits.
@@ -143,19 +143,19 @@ pub struct ExportEntry {
     /// Size in bytes.
     #[serde(rename = "s")]
     pub size: u64,
-    /// Seconds and nanoseconds of the last access, and of the last change of content.
+    /// atime and mtime, each in seconds and nanoseconds.
     #[serde(rename = "t")]
     pub times: [i64; 4],
-    /// Seconds and nanoseconds of the last change of the inode.
+    /// ctime, in seconds and nanoseconds.
     #[serde(rename = "c", default)]
     pub ctime: [i64; 2],
-    /// Which inode: of the entries with one number and more than one name all are the same.
+    /// The inode number: entries that share it and have several names are hard links.
     #[serde(rename = "i")]
     pub inode: u64,
-    /// Names that it had.
+    /// Link count.
     #[serde(rename = "n")]
     pub nlink: u32,
-    /// Where a link leads.
+    /// The target of a symbolic link.
     #[serde(rename = "l", default, skip_serializing_if = "Option::is_none")]
     pub target: Option<TreePath>,
     /// Extended attributes: name, value.
@@ -164,8 +164,8 @@ pub struct ExportEntry {
     /// Content.
     #[serde(rename = "d", default, skip_serializing_if = "ExportData::is_none")]
     pub data: ExportData,
-    /// It was given before, and the file was changed while it was copied: what was made of it is to
-    /// be made again.
+    /// The entry was sent before, and the file changed while it was copied: it must be copied
+    /// again.
     #[serde(rename = "a", default, skip_serializing_if = "std::ops::Not::not")]
     pub again: bool,
 }
@@ -178,7 +178,7 @@ fn is_zero(number: &u64) -> bool {
 }
 
 impl ExportEntry {
-    /// An entry without content, and without what ckptfs notes of inodes.
+    /// Creates an entry without content, and without the extended attributes that ckptfs adds.
     pub fn new(
         path: Vec<u8>,
         stat: &Stat,
@@ -215,12 +215,12 @@ impl ExportEntry {
         }
     }
 
-    /// What is told by a filesystem that somebody else answers for is worth no more than their own
-    /// files are: it belongs to the caller, is set-id for nobody, and has no attribute that only
-    /// the system or root sets.
+    /// Restricts an entry of a filesystem that another user serves to the trust in that user's
+    /// files. It gets the caller as owner, no set-id bits, and no extended attributes that only the
+    /// system or root sets.
     ///
     /// # Errors
-    /// EPERM of a device node.
+    /// EPERM for a device node.
     pub fn of_stranger(mut self) -> SysResult<ExportEntry> {
         if matches!(self.kind, Kind::CharDev | Kind::BlockDev) {
             return Err(Errno::EPERM);
@@ -232,7 +232,7 @@ impl ExportEntry {
         Ok(self)
     }
 
-    /// Last access.
+    /// Returns the atime.
     pub fn atime(&self) -> Time {
         Time {
             sec: self.times[0],
@@ -240,7 +240,7 @@ impl ExportEntry {
         }
     }
 
-    /// Last change of content.
+    /// Returns the mtime.
     pub fn mtime(&self) -> Time {
         Time {
             sec: self.times[2],
@@ -248,7 +248,7 @@ impl ExportEntry {
         }
     }
 
-    /// Bytes that it takes in a message, about.
+    /// Returns the approximate size in a message, in bytes.
     pub fn weight(&self) -> usize {
         let xattrs: usize = self
             .xattrs
@@ -259,7 +259,7 @@ impl ExportEntry {
             * (self.path.0.len() + self.target.as_ref().map_or(0, |target| target.0.len()) + xattrs)
     }
 
-    /// The inode has other names, or may have: all of them are to be one.
+    /// Returns whether the inode has, or may have, other names, which become hard links.
     pub fn is_linked(&self) -> bool {
         self.nlink > 1 && self.kind != Kind::Dir
     }

@@ -1,9 +1,9 @@
-//! What must be done to a copy of one checkpoint to make it one of another: a
-//! [walk](crate::tree::states) along the names that were recorded between the two.
+//! The changes that turn a copy of one checkpoint into one of another, found by a
+//! [walk](crate::tree::states) along the names recorded between the two.
 //!
-//! What was recorded is enough: it is a superset of what differs, and nothing is compared. A file
-//! whose content was not recorded keeps what it has and gets its attributes only. Whoever has the
-//! copy knows paths and no inodes, so what has moved goes here and comes there.
+//! The records are a superset of the differences, so nothing is compared. A file without a record
+//! of its content gets only its attributes. The receiver has paths but no inodes, so a move is a
+//! removal and a creation.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -20,27 +20,27 @@ use crate::tree;
 use crate::tree::plan::{Change, Content, DirPlan, NamePlan};
 use crate::tree::states::States;
 
-/// What is to be done, and in this order.
+/// The changes, in the order of the fields.
 #[derive(Default)]
 pub(super) struct Plan {
-    /// Paths that go, with what is below.
+    /// Paths to remove, with everything below them.
     pub(super) removed: Vec<Vec<u8>>,
-    /// What is made, or is given attributes.
+    /// Entries to create, or whose attributes are set.
     pub(super) works: Vec<Work>,
-    /// Where the content of a file is kept that may have got further names.
+    /// The path of the content of each file that may have more names now.
     pub(super) kept: HashMap<Slot, Vec<u8>>,
-    /// What cannot be told.
+    /// Paths that cannot be read.
     pub(super) refused: Vec<(Vec<u8>, Errno)>,
 }
 
-/// Two checkpoints, and what was recorded between them.
+/// Two checkpoints, and the records between them.
 pub(super) struct Between<'a> {
     from: View<'a>,
     to: View<'a>,
     touched: &'a Touched,
     plan: tree::plan::Plan,
     passed: HashSet<Slot>,
-    /// Directories in which something goes that cannot be told.
+    /// Directories with a removed entry whose past is unknown.
     worked_in: HashSet<Slot>,
     told: Plan,
 }
@@ -59,7 +59,7 @@ impl<'a> Between<'a> {
         }
     }
 
-    /// The plan.
+    /// Returns the plan.
     ///
     /// # Errors
     /// EIO if a record cannot be read.
@@ -78,7 +78,7 @@ impl<'a> Between<'a> {
     }
 }
 
-/// A directory that both states have.
+/// Adds a directory that both states have.
 fn add_dir(plan: &tree::plan::Plan, dir: &DirPlan, worked_in: bool, told: &mut Plan) {
     let (path, before) = (dir.want.path(), (told.works.len(), told.removed.len()));
     for planned in &dir.names {
@@ -107,7 +107,7 @@ fn add_dir(plan: &tree::plan::Plan, dir: &DirPlan, worked_in: bool, told: &mut P
             Work::one(path, *child, trail, how)
         });
     }
-    // What is done in a directory changes its times, also where its own entry did not change.
+    // Changes in a directory update its times, even if its own attributes have no record.
     if dir.with_attrs || worked_in || before != (told.works.len(), told.removed.len()) {
         let child = Child {
             slot: dir.want.slot,
@@ -121,7 +121,7 @@ fn add_dir(plan: &tree::plan::Plan, dir: &DirPlan, worked_in: bool, told: &mut P
 }
 
 impl Between<'_> {
-    /// The names of a directory at which the states may differ.
+    /// Returns the names of a directory at which the states may differ.
     fn names_of(&self, want: &Arc<Trail>, live: Option<&Arc<Trail>>) -> SysResult<BTreeSet<Name>> {
         let is_one = |live| self.touched.is_one((&self.from, live), (&self.to, want));
         Ok(match live {
@@ -158,7 +158,7 @@ impl States for Between<'_> {
                     continue;
                 }
             };
-            // What it was cannot be told: then whatever is there goes.
+            // The past entry is unknown: any existing one is removed.
             let have = live
                 .map_or(Ok(None), |live| self.from.child(live, name))
                 .unwrap_or_else(|_| {
@@ -175,7 +175,7 @@ impl States for Between<'_> {
         Ok(names)
     }
 
-    /// Only what is where it was is there: the copy is one of paths.
+    /// Only an inode at its former path is found, because the copy has only paths.
     fn find(&mut self, _child: Child, want: &Arc<Trail>, here: bool) -> SysResult<Option<Place>> {
         let place = want.up.as_ref().filter(|_| here).map(|up| Place {
             parent: up.slot,
@@ -184,7 +184,7 @@ impl States for Between<'_> {
         Ok(place)
     }
 
-    /// What comes is told whole, and is not looked at before.
+    /// A new directory is sent whole, without a comparison.
     fn enters(&mut self, want: &Arc<Trail>, alive: bool) -> SysResult<bool> {
         if alive && !self.passed.insert(want.slot) {
             self.told.refused.push((want.path(), Errno::EIO));
@@ -206,7 +206,8 @@ impl States for Between<'_> {
     }
 }
 
-/// Files that keep their content at one of their names: the others become links to that one.
+/// Returns the files that keep their content at one of their names; the other names become links to
+/// it.
 fn kept(works: &[Work]) -> HashMap<Slot, Vec<u8>> {
     let mut kept: HashMap<Slot, Vec<u8>> = HashMap::new();
     for work in works {

@@ -1,5 +1,5 @@
-//! What is told of an inode, as the live tree has it where nothing was recorded of it, else as
-//! history tells it; and the proof that it was so.
+//! Produces the entries of an export, from the live tree if an inode has no record, otherwise from
+//! history; and proves that they were correct.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -19,7 +19,8 @@ use crate::store::record::Child;
 use crate::sys::{self, Errno, Kind, Open, SysResult, Time};
 
 impl Exporter<'_> {
-    /// Parts were copied: gives what of them was changed meanwhile, each with its path.
+    /// Confirms copied parts. Returns the entries that changed while they were copied, each with
+    /// its path.
     pub(super) fn confirm(&self, job: &Job, done: &[u64]) -> Vec<(TreePath, Work)> {
         let given: Vec<Given> = {
             let mut progress = job.progress.lock();
@@ -28,7 +29,7 @@ impl Exporter<'_> {
                 .flatten()
                 .collect()
         };
-        // Asked before the files are: who changes one afterwards has copied nothing of it.
+        // Must be read before the files are checked: the copies precede any later change.
         let quiet = self.timeline().epochs.recordings() == job.recordings;
         let changed = given
             .into_iter()
@@ -50,7 +51,8 @@ impl Exporter<'_> {
         changed.map(again).collect()
     }
 
-    /// What was read from the live tree was still of the past when it was.
+    /// Returns whether data read from the live tree was still that of the checkpoint when it was
+    /// copied.
     fn is_proven(&self, job: &Job, given: &Given, quiet: bool) -> SysResult<bool> {
         if let Some((file, ctime)) = &given.file
             && sys::stat_fd(&**file)?.ctime != *ctime
@@ -69,7 +71,7 @@ impl Exporter<'_> {
                 && timeline.lookup.xattrs_at(slot, job.at)?.is_none()))
     }
 
-    /// Adds what there is to tell to a part; gives what comes next, the last first.
+    /// Adds an item of work to a part; returns the resulting work, the next item last.
     pub(super) fn tell(&self, job: &Job, work: Work, building: &mut Building) -> Vec<Work> {
         match work {
             Work::One {
@@ -144,8 +146,8 @@ impl Exporter<'_> {
         }]
     }
 
-    /// What is in a directory, as far as there is room for it; what is not comes next, before the
-    /// directories in it.
+    /// Adds the entries of a directory as far as they fit; the others are next, before its
+    /// subdirectories.
     fn tell_rest(
         &self,
         job: &Job,
@@ -206,14 +208,14 @@ impl Exporter<'_> {
                 was_here,
                 names,
             };
-            // The last is told next.
+            // The last one is next.
             let at = if job.in_order { 0 } else { below.len() };
             below.insert(at, rest);
         }
         below
     }
 
-    /// What is here had this path in the state whose files are not told again, too.
+    /// Returns whether the inode had this path in the state whose files are not sent again.
     fn was_here(&self, job: &Job, dir: &Arc<Trail>, name: &Name, child: Child) -> bool {
         let Some((since, touched)) = &job.since else {
             return false;
@@ -231,7 +233,7 @@ impl Exporter<'_> {
         is_here && (child.kind != Kind::Dir || is_one())
     }
 
-    /// The names that an inode had, where it had several and it matters.
+    /// Returns the link count of an inode, if it has several names and their order matters.
     fn links_of(&self, job: &Job, child: Child, trail: &Arc<Trail>) -> Option<u32> {
         if job.from.is_none() || job.kept.contains_key(&child.slot) {
             return None;
@@ -245,14 +247,14 @@ impl Exporter<'_> {
             .filter(|nlink| *nlink > 1)
     }
 
-    /// Its last change was after the checkpoint, and has no record: it was changed behind our back,
-    /// or a moment ago.
+    /// Returns whether the last change was after the checkpoint and has no record: it bypassed the
+    /// mount, or was just made.
     fn looks_changed(&self, job: &Job, ctime: Time) -> bool {
         self.timeline().absences.changed_unseen(ctime, job.at)
             || self.timeline().absences.changed_in_absence(ctime, job.at)
     }
 
-    /// The names of a directory, as far as they can be told.
+    /// Lists a directory, as far as its names are known.
     pub(super) fn list_at(&self, job: &Job, dir: &Arc<Trail>) -> SysResult<Known> {
         if job.is_untouched(dir.slot) && !job.touched.names.contains_key(&dir.slot) {
             let ctime = self
@@ -276,8 +278,8 @@ impl Exporter<'_> {
         self.engine.states.view(State::At(job.at)).list_known(dir)
     }
 
-    /// An inode that is no directory and has no record, as it is in the live tree; `None`: history
-    /// must be asked.
+    /// Returns an inode without records, other than a directory, from the live tree; `None`:
+    /// history must be consulted.
     fn exported_live(
         &self,
         job: &Job,
@@ -338,7 +340,7 @@ impl Exporter<'_> {
         Some((entry, sent, given))
     }
 
-    /// One inode, as history tells it.
+    /// Adds one inode from history.
     #[allow(clippy::too_many_arguments)]
     fn tell_one(
         &self,
@@ -356,11 +358,11 @@ impl Exporter<'_> {
                 building.add(entry, file, given);
             }
             Err(errno) => {
-                // What the copy of another state has there is not what belongs there.
+                // The content in a copy of another state is not that of this one.
                 if errno == DROPPED && job.from.is_some() {
                     building.removed.push(path.clone());
                 }
-                // What is in it may be told all the same, and wants a place.
+                // Its contents may be exported nevertheless, and need a parent.
                 if child.kind == Kind::Dir
                     && let Ok(attr) = self.engine.states.view(State::At(job.at)).attr(trail)
                 {
@@ -407,7 +409,7 @@ impl Exporter<'_> {
                 let mut given = None;
                 if source == Source::Live {
                     let ctime = sys::stat_fd(&*file)?.ctime;
-                    // It was opened, and may have been changed before its ctime was asked for.
+                    // The file may have changed between open and fstat.
                     if !view.still_live(trail, Some(&file))? {
                         return self.exported_past(job, path, child, trail, how);
                     }

@@ -1,5 +1,5 @@
-//! What is kept for a while whatever the rules say: the way back from what was undone or deleted
-//! not long ago.
+//! Checkpoints protected for a time regardless of the rules: those needed to undo recent
+//! operations.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -13,26 +13,24 @@ use crate::store::ids::CheckpointId;
 use crate::store::operation::Deed;
 use crate::store::record::Kept;
 
-/// How long what `undo` and `redo` need is not freed by retention, if `retention.keep-undone` does
-/// not say otherwise.
+/// Default of `retention.keep-undone`: time for which the needs of `undo` and `redo` are protected.
 const UNDONE_KEPT: Duration = Duration::from_secs(24 * 3600);
-/// How long a mark of the tripwire stays whatever follows, if `tripwire.keep` does not say
-/// otherwise.
+/// Default of `tripwire.keep`: time for which a mark is protected.
 const MARK_KEPT: Duration = Duration::from_secs(3600);
-/// A hidden mark of this age may still be confirmed.
+/// A younger hidden mark may still be confirmed.
 const UNDECIDED: Duration = Duration::from_secs(60);
-/// Guards of so many of the newest operations stay however old they are.
+/// The guards of this number of newest operations are protected regardless of age.
 const GUARDS_KEPT: usize = 10;
 
-/// Operations that are read at once.
+/// Number of operations read at a time.
 const READ_AT_ONCE: usize = 256;
 
-/// What is kept for a while whatever the rules say.
+/// The protected checkpoints.
 pub(super) struct Held {
     guards: HashSet<CheckpointId>,
     hidden: HashSet<CheckpointId>,
     marks_since_ns: i64,
-    /// The tripwire may not have decided on marks made after this.
+    /// Hidden marks made after this time may be undecided.
     undecided_since_ns: i64,
     pub(super) bases: Bases,
 }
@@ -46,20 +44,19 @@ impl Held {
         }
     }
 
-    /// It is a hidden mark that may still be confirmed.
+    /// Returns whether it is a hidden mark that may still be confirmed.
     pub(super) fn is_undecided(&self, kept: &Kept) -> bool {
         kept.hidden && kept.reason.is_mark() && kept.created_ns >= self.undecided_since_ns
     }
 }
 
 impl Collector {
-    /// The checkpoints that branches are based on, as the registry has them now.
+    /// Returns the current bases of branches from the registry.
     pub(super) fn bases(&self) -> VerbResult<Bases> {
         Bases::of(&self.live)
     }
 
-    /// Frees what was dropped of branches: all, or, if nobody asks for it, what is not young any
-    /// more.
+    /// Removes dropped branches: all, or in an automatic run those past `retention.keep-undone`.
     pub(super) fn empty_trash(&self, automatic: bool) -> VerbResult<()> {
         let settings = self.serving.settings();
         let span = settings
@@ -74,8 +71,8 @@ impl Collector {
         empty_trash(self.timeline().store().layout.branches(), before_ns)
     }
 
-    /// What is not to be freed yet. `automatic`: nobody asks for anything to be freed, so what was
-    /// deleted or undone not long ago stays too.
+    /// Returns the protected checkpoints. `automatic`: recently deleted or undone ones are
+    /// included, because the user did not request the run.
     pub(super) fn held(&self, automatic: bool) -> VerbResult<Held> {
         let (settings, now_ns) = (self.serving.settings(), crate::history::append::now_ns());
         let ago = |span: Duration| {

@@ -1,4 +1,4 @@
-//! The plan of a run: what stays and why, what goes and with which step.
+//! The plan of a run: checkpoints kept and their rules, and the steps of the removal.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -14,44 +14,44 @@ use crate::store::ids::{CheckpointId, Epoch, ObjectId};
 use crate::store::record::{Kept, Reason};
 use crate::sys::Gently;
 
-/// What goes next.
+/// A step of the removal.
 #[derive(Default)]
 pub(super) struct Step {
-    /// A checkpoint, as it was when the plan was made; `None`: what nobody needs.
+    /// A checkpoint as of the plan; `None`: unneeded versions or a tier.
     pub(super) checkpoint: Option<Kept>,
-    /// The checkpoint is deleted only; a later run frees it.
+    /// The checkpoint is only hidden; a later run frees it.
     pub(super) hides: bool,
-    /// Stands for a checkpoint that was deleted before and that a later run frees.
+    /// Represents a checkpoint deleted earlier that a later run frees.
     waits: bool,
-    /// A tier, by its number.
+    /// Number of a tier.
     pub(super) tier: Option<usize>,
-    /// The versions that go with it.
+    /// The versions freed by this step.
     pub(super) versions: Vec<Captured>,
 }
 
 impl Step {
-    /// Its versions are freed by a later run.
+    /// Returns whether a later run frees its versions.
     fn frees_later(&self) -> bool {
         self.hides || self.waits
     }
 }
 
-/// What is to go.
+/// The removal.
 pub(super) struct Plan {
     pub(super) report: GcReport,
     pub(super) steps: std::vec::IntoIter<Step>,
-    /// Versions of the step before that are there still.
+    /// Versions left of the current step.
     pub(super) versions: Vec<Captured>,
-    /// Only their content goes.
+    /// Only their content is removed.
     pub(super) shown: bool,
-    /// All checkpoints that were there when the plan was made.
+    /// All checkpoints at the time of the plan.
     pub(super) kept: Vec<CheckpointId>,
-    /// Epochs of which something was removed.
+    /// Epochs of removed versions.
     pub(super) epochs: BTreeSet<Epoch>,
     pub(super) gently: Gently,
 }
 
-/// The checkpoints of a census, as they are and as rules see them.
+/// Returns the checkpoints of a census with their properties for the rules.
 pub(super) fn known<'k>(
     census: &Census,
     checkpoints: &'k [Kept],
@@ -81,8 +81,8 @@ pub(super) fn known<'k>(
     .collect()
 }
 
-/// With which step each measured version goes: 0 are leftovers, then come the `sure` first of
-/// `order`, the tiers, and the rest of `order`.
+/// Returns the step of each measured version: 0 for leftovers, then the first `sure` of `order`,
+/// the tiers, and the rest of `order`.
 fn steps_with_tiers(
     matching: &Matching,
     order: &[usize],
@@ -102,13 +102,13 @@ fn steps_with_tiers(
     with_the_last(&matching.census, &matching.measured, steps)
 }
 
-/// The later of two steps, `None` being later than any.
+/// Returns the later of two steps; `None` is the latest.
 fn later(a: Option<usize>, b: Option<usize>) -> Option<usize> {
     a.zip(b).map(|(a, b)| a.max(b))
 }
 
-/// What was captured ahead became a version later: should one object ever be two versions, it goes
-/// with the last of them.
+/// A capture made ahead becomes a version later. If one object belongs to two versions, it is freed
+/// with the later step.
 fn with_the_last(
     census: &Census,
     measured: &[usize],
@@ -130,24 +130,24 @@ fn with_the_last(
     steps
 }
 
-/// A plan that is being made, in the order in which things go.
+/// A plan under construction, in order of removal.
 struct Planning<'a> {
     options: &'a GcOptions,
-    /// Bytes that come free with each step, now or later.
+    /// Bytes freed by each step, now or later.
     freed: Vec<u64>,
-    /// Bytes that come free with the steps so far, now or later.
+    /// Bytes freed by the steps so far, now or later.
     counted: u64,
     report: GcReport,
     steps: Vec<Step>,
 }
 
 impl Planning<'_> {
-    /// What comes free with the next step.
+    /// Returns the bytes freed by the next step.
     fn next_freed(&self) -> u64 {
         self.freed.get(self.steps.len()).copied().unwrap_or(0)
     }
 
-    /// What there is after the steps so far.
+    /// Returns the size of the history after the steps so far.
     fn left(&self) -> u64 {
         let report = &self.report;
         report.history_bytes.saturating_sub(self.counted)
@@ -163,7 +163,7 @@ impl Planning<'_> {
         bytes
     }
 
-    /// The tiers' turn, after the checkpoints that go in any case.
+    /// Adds the tiers, after the checkpoints removed in any case.
     fn add_tiers(&mut self, matching: &Matching, steps: &[Option<usize>]) {
         for (number, tier) in self.options.retention.tiers.iter().enumerate() {
             let (at, linked) = (Some(self.steps.len()), Fate::Linked(number));
@@ -182,7 +182,7 @@ impl Planning<'_> {
         }
     }
 
-    /// Adds a checkpoint that was deleted before and that a later run frees.
+    /// Adds a checkpoint deleted earlier that a later run frees.
     fn add_waiting(&mut self) {
         self.add(Step {
             waits: true,
@@ -201,7 +201,7 @@ impl Planning<'_> {
     }
 }
 
-/// The checkpoints that do not go, with what keeps each.
+/// Returns the remaining checkpoints and their rules.
 fn staying(report: &GcReport, known: &[Known], rules: Vec<Vec<Rule>>) -> Vec<GcKept> {
     let gone: HashSet<CheckpointId> = report.gone.iter().map(|gone| gone.id).collect();
     let stays = known.iter().zip(rules);
@@ -282,8 +282,8 @@ pub(super) fn plan(matching: &Matching, options: &GcOptions, held: &Held) -> Pla
     }
 }
 
-/// Gives each step its versions. Those of a step that frees nothing yet go with their tier's step,
-/// if a tier drops them.
+/// Assigns the versions to the steps. Versions of a step that frees later are assigned to the tier
+/// that drops them, if any.
 fn share_out(matching: &Matching, steps: &[Option<usize>], planned: &mut [Step]) {
     let first_tier = planned.iter().position(|step| step.tier == Some(0));
     for ((at, step), fate) in matching.measured.iter().zip(steps).zip(&matching.fates) {
@@ -300,8 +300,8 @@ fn share_out(matching: &Matching, steps: &[Option<usize>], planned: &mut [Step])
     }
 }
 
-/// With which step each measured version goes, 0 being before the first checkpoint of `order`;
-/// `None`: with none, because a checkpoint that stays needs it, or the next one may.
+/// Returns the step of each measured version; 0 precedes the first checkpoint of `order`. `None`: a
+/// remaining checkpoint needs it, or the next one may.
 fn steps_of(census: &Census, measured: &[usize], order: &[usize]) -> Vec<Option<usize>> {
     let mut step_of: Vec<Option<usize>> = vec![None; census.kept.len()];
     for (number, at) in order.iter().enumerate() {
@@ -309,7 +309,7 @@ fn steps_of(census: &Census, measured: &[usize], order: &[usize]) -> Vec<Option<
             *step = Some(number + 1);
         }
     }
-    // The last of a range: at [level][i] of the 2^level from i on.
+    // Sparse table of range maxima: [level][i] covers 2^level steps from i on.
     let mut levels: Vec<Vec<Option<usize>>> = vec![step_of];
     while let Some(below) = levels
         .last()

@@ -4,15 +4,15 @@ use super::super::branch_tests::Tree;
 use super::*;
 use crate::engine::auto::daemon;
 
-/// Another client deletes checkpoints while `gc` or `du` is at work: a record that only those read
-/// is no answer any more, which ended the run ("a version cannot be read: Stale file handle").
+/// Another client deletes checkpoints while `gc` or `du` runs. A record that only those read is
+/// obsolete; it ended the run ("a version cannot be read: Stale file handle").
 #[test]
 fn a_checkpoint_that_goes_while_versions_are_measured_ends_no_run() {
     let dir = tempfile::tempdir().expect("a directory");
     let tree = Tree::open(dir.path(), None);
     tree.create("old", "old").expect("a file");
     tree.checkpoint();
-    // Its time of birth is that of a tick of the kernel's clock: a later one.
+    // The time of birth has the granularity of the kernel's tick: wait for a later one.
     std::thread::sleep(Duration::from_millis(30));
     tree.create("new", "new").expect("a file");
     tree.checkpoint();

@@ -1,11 +1,10 @@
-//! What a run drops by tiers ([`Tier`]): versions of some paths that checkpoints show still, which
-//! then say so.
+//! Tiers ([`Tier`]): drops content of some paths that checkpoints still show, which then report it
+//! as dropped.
 //!
-//! A version goes when all that is so: a checkpoint that shows it no more, because the file was
-//! changed or removed before, was made longer ago than the tier keeps things, so the change was; at
-//! every checkpoint that shows it, all its names were in a tier that says so; and none of these
-//! checkpoints is pinned. What only hidden checkpoints show, which go in the same run, is not asked
-//! for.
+//! A version is dropped if three conditions hold. The first checkpoint without it is older than the
+//! retention time of the tier, so the file was changed or removed before. At every checkpoint that
+//! shows it, it has a single name, which matches a tier whose time has passed. None of these
+//! checkpoints is pinned or a base. Hidden checkpoints that the same run frees are ignored.
 
 use std::collections::HashMap;
 
@@ -25,23 +24,23 @@ use crate::store::ids::{CheckpointId, Epoch, ObjectId, ObjectOrigin, Slot};
 use crate::store::record::{Dropped, Kept};
 use crate::sys::{self, Errno, Kind, SysResult};
 
-/// Tiers of one run.
+/// Limit of tiers in a run.
 const TIERS_MAX: usize = 256;
 
-/// What becomes of a version by a tier.
+/// Effect of the tiers on a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// It goes, by the tier of this number.
+    /// Dropped by the tier of this number.
     Goes(usize),
-    /// It was dropped by an earlier run, and is there still.
+    /// Dropped by an earlier run, but not removed yet.
     Left,
-    /// It would go by that tier, but has other names, nobody knows which.
+    /// Would be dropped by that tier, but has other names, which are unknown.
     Linked(usize),
-    /// No tier says anything of it.
+    /// No tier applies.
     Stays,
 }
 
-/// Versions that are looked at one after the other.
+/// Versions being matched with the tiers.
 pub(in crate::engine) struct Matching {
     pub(super) census: Census,
     pub(super) measured: Vec<usize>,
@@ -50,7 +49,7 @@ pub(in crate::engine) struct Matching {
     /// Of each measured version.
     pub(super) fates: Vec<Fate>,
     matchers: Vec<(Matcher, i64)>,
-    /// Which checkpoints of the census stay whatever tiers say.
+    /// Checkpoints of the census that this run does not free in any case.
     stays: Vec<bool>,
     /// Those that are pinned, or held by a branch.
     pinned: Vec<bool>,
@@ -112,7 +111,7 @@ impl Matching {
 }
 
 impl Collector {
-    /// Looks at the next version; `false`: there is no further.
+    /// Matches the next version; `false` at the end.
     pub(super) fn match_next(&self, matching: &mut Matching) -> SysResult<bool> {
         let Some(at) = matching.measured.get(matching.fates.len()) else {
             return Ok(false);
@@ -143,7 +142,7 @@ impl Collector {
                 Fate::Stays
             });
         }
-        // Changed before the first checkpoint that does not show it.
+        // The change precedes the first checkpoint without the version.
         let Some(changed_ns) = matching.census.made_ns.get(by.end).copied() else {
             return Ok(Fate::Stays);
         };
@@ -174,7 +173,7 @@ impl Collector {
                     until
                 }
                 Ok((other, _)) => return Ok(other),
-                // A client deleted the checkpoint since the run began: the next run decides.
+                // A client deleted the checkpoint since the run began: left to the next run.
                 Err(Errno::ESTALE) => return Ok(Fate::Stays),
                 Err(errno) => return Err(errno),
             };
@@ -184,8 +183,8 @@ impl Collector {
         Ok(fate)
     }
 
-    /// What the tier that a file is in at a checkpoint says of its version, and until which epoch
-    /// the file is as it is then.
+    /// Returns the effect of the tier that a file belongs to at a checkpoint, and the epoch up to
+    /// which that state lasts.
     fn fate_at(
         &self,
         matching: &Matching,
@@ -215,15 +214,15 @@ impl Collector {
         Ok((fate, path.until.min(attr.epoch)))
     }
 
-    /// Records that versions are dropped, those apart that somebody pinned since the plan was made;
-    /// gives the ones that are.
+    /// Records the drop of versions, except those pinned since the plan; returns the versions
+    /// recorded.
     pub(super) fn drop_planned(
         &self,
         tier: &GcTier,
         versions: Vec<Captured>,
         plan_kept: &[crate::store::ids::CheckpointId],
     ) -> VerbResult<Vec<Captured>> {
-        // Nobody restores meanwhile, and none of these is pinned before it is on record.
+        // Excludes restores, and pins until the records are written.
         let _one_at_a_time = self.checkpoints.checkpointing.lock();
         let bases = self.bases()?;
         let pinned = |id| {
@@ -270,9 +269,9 @@ impl Collector {
         Ok(going)
     }
 
-    /// Removes the content of a version that is on record as dropped. One that was moved stays,
-    /// empty, so that its number is not given away while checkpoints know it by that; it is left
-    /// for the next run if somebody has it open.
+    /// Removes the content of a version recorded as dropped. A moved inode is truncated but not
+    /// removed, so that its number, by which checkpoints identify it, is not reused. If it is open,
+    /// the next run frees it.
     pub(super) fn remove_content(&self, object: ObjectId) {
         if object.origin == ObjectOrigin::Cloned {
             return self.remove_version(object);
@@ -300,7 +299,7 @@ impl Collector {
         }
         let file = match sys::open_file_at(&*dir, name.as_bytes(), sys::Open::READ_WRITE) {
             Err(Errno::EACCES) => {
-                // Its mode is on record.
+                // Its mode is recorded.
                 sys::chmod_fd(sys::open_path_at(&*dir, name.as_bytes())?, 0o600)?;
                 sys::open_file_at(&*dir, name.as_bytes(), sys::Open::READ_WRITE)?
             }

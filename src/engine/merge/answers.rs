@@ -1,106 +1,110 @@
-//! What `merge` asks and answers.
+//! Requests and answers of `merge`.
 
 use serde::{Deserialize, Serialize};
 
 use crate::engine::api::{Change, StateName, Times, TreePath};
 use crate::store::ids::CheckpointId;
 
-/// What comes of what both sides changed, each in another way.
+/// The resolution of conflicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MergePolicy {
-    /// It stays as it is here.
+    /// Keep the version of the live tree.
     Ours,
-    /// It becomes what it is there: also where that has removed it.
+    /// Use the version of the other side, including removals.
     Theirs,
-    /// Both versions of the lines of a text, marked. What else clashes stays a conflict.
+    /// Write both versions of the lines of a text file, with conflict markers. Other conflicts
+    /// remain.
     Markers,
-    /// What is here stays, and what is there comes beside it as `NAME.WHAT`. What has no place
-    /// beside another thing stays a conflict.
+    /// Keep the version of the live tree, and add the other one as `NAME.WHAT`. Conflicts that two
+    /// files cannot resolve remain.
     KeepBoth,
 }
 
-/// What is to be merged into the live tree.
+/// A merge into the live tree.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Merge {
     /// The name of a branch; with `base` a checkpoint of this tree.
     pub what: String,
-    /// The checkpoint of this tree that both sides come from, if no branch is merged.
+    /// The merge base, a checkpoint of this tree, if no branch is merged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<StateName>,
-    /// Only what is at or below these paths in one of the three; empty: everything.
+    /// Restricts the merge to these paths and everything below them, in any of the three states;
+    /// empty: everything.
     #[serde(default)]
     pub paths: Vec<TreePath>,
-    /// What comes of conflicts; without it nothing is changed if there are any.
+    /// The resolution of conflicts. Without one, a merge with conflicts changes nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<MergePolicy>,
-    /// Which time files get that are changed; [`Times::Now`] if not said.
+    /// Whether changed files get their original times; default [`Times::Now`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub times: Option<Times>,
-    /// What is to come of the content of files that clash, whatever the policy. If one of them holds
-    /// something else than this was found for, nothing is changed.
+    /// Merged content of conflicting files, which overrides the policy. If the content of one of
+    /// these files has changed since, the merge changes nothing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub answers: Vec<MergeAnswer>,
-    /// Only tell what would change, and what clashes.
+    /// Only report changes and conflicts.
     #[serde(default)]
     pub dry_run: bool,
 }
 
-/// What is to come of the content of a file that clashes.
+/// The merged content of a conflicting file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MergeAnswer {
-    /// The path here.
+    /// The path in the live tree.
     pub path: TreePath,
-    /// The BLAKE3 hashes, in hexadecimal digits, of what it holds in the base, here and there.
+    /// The BLAKE3 hashes, in hexadecimal, of the content in the base, the live tree and the other
+    /// side.
     pub of: [String; 3],
-    /// What it shall hold: bytes, in JSON as those of a path.
+    /// The merged content: bytes, in JSON encoded like a path.
     pub content: TreePath,
 }
 
-/// The three versions of files whose content clashes, for a program that merges them.
+/// Requests the three versions of files with content conflicts, for a merge tool.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MergeVersions {
     /// The merge.
     pub merge: Merge,
-    /// Only of files behind this path: an answer has as many as fit.
+    /// Only files after this path; an answer has a limited size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<TreePath>,
 }
 
-/// A file whose content clashes.
+/// A file with a content conflict.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MergeVersion {
-    /// The path here.
+    /// The path in the live tree.
     pub path: TreePath,
-    /// What it holds in the base, here and there: bytes, in JSON as those of a path.
+    /// The content in the base, the live tree and the other side: bytes, in JSON encoded like a
+    /// path.
     pub versions: [TreePath; 3],
 }
 
-/// One of two sides.
+/// A side of the merge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MergeSide {
     /// The live tree.
     Ours,
-    /// What is merged into it.
+    /// The tree that is merged into it.
     Theirs,
 }
 
-/// What kind of conflict.
+/// The kind of a conflict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ConflictKind {
-    /// Both moved it, to different places.
+    /// Both sides moved it, to different places.
     Moved,
-    /// `by` removed it, and the other one moved or changed it.
+    /// Side `by` removed it, and the other one moved or changed it.
     Removed,
-    /// Each has something else at this name.
+    /// Both sides have a different inode at this name.
     Name,
     /// It is in a directory that `by` removed.
     Directory,
     /// Each of two directories was moved into the other.
     Cycle,
-    /// The bytes of a file, or where a symbolic link leads.
+    /// The bytes of a file, or the target of a symbolic link.
     Content,
     /// The permissions.
     Mode,
@@ -110,12 +114,12 @@ pub enum ConflictKind {
     Xattr,
 }
 
-/// Something that both sides changed, each in another way.
+/// A conflict: both sides changed the same thing differently.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MergeConflict {
-    /// Its path here; if it has none, there; else in the base.
+    /// The path in the live tree, else on the other side, else in the base.
     pub path: TreePath,
-    /// What clashes.
+    /// The kind of the conflict.
     pub what: ConflictKind,
     /// The side that removed it, or the directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -123,72 +127,72 @@ pub struct MergeConflict {
     /// The extended attribute.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub xattr: Option<TreePath>,
-    /// The policy, or an answer, says what comes of it.
+    /// The policy or a [`MergeAnswer`] resolves it.
     pub settled: bool,
     /// The file gets both versions of the lines, with conflict markers.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub marked: bool,
-    /// In a dry run with `--tool`: it would be asked.
+    /// In a dry run with `--tool`: the tool would be run.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub tool: bool,
 }
 
-/// The newest state that a branch and its parent both come from.
+/// The newest common state of a branch and its parent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MergeBase {
-    /// A checkpoint of the parent, unless the next says otherwise.
+    /// A checkpoint of the parent, unless `of_branch` is set.
     pub checkpoint: CheckpointId,
-    /// It is a checkpoint of the branch: what was merged into the parent last.
+    /// The checkpoint is that of the branch which was last merged into the parent.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub of_branch: bool,
 }
 
-/// Brings what its parent did into a branch. See [`Merge`], of which `theirs` is the parent then.
+/// Merges the changes of the parent into a branch. See [`Merge`]; `theirs` is the parent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UpdateBranch {
-    /// Which.
+    /// The name of the branch.
     pub name: String,
-    /// The checkpoint of the parent that comes; absent: one that is made now.
+    /// The checkpoint of the parent to merge; absent: one that is created now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at: Option<StateName>,
-    /// What comes of conflicts; without it nothing is changed if there are any.
+    /// The resolution of conflicts. Without one, an update with conflicts changes nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<MergePolicy>,
-    /// Which time files get that are changed; [`Times::Now`] if not said.
+    /// Whether changed files get their original times; default [`Times::Now`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub times: Option<Times>,
-    /// Only tell what would change, and what clashes.
+    /// Only report changes and conflicts.
     #[serde(default)]
     pub dry_run: bool,
 }
 
-/// What a merge did, or would do.
+/// The result of a merge or a dry run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Merged {
-    /// What was merged.
+    /// The name of the merged branch or checkpoint.
     pub what: String,
-    /// The checkpoint of this tree, or of the parent of a branch, that both sides come from.
+    /// The merge base, a checkpoint of this tree or of the parent of a branch.
     pub base: CheckpointId,
-    /// The base is a checkpoint of the branch instead.
+    /// The merge base is a checkpoint of the branch instead.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub base_of_branch: bool,
-    /// The checkpoint that was merged: of a branch one of its own, made for it; absent in a dry run
-    /// of a branch.
+    /// The merged checkpoint; of a branch, the one created for the merge. Absent in a dry run of a
+    /// branch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub merged: Option<CheckpointId>,
-    /// The checkpoint of what was there before; absent if nothing was changed.
+    /// The guard checkpoint; absent if the merge changed nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guard: Option<CheckpointId>,
-    /// What changed in the live tree, or would, sorted by path.
+    /// The changes of the live tree, sorted by path.
     pub changes: Vec<Change>,
-    /// What clashes, sorted by path.
+    /// The conflicts, sorted by path.
     pub conflicts: Vec<MergeConflict>,
-    /// The operation that merged it before, if there is nothing to merge since.
+    /// The operation of the earlier merge, if no changes were left to merge.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub merged_by: Option<u64>,
-    /// Conflicts are left that nothing was said of, so nothing was changed, or would be.
+    /// Unresolved conflicts prevented the merge: it changed nothing.
     pub refused: bool,
-    /// It was only asked what would change.
+    /// The request was a dry run.
     #[serde(default)]
     pub dry_run: bool,
     /// Time in the daemon, microseconds.

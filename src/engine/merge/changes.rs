@@ -1,4 +1,4 @@
-//! What a merge changes, as it is told.
+//! The list of changes of a merge.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -19,12 +19,12 @@ struct Telling<'p, 'o> {
     plan: &'p Plan,
     outcome: &'p Outcome<'o, View<'o>>,
     ours: &'p View<'p>,
-    /// Names that an inode has left for another.
+    /// Places from which an inode was moved.
     left: HashSet<Place>,
     changes: Vec<Change>,
 }
 
-/// Sorted by path.
+/// Returns the changes, sorted by path.
 pub(super) fn changes<'o>(
     plan: &Plan,
     outcome: &Outcome<'o, View<'o>>,
@@ -49,7 +49,7 @@ impl Telling<'_, '_> {
         self.changes.push(Change::new(path, change, kind));
     }
 
-    /// The inode stays, and nothing of it changes that anybody would call a change.
+    /// Returns whether the visible attributes of an inode that stays are unchanged.
     fn has_attrs(&self, want: &Arc<Trail>) -> SysResult<bool> {
         let here = self.outcome.here(want);
         let (old, new) = (self.ours.attr(&here)?.stat, self.outcome.attr(want)?.stat);
@@ -59,7 +59,7 @@ impl Telling<'_, '_> {
         Ok(same && self.ours.xattrs(&here)? == self.outcome.xattrs(want)?)
     }
 
-    /// What comes, or is there and changes.
+    /// Adds inodes that appear, and those that exist and change.
     fn come(&mut self) -> SysResult<()> {
         let plan = &self.plan.tree;
         let leads = plan.leads();
@@ -116,7 +116,7 @@ impl Telling<'_, '_> {
         join(&self.outcome.path_here(place.parent), &place.name)
     }
 
-    /// What goes, with everything below, but for what stays elsewhere.
+    /// Adds inodes that disappear, with everything below them except what is moved.
     fn go(&mut self) -> SysResult<()> {
         let plan = &self.plan.tree;
         let mut open: Vec<(Arc<Trail>, Name, Child)> = Vec::new();

@@ -1,10 +1,10 @@
-//! What a branch and its parent have in common: the newest state that both come from.
+//! The merge base of a branch and its parent: their newest common state.
 //!
-//! A merge of all of one side into the other is noted in the parent's store
-//! (`store::layout::merges`). From then on both come from what was merged, as it was, for as long as
-//! neither is made what it was before by an undo or a restore; done again, it counts again. Without
-//! such a merge both come from the checkpoint that the branch began as. So whatever one side brought
-//! is no change of the other, and is not brought twice.
+//! A complete merge of one side into the other is recorded in the parent's store
+//! (`store::layout::merges`). The merged state is then the merge base until an undo or a restore
+//! reverts either side beyond it; a redo makes it valid again. Without such a merge, the base is
+//! the checkpoint that the branch began as. Changes that were merged from one side are therefore
+//! not changes of the other, and are not merged twice.
 
 use super::Engine;
 use super::answers::MergeBase;
@@ -20,14 +20,14 @@ use crate::store::operation::Operation;
 use crate::sys::SysResult;
 use crate::tree::merge::same::Same;
 
-/// A branch and the tree that it is a branch of.
+/// A branch and its parent.
 #[derive(Clone, Copy)]
 pub(in crate::engine) struct Kin<'a> {
     pub(in crate::engine) parent: &'a Engine,
     pub(in crate::engine) branch: &'a Branch,
 }
 
-/// The number of the checkpoint that is, or will be made of, a state.
+/// Returns the number of a checkpoint, or for the live state that of the next one.
 fn number(engine: &Engine, state: State) -> CheckpointId {
     match state {
         State::At(id) => id,
@@ -41,7 +41,7 @@ impl<'a> Kin<'a> {
         self.parent.timeline().store().layout.branches().merges(id)
     }
 
-    /// The engine of the side that a merge changed.
+    /// Returns the engine of the side that a merge changed.
     pub(super) fn changed(self, into: MergeInto) -> &'a Engine {
         match into {
             MergeInto::Parent => self.parent,
@@ -49,7 +49,7 @@ impl<'a> Kin<'a> {
         }
     }
 
-    /// The engine of the side that was merged.
+    /// Returns the engine of the side that was merged.
     fn merged(self, into: MergeInto) -> &'a Engine {
         match into {
             MergeInto::Parent => &self.branch.engine,
@@ -57,7 +57,8 @@ impl<'a> Kin<'a> {
         }
     }
 
-    /// The merges that were done, the oldest first: not what a kill or a power cut left begun.
+    /// Returns the completed merges, oldest first, without those that a kill or a power cut
+    /// interrupted.
     fn done(self) -> VerbResult<Vec<MergeEntry>> {
         let mut done = Vec::new();
         for entry in self.merges().all().map_err(registry_failed)? {
@@ -73,13 +74,13 @@ impl<'a> Kin<'a> {
         Ok(done)
     }
 
-    /// The numbers of a state of the parent and one of the branch.
+    /// Returns the numbers of a state of the parent and one of the branch.
     fn numbers(self, parent: State, branch: State) -> [CheckpointId; 2] {
         let branch = number(&self.branch.engine, branch);
         [number(self.parent, parent), branch]
     }
 
-    /// A merge that states of the parent and of the branch both come from.
+    /// Returns whether two states of the parent and the branch both descend from a merge.
     fn is_common(self, merge: &MergeEntry, [parent, branch]: [CheckpointId; 2]) -> bool {
         let (changed, merged) = match merge.into {
             MergeInto::Parent => (parent, branch),
@@ -93,16 +94,16 @@ impl<'a> Kin<'a> {
             && catalogue(into).comes_by(changed, merge.epoch)
     }
 
-    /// After which checkpoints of the parent, and of the branch, they have recorded all at which
-    /// these states may differ from a base.
+    /// Returns, for the parent and the branch, the checkpoint after which each has recorded every
+    /// difference of these states from the base.
     ///
-    /// Where the base is a checkpoint Y of the side that was merged last, these are Y, and of the
-    /// other side, X, its checkpoint C that was merged into the first before Y; or, if there is none,
-    /// what the branch began as. For what X has not recorded since C is as it was in C, and so as it
-    /// was in the base when Y was merged into X: whatever Y had otherwise came then, and was recorded.
-    /// So X is as Y there, and the first side as well, if it has recorded nothing since Y. That holds
-    /// only if nothing clashed in the merges into X since C: what is settled for X stays as X has it,
-    /// without a record. Else both have it since what the branch began as.
+    /// Let the base be checkpoint Y of side M, last merged into the other side X. For M the result
+    /// is Y. For X it is C, the checkpoint of X that was merged into M before Y; without one, the
+    /// checkpoint that the branch began as. Reason: a key without a record in X since C is as in C,
+    /// and so as in the base of the merge of Y into X. That merge brought all other differences of
+    /// Y, and recorded them. At such a key X therefore equals Y, and so does M if it has no record
+    /// since Y. This holds only if the merges into X since C had no conflicts: a conflict resolved
+    /// for X leaves no record. Otherwise the result is the beginning of the branch on both sides.
     ///
     /// # Errors
     /// As [`Kin::base`].
@@ -137,7 +138,7 @@ impl<'a> Kin<'a> {
                 return Ok(origin);
             }
         }
-        // Of so many merges the first are not known any more.
+        // The list is full: the oldest merges have been discarded.
         if other.is_none() && done.len() >= MERGES_MAX {
             return Ok(origin);
         }
@@ -147,10 +148,10 @@ impl<'a> Kin<'a> {
         })
     }
 
-    /// The newest state that a state of the parent and one of the branch both come from.
+    /// Returns the newest common state of a state of the parent and one of the branch.
     ///
     /// # Errors
-    /// What was noted of merges cannot be read.
+    /// The record of merges cannot be read.
     pub(in crate::engine) fn base(self, parent: State, branch: State) -> VerbResult<MergeBase> {
         let numbers = self.numbers(parent, branch);
         let done = self.done()?;
@@ -170,26 +171,26 @@ impl<'a> Kin<'a> {
         })
     }
 
-    /// Both have nothing in common but what the branch began as.
+    /// Returns whether the base is the checkpoint that the branch began as.
     pub(in crate::engine) fn is_first(self, base: MergeBase) -> bool {
         !base.of_branch && base.checkpoint == self.branch.base
     }
 
-    /// Which inodes are one.
+    /// Returns the pairs of corresponding inodes.
     ///
     /// # Errors
-    /// What was noted cannot be read.
+    /// The record cannot be read.
     pub(super) fn same(self) -> VerbResult<Same> {
         let pairs = self.merges().pairs().map_err(registry_failed)?;
         Ok(Same::new(pairs))
     }
 
-    /// Notes that a merge ends now, with this operation, or changed nothing: it is whole with that,
-    /// and not without. The other side was merged as it was at checkpoint `from`; without it, not
-    /// all of it was. `clean`: nothing clashed.
+    /// Records the end of a merge that has this operation, or that changed nothing. The entry
+    /// counts only if the journal has the operation. `from`: the checkpoint of the other side that
+    /// was merged; `None` for a partial merge. `clean`: no conflicts.
     ///
     /// # Errors
-    /// Those of writing it; then it is not noted.
+    /// Errors of writing; the merge is not recorded then.
     pub(super) fn note(
         self,
         (into, from): (MergeInto, Option<CheckpointId>),
@@ -215,8 +216,8 @@ impl<'a> Kin<'a> {
         self.write(&self.needed(&merges), operation.is_none())
     }
 
-    /// The operation of the newest common merge that changed something, with the other side at
-    /// checkpoint `from`.
+    /// Returns the operation of the newest common merge that changed something, with the other side
+    /// at checkpoint `from`.
     fn changing(
         self,
         merges: &[MergeEntry],
@@ -234,7 +235,8 @@ impl<'a> Kin<'a> {
         Some(newest.operation)
     }
 
-    /// The operation that merged a state of the other side into this one, if that is in effect.
+    /// Returns the operation that merged a state of the other side into this one, if it is in
+    /// effect.
     ///
     /// # Errors
     /// As [`Kin::base`].
@@ -244,7 +246,8 @@ impl<'a> Kin<'a> {
         Ok(operation.map(|(number, _)| number))
     }
 
-    /// Writes them. One that is `done` from now on is not on the disk before its operation.
+    /// Writes the entries. An entry that becomes `done` must not reach the disk before its
+    /// operation.
     fn write(self, merges: &[MergeEntry], is_done: bool) -> VerbResult<()> {
         let before = || match is_done {
             true => Ok(self.sync()?),
@@ -255,8 +258,8 @@ impl<'a> Kin<'a> {
             .map_err(registry_failed)
     }
 
-    /// Those without which some state that is kept would have another base: of two into one side
-    /// with no checkpoint in between only the later counts.
+    /// Returns the entries that determine the base of a stored state. Of two merges into one side
+    /// without a checkpoint between them only the later counts.
     fn needed(self, merges: &[MergeEntry]) -> Vec<MergeEntry> {
         let is_needed = |at: usize, merge: &MergeEntry| {
             let mut later = merges.iter().skip(at + 1);
@@ -268,7 +271,7 @@ impl<'a> Kin<'a> {
             stored.get(first).is_some_and(|id| *id < next.epoch)
         };
         let mut needed: Vec<MergeEntry> = Vec::new();
-        // Of those that are left out something may have clashed: the next one stands for them.
+        // A discarded merge may have had conflicts: its successor is marked instead.
         let mut clashed: Vec<MergeInto> = Vec::new();
         for (at, merge) in merges.iter().enumerate() {
             let clean = merge.clean && !clashed.contains(&merge.into);
@@ -290,8 +293,8 @@ impl<'a> Kin<'a> {
         sync(self.branch.engine.timeline().store())
     }
 
-    /// What was done is known to be so from now on, whatever becomes of the journal. If that fails
-    /// it is done all the same, as long as the journal tells of it.
+    /// Marks completed merges as done, so that they no longer depend on the journal. On failure
+    /// they count as long as the journal has their operation.
     pub(in crate::engine) fn settle(self) {
         let settle = || -> VerbResult<()> {
             let known = self.merges().all().map_err(registry_failed)?;

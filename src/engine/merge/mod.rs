@@ -1,11 +1,11 @@
-//! Merge: what another tree did since both were one is done to the live tree.
+//! Merge: applies the changes that another tree made since the merge base to the live tree.
 //!
-//! `theirs` is a checkpoint: of a branch, made for it, or of this tree, where that was another line
-//! of the same history. What comes of the three is found out with nothing held ([`prepare`]), along
-//! what was recorded on either side, and carried out as a restore is: staged, in one freeze, behind
-//! a guard checkpoint. The journal says that a restore *of the guard* is under way, so a merge that
-//! is cut short is taken back at the next mount; so is one that fails. The record of the operation
-//! comes at its end.
+//! `theirs` is a checkpoint: of a branch, created for the merge, or of another line of the history
+//! of this tree. The three-way merge runs without locks ([`prepare`]), along the records of both
+//! sides. The result is carried out like a restore: staged, in one freeze, behind a guard
+//! checkpoint. The journal records a restore *of the guard* as in progress, so the next mount
+//! reverts a merge that was interrupted; a merge that fails is reverted at once. The operation is
+//! recorded at its end.
 
 mod answers;
 mod changes;
@@ -40,17 +40,17 @@ use crate::store::layout::merges::MergeInto;
 use crate::store::record::{Actor, Reason, Record};
 use crate::sys::Errno;
 
-/// Versions of files are answered in parts of about so many bytes.
+/// Approximate size of one part of an answer with file versions, in bytes.
 const VERSIONS_BYTES: usize = 16 << 20;
 
-/// What is merged into what.
+/// The kind of a merge.
 enum Course<'a> {
     /// Another line of the history of this tree, from one checkpoint to another.
     Line {
         base: CheckpointId,
         at: CheckpointId,
     },
-    /// One of a branch and its parent into the other one.
+    /// A branch into its parent, or the parent into the branch.
     Kin {
         kin: Kin<'a>,
         into: MergeInto,
@@ -62,7 +62,7 @@ enum Course<'a> {
 /// A merge that failed.
 struct Failed {
     why: Errno,
-    /// Everything is as it was before.
+    /// The tree was reverted.
     taken_back: bool,
 }
 
@@ -74,7 +74,7 @@ struct Merger<'a> {
 }
 
 impl MergeInto {
-    /// What is said if such a merge fails.
+    /// Returns the error message of such a merge.
     fn failed(self) -> &'static str {
         match self {
             MergeInto::Parent => "the merge failed",
@@ -147,7 +147,7 @@ impl<'a> Merger<'a> {
         )
     }
 
-    /// Does something with what is merged into what. Nobody drops a branch meanwhile.
+    /// Calls `act` with the kind of the merge. The branch cannot be dropped until it returns.
     fn on_course<T>(&self, act: impl FnOnce(&Course<'_>) -> VerbResult<T>) -> VerbResult<T> {
         if let Some(base) = &self.asked.base {
             return act(&self.line(base)?);
@@ -201,7 +201,7 @@ impl<'a> Merger<'a> {
             return Ok(answer(&merging, None));
         }
         if merging.changes.is_empty() {
-            // Both have all of it: from now on that is what they have in common.
+            // Both sides have everything already: this state is their next merge base.
             course.note(self.asked, None, &merging)?;
             return course.told_earlier(answer(&merging, None));
         }
@@ -241,7 +241,7 @@ impl<'a> Merger<'a> {
         }
     }
 
-    /// Two checkpoints of this tree.
+    /// Returns the merge of two checkpoints of this tree.
     fn line(&self, base: &StateName) -> VerbResult<Course<'a>> {
         let states = &self.engine.states;
         let base = states.whole_id(base)?;
@@ -249,7 +249,7 @@ impl<'a> Merger<'a> {
         Ok(Course::Line { base, at })
     }
 
-    /// A branch, at a checkpoint that stays as it is.
+    /// Returns the merge of a branch, at a fixed checkpoint, into its parent.
     fn branch_into_parent(&self, branch: &'a Branch) -> VerbResult<Course<'a>> {
         let kin = Kin {
             parent: self.engine,
@@ -265,7 +265,7 @@ impl<'a> Merger<'a> {
         })
     }
 
-    /// A checkpoint of the side that is merged; if it is only asked, what there is now.
+    /// Creates a checkpoint of the merged side; a dry run uses the live state.
     fn checkpoint(&self, there: &Engine, note: &str) -> VerbResult<State> {
         if self.asked.dry_run {
             there.checkpoints.settle();
@@ -282,9 +282,9 @@ impl<'a> Merger<'a> {
         Ok(State::At(made.id))
     }
 
-    /// Carries out the plan between the record that the guard is to be restored, which is so as
-    /// long as this is not done, and that of the operation. The caller holds the freeze lock and
-    /// the tree for writing.
+    /// Carries out the plan between two records: one that the guard is to be restored, which is
+    /// valid until the end, and that of the operation. The caller holds the freeze lock and the
+    /// tree lock for writing.
     fn carry_out(
         &self,
         (merging, course): (&Merging<'_>, &Course<'_>),
@@ -316,7 +316,7 @@ impl<'a> Merger<'a> {
             if let Err(errno) = back {
                 tracing::error!(%errno, %guard, "a merge that failed is not taken back");
             }
-            // What is not taken back now is there, and may be changed from now on.
+            // If the revert failed, its remains stay and may be changed from now on.
             timeline.journal.tell(Record::RestoreEnd);
             Failed {
                 why,
@@ -334,7 +334,7 @@ impl<'a> Course<'a> {
         }
     }
 
-    /// What is said if it fails.
+    /// Returns the error message.
     fn failed(&self) -> &'static str {
         match self {
             Course::Line { .. } => MergeInto::Parent,
@@ -343,7 +343,7 @@ impl<'a> Course<'a> {
         .failed()
     }
 
-    /// With the operation that merged it before, where nothing was left to merge.
+    /// Adds the operation of the earlier merge, if no changes were left to merge.
     fn told_earlier(&self, mut merged: Merged) -> VerbResult<Merged> {
         if let Course::Kin {
             kin, into, theirs, ..
@@ -356,7 +356,7 @@ impl<'a> Course<'a> {
         Ok(merged)
     }
 
-    /// Notes what both sides have in common from now on, if all of one came.
+    /// Records the new merge base, if the whole side was merged.
     fn note(
         &self,
         asked: &Merge,

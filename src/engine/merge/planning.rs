@@ -1,4 +1,4 @@
-//! What every merge of trees begins with, whoever asks what would come of it.
+//! Common parts of all merges of trees.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use crate::store::ids::{Name, Slot};
 use crate::sys::{Kind, SysResult};
 use crate::tree::merge::{Clash, Conflict, Names, Who};
 
-/// The names at which the three may differ: those that were recorded in any.
+/// Returns the names at which the three states may differ: all recorded ones.
 pub(in crate::engine) fn along(recorded: &[&Touched]) -> Names {
     let mut along: Names = HashMap::new();
     for (dir, names) in recorded.iter().flat_map(|touched| &touched.names) {
@@ -20,11 +20,11 @@ pub(in crate::engine) fn along(recorded: &[&Touched]) -> Names {
     along
 }
 
-/// A worktree of git has a file where the repository has a directory, which leads to that: neither
-/// is to become the other.
+/// Excludes `.git` where it is a directory in one state and a file in another. A git worktree has a
+/// file that refers to the repository; one must not replace the other.
 ///
 /// # Errors
-/// Those of reading the root directories.
+/// Errors of reading the root directories.
 pub(in crate::engine) fn leave_out_git(along: &mut Names, states: [&View<'_>; 3]) -> SysResult<()> {
     let (root, git) = (Trail::root(), Name::new(b".git"));
     let names = along.get(&Slot::ROOT);
@@ -43,7 +43,7 @@ pub(in crate::engine) fn leave_out_git(along: &mut Names, states: [&View<'_>; 3]
     Ok(())
 }
 
-/// A conflict as it is told.
+/// Converts a conflict for the answer.
 pub(in crate::engine) fn told(conflict: &Conflict) -> MergeConflict {
     let side = |who: &Who| match who {
         Who::Ours => MergeSide::Ours,

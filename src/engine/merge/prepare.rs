@@ -1,4 +1,4 @@
-//! What comes of the three, and what it takes.
+//! The three-way merge: its result and the plan that produces it.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io::Write;
@@ -36,13 +36,13 @@ use crate::tree::merge::text::Labels;
 use crate::tree::merge::{Answer, Answers, Clash, Conflict, How, Names, Policy, merge_since};
 use crate::tree::plan::Content;
 
-/// What the parent of a branch is called where it is merged into that.
+/// The label of the parent when it is merged into a branch.
 pub(super) const PARENT: &str = "parent";
 
-/// Waits until no process keeps a file locked.
+/// Waits until no process holds a lock on a file.
 pub(super) type AwaitFree<'w> = &'w dyn Fn(Slot) -> SysResult<()>;
 
-/// The live trees that a merge looks at, of what is changed and of what comes, at each inode once.
+/// Caches over the live trees of both sides.
 pub(super) struct Eyes<'a>(Vec<(&'a Engine, Glance<'a>)>);
 
 impl<'a> Eyes<'a> {
@@ -64,20 +64,19 @@ impl<'a> Eyes<'a> {
     }
 }
 
-/// The three trees, and what is asked for.
+/// The inputs of the merge: three states and the request.
 pub(super) struct Three<'a> {
     pub(super) engine: &'a Engine,
-    /// What both came from at first, if the base is a later state: of the names of what it has not
-    /// nothing need be recorded.
+    /// The checkpoint that the branch began as, if the base is later. Directories created since are
+    /// compared completely, because the names in a new directory have no records.
     origin: Option<View<'a>>,
     base: View<'a>,
     ours: View<'a>,
     theirs: View<'a>,
-    /// What was recorded here, and there if that is another tree.
+    /// The records of the live tree, and those of the other tree, if there is one.
     here: Recorded<'a>,
     there: Option<Recorded<'a>>,
-    /// The base is a state of ours, and of theirs: what that has recorded since is all that has
-    /// changed there.
+    /// For each side: the base is a state of it, so its records since then cover all its changes.
     knows: [bool; 2],
     same: Same,
     labels: [String; 3],
@@ -86,13 +85,13 @@ pub(super) struct Three<'a> {
     eyes: &'a Eyes<'a>,
 }
 
-/// What the history of a tree recorded after a checkpoint, up to another or until now.
+/// The records in the history of a tree after a checkpoint, up to another or until now.
 #[derive(Clone, Copy)]
 struct Recorded<'a> {
     engine: &'a Engine,
-    /// Its state that is as that which both came from at first.
+    /// The state of this tree that equals the beginning of the branch.
     since: CheckpointId,
-    /// What may differ from the base was recorded after this.
+    /// Differences from the base were recorded after this checkpoint.
     after: CheckpointId,
     upto: Option<CheckpointId>,
 }
@@ -103,22 +102,22 @@ impl Recorded<'_> {
     }
 }
 
-/// What is to be done.
+/// The result of the merge.
 pub(super) struct Merging<'t> {
     outcome: Outcome<'t, View<'t>>,
     three: &'t Three<'t>,
     plan: Plan,
     touched: HashSet<Slot>,
-    /// The time of what has lines of both.
+    /// The mtime of files with lines of both sides.
     now: Time,
     pub(super) changes: Vec<Change>,
-    /// What is made anew -> the inodes that it stands for.
+    /// New inodes, and the inodes that each replaces.
     stands_for: HashMap<Slot, Vec<Birth>>,
-    /// What was made, and what that is one with.
+    /// Pairs of a created inode and the one that it corresponds to.
     made: Mutex<Vec<[Birth; 2]>>,
 }
 
-/// Where the two sides of a branch and its parent are: the one that is changed first.
+/// Returns the engines of both sides, the changed one first.
 fn sides<'a>(kin: Kin<'a>, into: MergeInto) -> [(&'a Engine, CheckpointId); 2] {
     let parent = (kin.parent, kin.branch.base);
     let branch = (&*kin.branch.engine, kin.branch.since);
@@ -170,7 +169,7 @@ impl<'a> Three<'a> {
         }
     }
 
-    /// Of a branch and its parent, as both are in these states: that which is changed first.
+    /// Returns the inputs for a branch and its parent in these states, the changed side first.
     pub(super) fn between(
         (kin, into): (Kin<'a>, MergeInto),
         base: MergeBase,
@@ -228,7 +227,7 @@ impl<'a> Three<'a> {
         })
     }
 
-    /// Merges, along what was recorded on either side.
+    /// Merges along the records of both sides.
     pub(super) fn prepare(&self, await_free: AwaitFree<'_>) -> VerbResult<Merging<'_>> {
         let failed = |errno| self.engine.checkpoints.failed(self.into.failed(), errno);
         self.eyes
@@ -279,7 +278,7 @@ impl<'a> Three<'a> {
         Ok(merging)
     }
 
-    /// What comes of the three, along the names that may differ.
+    /// Merges the three states at the names that may differ.
     fn outcome(
         &self,
         (here, there): (&Touched, Option<&Touched>),
@@ -322,12 +321,12 @@ impl<'a> Three<'a> {
         outcome.map_err(failed)
     }
 
-    /// It is not only asked what would come of a checkpoint.
+    /// Returns whether a checkpoint is merged and this is no dry run.
     fn is_to_come(&self) -> bool {
         self.theirs.state() != State::Live && !self.asked.dry_run
     }
 
-    /// Begins to write back what theirs holds and is cloned in a moment: a clone waits for that.
+    /// Starts the writeback of files of the other side that are cloned soon: FICLONE waits for it.
     fn write_back(&self, there: &Touched) -> SysResult<()> {
         let engine = self.there.map_or(self.engine, |there| there.engine);
         let begin = |slot: &Slot| engine.live.inodes.begin_writeback(*slot);
@@ -352,7 +351,7 @@ impl<'a> Three<'a> {
         }
     }
 
-    /// What is to come of files that clash.
+    /// Returns the merged content that the request contains.
     fn answers(&self) -> VerbResult<Answers> {
         let hash = |text: &String| {
             blake3::Hash::from_hex(text)
@@ -367,8 +366,8 @@ impl<'a> Three<'a> {
         self.asked.answers.iter().map(answer).collect()
     }
 
-    /// Paths without `.` and doubled slashes, each of which is in one of the three. The root stands
-    /// for everything.
+    /// Normalizes paths (`.`, doubled slashes) and checks that each exists in one of the three
+    /// states. Returns an empty list for the root, which means everything.
     fn paths(&self) -> VerbResult<Vec<Vec<u8>>> {
         let mut cleaned = Vec::new();
         for path in &self.asked.paths {
@@ -392,7 +391,7 @@ impl<'a> Three<'a> {
     }
 }
 
-/// What was said of a file is of something else than it holds now.
+/// Returns the error for a file that changed after it was merged by a tool.
 fn outdated(path: &[u8]) -> VerbError {
     error::hinted(
         Code::Outdated,
@@ -405,8 +404,8 @@ fn outdated(path: &[u8]) -> VerbError {
 }
 
 impl Merging<'_> {
-    /// The versions of files whose content clashes and of which nothing was said, behind `after` in
-    /// the order of paths, as many as have `bytes_max` bytes, and one.
+    /// Returns the versions of files with unresolved content conflicts after path `after`, in path
+    /// order, until their size reaches `bytes_max`.
     pub(super) fn versions(
         &self,
         after: Option<&TreePath>,
@@ -432,8 +431,7 @@ impl Merging<'_> {
         Ok(all)
     }
 
-    /// What is to be made, and the inodes that it stands for: they are asked for before anything is
-    /// changed.
+    /// Returns the inodes to create, and those that each replaces. Queried before anything changes.
     fn made_anew(&self) -> SysResult<HashMap<Slot, Vec<Birth>>> {
         let mut anew = HashMap::new();
         if self.three.there.is_none() {
@@ -451,7 +449,7 @@ impl Merging<'_> {
         Ok(anew)
     }
 
-    /// Inodes that were made, each with one that it stands for.
+    /// Returns pairs of a created inode and one that it corresponds to.
     pub(super) fn pairs(&self) -> Vec<[Birth; 2]> {
         self.made.lock().clone()
     }
@@ -471,7 +469,8 @@ impl Merging<'_> {
         conflicts
     }
 
-    /// Refuses a merge that would change what nobody may change, if it is to come.
+    /// Rejects a merge that would change append-only or immutable files, unless it is refused
+    /// anyway.
     ///
     /// # Errors
     /// As [`Restorer::refuse_protected`].
@@ -484,7 +483,7 @@ impl Merging<'_> {
         Ok(self)
     }
 
-    /// Something clashes, and nothing was said of it.
+    /// Returns whether a conflict is unresolved.
     pub(super) fn is_refused(&self) -> bool {
         self.outcome
             .conflicts()
@@ -492,7 +491,7 @@ impl Merging<'_> {
             .any(|conflict| !conflict.settled)
     }
 
-    /// A file that has no name, with these bytes.
+    /// Creates an unlinked file with these bytes.
     fn file_of(&self, slot: Slot, bytes: &[u8]) -> SysResult<std::fs::File> {
         let staging = &**self.three.engine.live.staging();
         let name = format!("{STAGED_PREFIX}text-{}", slot.0).into_bytes();
@@ -527,7 +526,7 @@ impl Ready for Merging<'_> {
         self.is_refused()
     }
 
-    /// It may have lines of the live tree.
+    /// A file may contain lines of the live tree.
     fn is_fixed(&self) -> bool {
         false
     }
@@ -556,7 +555,7 @@ impl Want for Merging<'_> {
             Source::Theirs(way) => {
                 let (from, file) = self.three.theirs.open(&way)?;
                 let still = from != Held::Live;
-                // The live tree here is frozen, and not what a branch has.
+                // The live tree is frozen, but the branch is not.
                 let waits = !still && self.three.there.is_none() && !frozen;
                 Ok((!waits).then_some(Opened { file, still }))
             }

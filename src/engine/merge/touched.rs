@@ -1,4 +1,4 @@
-//! What a branch, or its parent, has changed since they had it in common.
+//! The changes of a branch or its parent since their merge base.
 
 use std::collections::BTreeSet;
 
@@ -14,11 +14,11 @@ use crate::store::layout::merges::MergeInto;
 use crate::sys::{Kind, SysResult};
 use crate::tree::merge::Conflict;
 
-/// What one side has changed since the newest state that both come from. O(changes): of a side
-/// whose own checkpoint that is, from its history; of the other by what both have recorded.
+/// Returns the changes of one side since the merge base. O(changes): if the base is a checkpoint of
+/// that side, from its history, otherwise from the records of both.
 ///
 /// # Errors
-/// Those of reading both.
+/// Errors of reading both.
 pub(in crate::engine) fn changed_by(kin: Kin<'_>, who: MergeInto) -> VerbResult<Vec<Change>> {
     let base = kin.base(State::Live, State::Live)?;
     let at = base.checkpoint;
@@ -30,7 +30,7 @@ pub(in crate::engine) fn changed_by(kin: Kin<'_>, who: MergeInto) -> VerbResult<
         MergeInto::Parent if !base.of_branch => return changes_since(kin.parent, at),
         _ => {}
     }
-    // Merged into the base it is all that comes.
+    // A merge into the base yields exactly these changes.
     let into = match who {
         MergeInto::Branch => MergeInto::Parent,
         MergeInto::Parent => MergeInto::Branch,
@@ -45,19 +45,19 @@ pub(in crate::engine) fn changed_by(kin: Kin<'_>, who: MergeInto) -> VerbResult<
     Ok(changes)
 }
 
-/// What would clash if a branch was merged into its parent now.
+/// Returns the conflicts of a merge of the branch into its parent now.
 ///
 /// # Errors
-/// Those of reading both.
+/// Errors of reading both.
 pub(in crate::engine) fn clashes_of(kin: Kin<'_>) -> VerbResult<Vec<Conflict>> {
     would(kin, |merging| merging.clashes().to_vec())
 }
 
-/// The paths that a merge of a branch would change in its parent, or that clash: what it has done
-/// and its parent has not. The caller sees to it that the branch stays.
+/// Returns the paths that a merge of the branch would change in its parent, or that conflict: its
+/// unmerged changes. The caller ensures that the branch is not dropped.
 ///
 /// # Errors
-/// Those of reading both.
+/// Errors of reading both.
 pub(in crate::engine) fn unmerged(
     parent: &Engine,
     branch: &Branch,
@@ -71,9 +71,9 @@ pub(in crate::engine) fn unmerged(
     })
 }
 
-/// As [`unmerged`], of a branch of which it is known what it has `changed` since both were one. That is
-/// all of it where the parent has recorded nothing since; and where neither was merged into the
-/// other, so that an inode has one number in both, and neither has touched what the other has.
+/// As [`unmerged`], with the known changes of the branch since the merge base. All of them are
+/// unmerged if the parent has no records since. The same holds if no merge has taken place, so that
+/// an inode has one number in both, and the sides have changed different inodes.
 ///
 /// # Errors
 /// As [`unmerged`].
@@ -99,7 +99,7 @@ pub(in crate::engine) fn unmerged_of(
         }
         Ok(here.is_apart_from(&since(&branch.engine, branch.since)?))
     };
-    // What was changed behind our back is not among what was recorded.
+    // Changes that bypassed the mount have no records.
     let states = [(parent, base.checkpoint), (&*branch.engine, branch.since)];
     let unseen = |(engine, at): (&Engine, CheckpointId)| {
         let unseen = engine.states.unseen_between(State::At(at), State::Live);
@@ -111,7 +111,7 @@ pub(in crate::engine) fn unmerged_of(
     unmerged(parent, branch)
 }
 
-/// What a merge of a branch into its parent would do now.
+/// Runs a merge of the branch into its parent without effects.
 fn would<T>(kin: Kin<'_>, of: impl FnOnce(&Merging<'_>) -> T) -> VerbResult<T> {
     let (base, asked) = (kin.base(State::Live, State::Live)?, Merge::default());
     let states = (State::Live, State::Live);

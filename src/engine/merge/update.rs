@@ -1,5 +1,5 @@
-//! Update: what the parent did comes into a branch. A merge in the other direction, after which
-//! both have the parent's checkpoint in common (`common`).
+//! Update: merges the changes of the parent into a branch. Afterwards the parent's checkpoint is
+//! the merge base (`common`).
 
 use super::prepare::PARENT;
 use super::{Course, Kin, Merge, Merged, Merger, UpdateBranch};
@@ -43,7 +43,7 @@ impl Verb for UpdateBranch {
 }
 
 impl<'a> Merger<'a> {
-    /// The parent, at a checkpoint that stays as it is.
+    /// Returns the merge of the parent, at a fixed checkpoint, into the branch.
     fn parent_into_branch(
         &self,
         parent: &'a Engine,
@@ -58,7 +58,7 @@ impl<'a> Merger<'a> {
         };
         let base = kin.base(theirs, State::Live)?;
         if let State::At(at) = theirs {
-            // What came already does not come again from before.
+            // An older checkpoint would merge changes that the branch already has.
             let comes_from = |id| parent.timeline().catalogue.comes_by(at, id);
             if !comes_from(branch.base) || base != kin.base(State::Live, State::Live)? {
                 return Err(is_older(branch, at));

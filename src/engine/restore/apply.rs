@@ -1,5 +1,5 @@
-//! The live tree as a plan is carried out on it: with the operations that serve the kernel, so that
-//! every step keeps the past, and with what the kernel must forget noted.
+//! Applies a plan to the live tree with the operations that serve the kernel, so every step
+//! captures the past. Collects the kernel cache entries to invalidate.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::sys::{self, Errno, Kind, RenameMode, SysResult};
 use crate::tree::apply::Sink;
 use crate::tree::plan::{Change as Becomes, Content, DirPlan, NamePlan};
 
-/// New inodes that are put in place at once, at most.
+/// Limit of new inodes put in place behind one record.
 const SWAPS_MAX: usize = 4096;
 
 struct LiveSink<'a> {
@@ -28,16 +28,16 @@ struct LiveSink<'a> {
     plan: &'a Plan,
     want: &'a dyn Want,
     stage: Stage<'a>,
-    /// New inodes that are about to be put in place. Whatever else is done, they are before it.
+    /// New inodes to be put in place. They are flushed before any other operation.
     swaps: Vec<Swap>,
     places: HashSet<Place>,
-    /// Inodes whose mode forbids their owner what is to be done, with that mode.
+    /// Inodes whose mode denies their owner the operation, with that mode.
     lent: HashMap<Slot, (Option<Arc<Trail>>, u32)>,
     stale: Stale,
 }
 
-/// Carries out a plan, with what was made for it. The caller holds the freeze lock and the tree for
-/// writing.
+/// Carries out a plan with the staged inodes. The caller holds the freeze lock and the tree lock
+/// for writing.
 pub(super) fn apply(
     engine: &Engine,
     change: &Change,
@@ -65,7 +65,7 @@ pub(super) fn apply(
 
 fn carry_out(sink: &mut LiveSink<'_>) -> SysResult<()> {
     let (engine, plan) = (sink.engine, sink.plan);
-    // What a branch inherits is found by the way to it, which holds until something is renamed.
+    // Inherited inodes of a branch are found by their path, which is valid until a rename.
     for dir in &plan.tree.dirs {
         let changes = |name: &NamePlan| {
             !matches!(
@@ -100,7 +100,7 @@ fn carry_out(sink: &mut LiveSink<'_>) -> SysResult<()> {
     sink.clean_staging()
 }
 
-/// Everything that a plan can have changed: for when it was carried out in part.
+/// Returns everything that a plan can have changed, for a plan that was carried out in part.
 pub(super) fn all_of(plan: &Plan) -> Stale {
     let mut stale = Stale::default();
     for dir in &plan.tree.dirs {
@@ -126,7 +126,7 @@ impl LiveSink<'_> {
         self.plan.times == Times::Kept
     }
 
-    /// The owner of an inode may do what is to be done with it.
+    /// Grants the owner of an inode access to it, and remembers the mode.
     fn lend(&mut self, at: At<'_>) -> SysResult<()> {
         if let Some(mode) = self.live().attrs.lend_in(self.change, at)? {
             let way = at.trail.map(Arc::clone);
@@ -135,17 +135,17 @@ impl LiveSink<'_> {
         Ok(())
     }
 
-    /// What a name led to has changed. The kernel knows nothing of what is beside the tree.
+    /// Records that a name leads to another inode. The kernel does not see the staging directory.
     fn renamed(&mut self, place: &Place) {
         if place.parent != Slot::STAGING {
             self.stale.names.push((place.parent, place.name.clone()));
         }
     }
 
-    /// A name has lost its inode, for which that may have been the last. If not it has fewer names
-    /// than the kernel thinks.
+    /// Records that an inode lost a name, possibly the last. If other names remain, its cached link
+    /// count is stale.
     fn lost(&mut self, dir: Slot, name: &Name, slot: Slot) {
-        // Only what the kernel knows can be dead: the tables hold nothing else.
+        // Only inodes in the tables, which are those that the kernel has, can be dead.
         if self.live().nodes.is_dead(slot) {
             self.stale.dead.push((dir, name.clone(), slot));
         } else {
@@ -153,8 +153,8 @@ impl LiveSink<'_> {
         }
     }
 
-    /// Whether a name beside the tree leads to an inode. A restore that was interrupted may have
-    /// left it; what else it has left there goes.
+    /// Returns whether a name in the staging directory leads to an inode, which an interrupted
+    /// restore may have left. Removes any other inode of that name.
     fn is_left_at(&self, staged: &Place, slot: Slot) -> SysResult<bool> {
         match sys::stat_at(self.live().staging(), staged.name.as_bytes()) {
             Ok(stat) if self.live().inodes.slot_of(&stat) == Ok(slot) => Ok(true),
@@ -168,7 +168,7 @@ impl LiveSink<'_> {
         }
     }
 
-    /// Removes a name and everything below, if it still leads to `have`.
+    /// Removes a name and everything below it, if it still leads to `have`.
     fn remove_below(&mut self, dir: &Arc<Trail>, name: &Name, have: Child) -> SysResult<()> {
         let engine = self.engine;
         let view = engine.states.view(State::Live);
@@ -176,7 +176,7 @@ impl LiveSink<'_> {
             Some(now) if now.slot == have.slot => {}
             _ => return Ok(()),
         }
-        // Depth first, without recursion: directories are removed on the way back.
+        // Depth-first without recursion: directories are removed on the way back.
         let mut open = vec![(Arc::clone(dir), name.clone(), have, false)];
         while let Some((dir, name, child, emptied)) = open.pop() {
             if child.kind != Kind::Dir || emptied {
@@ -199,8 +199,8 @@ impl LiveSink<'_> {
         Ok(())
     }
 
-    /// What an interrupted restore has left here and this one did not want: removed like anything
-    /// else, so that the guard can still see it.
+    /// Removes the remains of an interrupted restore that this one did not use, by ordinary
+    /// removals, so that the guard still shows them.
     fn clean_staging(&mut self) -> SysResult<()> {
         let staging = Arc::new(Trail {
             slot: Slot::STAGING,
@@ -215,8 +215,8 @@ impl LiveSink<'_> {
 }
 
 impl Sink for LiveSink<'_> {
-    /// Of one with several names, history may know only one that it has lost; then it is where it
-    /// was when the plan was made.
+    /// For an inode with several names, history may have only a removed one; then its place is that
+    /// of the plan.
     fn locate(&self, child: Child, want: Option<&Arc<Trail>>) -> SysResult<Place> {
         let here = want.map(|want| self.want.here(want));
         let at = here.as_ref().map_or_else(|| At::from(child.slot), At::from);
@@ -232,8 +232,7 @@ impl Sink for LiveSink<'_> {
         }
     }
 
-    /// All of the tree is restored, and the inode had this name alone: whatever others it has now
-    /// go.
+    /// The whole tree is restored, and the inode had only this name: all other names are removed.
     fn has_one_name(&self, want: &Arc<Trail>) -> bool {
         self.plan.whole
             && self.plan.unknown.is_empty()
@@ -262,7 +261,7 @@ impl Sink for LiveSink<'_> {
             &wanted.xattrs(want)?,
             self.keeps_times(),
         )?;
-        // It has the mode that is wanted.
+        // It has the desired mode now.
         self.lent.remove(&child.slot);
         self.stale.nodes.push(child.slot);
         Ok(())
@@ -276,7 +275,7 @@ impl Sink for LiveSink<'_> {
         mode: RenameMode,
     ) -> SysResult<()> {
         if child.kind == Kind::Dir && from.parent != to.parent {
-            // Its `..` changes.
+            // Its `..` entry changes.
             self.lend(At::from(child.slot))?;
         }
         let ends = (
@@ -363,7 +362,7 @@ impl Sink for LiveSink<'_> {
         Ok(true)
     }
 
-    /// Many go behind one record.
+    /// Many inodes share one record.
     fn flush(&mut self) -> SysResult<()> {
         self.places.clear();
         let swaps = std::mem::take(&mut self.swaps);
@@ -377,7 +376,7 @@ impl Sink for LiveSink<'_> {
         ) in swaps.into_iter().zip(replaced)
         {
             match replaced {
-                // With its inode the kernel forgets the name.
+                // The invalidation of the inode includes the name.
                 Some(dead) if self.live().nodes.is_dead(dead) => {
                     self.stale.dead.push((parent, name, dead))
                 }
@@ -411,7 +410,7 @@ impl Sink for LiveSink<'_> {
         self.lend(at)?;
         let (attrs, times) = (&self.live().attrs, self.keeps_times());
         let changed = attrs.apply_attrs_in(self.change, at, &attr, &xattrs, times)?;
-        // It has the mode that is wanted.
+        // It has the desired mode now.
         self.lent.remove(&here);
         if changed && dir.live.is_some() {
             self.stale.attrs_changed.push(here);

@@ -1,7 +1,7 @@
-//! Mount points inside the tree. To replace, move or remove a directory or file on which another
-//! filesystem is mounted detaches that mount: the kernel does so when it is notified that the name
-//! is gone (`d_invalidate`, fs/dcache.c). Mount points therefore stay where they are: a restore
-//! leaves them out, and any other plan that would touch one is refused before it changes anything.
+//! Mount points inside the tree. Replacing, moving or removing a file or directory detaches a
+//! filesystem mounted on it: the kernel does so when it is notified that the name is gone
+//! (`d_invalidate`, fs/dcache.c). Mount points therefore stay in place: a restore excludes them,
+//! and any other plan that would affect one is rejected before it changes anything.
 
 use std::collections::{BTreeSet, HashMap};
 use std::os::unix::ffi::OsStringExt;
@@ -20,7 +20,7 @@ use crate::store::record::{Child, Place};
 use crate::sys::{self, Kind, SysResult};
 use crate::tree::plan::{Change, Plan};
 
-/// The mount points in the tree, in any mount namespace that can be looked at.
+/// The mount points in the tree, in any mount namespace that can be read.
 #[derive(Clone, Debug, Default)]
 pub(in crate::engine) struct Covered(Vec<Vec<u8>>);
 
@@ -32,10 +32,10 @@ pub(super) struct Held<'a> {
 }
 
 impl Covered {
-    /// Reads the tables of mounts. A mount that is made after this is not among them.
+    /// Reads the mount tables. Later mounts are not included.
     ///
     /// # Errors
-    /// Those of reading `/proc`.
+    /// Errors of reading `/proc`.
     pub(in crate::engine) fn of(engine: &Engine) -> SysResult<Covered> {
         let Some((_, dev)) = engine.place().mounted_as() else {
             return Ok(Covered::default());
@@ -47,12 +47,12 @@ impl Covered {
         Ok(Covered(paths.collect()))
     }
 
-    /// The topmost paths that a restore of a checkpoint must leave as they are for the mount points
-    /// to stay: the mount point, or the directory on the way to it that is elsewhere or missing in
-    /// the checkpoint. Empty if each way is the same in both.
+    /// Returns the topmost paths that a restore of a checkpoint must exclude to preserve the mount
+    /// points. Each is the mount point, or a directory above it that is elsewhere or missing in the
+    /// checkpoint. Empty if each path is the same in both.
     ///
     /// # Errors
-    /// Those of reading the tree.
+    /// Errors of reading the tree.
     pub(super) fn in_the_way(
         &self,
         engine: &Engine,
@@ -88,7 +88,7 @@ impl Covered {
         Ok(stay)
     }
 
-    /// Where the mount points are in the live tree.
+    /// Returns the places of the mount points in the live tree.
     fn held(&self, engine: &Engine) -> SysResult<Held<'_>> {
         let mut held = Held::default();
         let now = engine.states.view(State::Live);
@@ -112,7 +112,7 @@ impl Covered {
     }
 }
 
-/// The path and those above it, from the topmost one on.
+/// Iterates over the path and its ancestors, topmost first.
 fn ways(path: &[u8]) -> impl Iterator<Item = &[u8]> {
     let ends = path
         .iter()
@@ -124,7 +124,7 @@ fn ways(path: &[u8]) -> impl Iterator<Item = &[u8]> {
 }
 
 impl<'a> Held<'a> {
-    /// A mount point that the plan would detach.
+    /// Returns a mount point that the plan would detach.
     pub(super) fn detached_by(&self, plan: &Plan) -> Option<&'a [u8]> {
         let at = |parent: Slot, name: &Name| {
             let name = name.clone();
@@ -153,7 +153,7 @@ impl<'a> Held<'a> {
 }
 
 impl Restorer<'_> {
-    /// Refuses a plan that would detach a mount.
+    /// Rejects a plan that would detach a mount.
     ///
     /// # Errors
     /// `busy`, with the path of the mount point.

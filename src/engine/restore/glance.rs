@@ -1,9 +1,9 @@
-//! The live tree, at each inode of which is looked once.
+//! A cache over the live tree that looks up each name and inode once.
 //!
-//! What was seen is kept, so that all who compare and plan see the same, and threads look ahead.
-//! What changes meanwhile is not seen: whoever plans with it then knows that nothing has changed,
-//! or plans again. Of a state of the past it is exact whatever happens: there a live answer counts
-//! only where no record is found after it, and a change has one.
+//! All users of one cache see the same state, and threads can fill it ahead. Later changes are not
+//! visible. The planner then checks that nothing has changed, or plans again. For a past state the
+//! result is exact in any case: a live answer counts only if no record follows, and every change
+//! has a record.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -18,12 +18,12 @@ use crate::store::record::{AttrState, Child, Place};
 use crate::sys::lock::Mutex;
 use crate::sys::{Kind, Stat, SysResult, Time, Xattrs};
 
-/// Names of one directory that one thread looks at.
+/// Names of one directory in one job.
 const NAMES_AT_ONCE: usize = 64;
-/// Fewer such parts are not worth another thread.
+/// Minimum number of jobs for another thread.
 const PARTS_FROM: usize = 3;
 
-/// See the module.
+/// The cache over the live tree.
 pub(in crate::engine) struct Glance<'a> {
     live: &'a Live,
     seen: Mutex<Seen>,
@@ -32,7 +32,7 @@ pub(in crate::engine) struct Glance<'a> {
 #[derive(Default)]
 struct Seen {
     names: HashMap<Slot, HashMap<Name, Option<Child>>>,
-    /// Of inodes that are no symbolic links.
+    /// Attributes of inodes other than symbolic links.
     stats: HashMap<Slot, Stat>,
     xattrs: HashMap<Slot, Xattrs>,
 }
@@ -57,12 +57,12 @@ impl<'a> Glance<'a> {
         }
     }
 
-    /// What was seen counts no more.
+    /// Empties the cache.
     pub(in crate::engine) fn look_anew(&self) {
         *self.seen.lock() = Seen::default();
     }
 
-    /// Looks at all that was recorded. What cannot be seen so is looked at when it is asked for.
+    /// Looks up all recorded names ahead. Failed look-ups are repeated on demand.
     pub(super) fn look_ahead(&self, touched: &Touched) {
         let dirs: Vec<(Slot, Vec<&Name>)> = touched
             .names

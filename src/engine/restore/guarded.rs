@@ -1,4 +1,5 @@
-//! What a plan is carried out with, whoever made it: behind a guard checkpoint, and told afterwards.
+//! Runs a plan, of any origin, behind a guard checkpoint, then invalidates the kernel's caches and
+//! notifies watchers.
 
 use super::Restorer;
 use super::apply;
@@ -18,10 +19,10 @@ use crate::store::record::{Actor, Reason};
 use crate::sys::SysResult;
 
 impl Restorer<'_> {
-    /// Makes a guard checkpoint with this note, and does something with what was staged, before
-    /// anybody else changes anything. `restored`: what that is a restore of; without it, of no
-    /// other state than the guard. If the guard cannot be made, `what` failed. What is returned
-    /// last is for [`Restorer::told_after`].
+    /// Creates a guard checkpoint with this note, then calls `act` with the staged inodes before
+    /// any other change is possible. `restored`: the checkpoint that the operation restores;
+    /// without it the guard refers to itself. If the guard cannot be created, the error names
+    /// `what`. The last value returned is for [`Restorer::told_after`].
     pub(in crate::engine) fn behind_guard<T>(
         &self,
         frozen: Frozen<'_>,
@@ -53,14 +54,14 @@ impl Restorer<'_> {
         drop(tree);
         drop(freeze);
         checkpoints.tell_open(guard.id, opened);
-        // Whoever makes or removes a directory in `.snapshots` holds it while waiting for this
-        // lock, and to have it forgotten waits for them.
+        // mkdir and rmdir in `.snapshots` wait for this lock while the kernel holds the lock of
+        // that directory, and its invalidation waits for them.
         drop(one_at_a_time);
         Ok((guard.id, done, forgetting))
     }
 
-    /// After a plan was carried out, with nothing held: the kernel forgets what is no longer so,
-    /// and watchers are told.
+    /// Invalidates stale entries in the kernel's caches and notifies watchers after a plan was
+    /// carried out. Call without locks.
     pub(in crate::engine) fn told_after(
         &self,
         plan: &Plan,
@@ -78,7 +79,7 @@ impl Restorer<'_> {
         done
     }
 
-    /// What somebody has changed.
+    /// Returns the change context of an actor.
     pub(in crate::engine) fn change_by(&self, by: Option<&Actor>) -> Change {
         let number = |by| {
             let process = actor_process(by);
@@ -87,8 +88,8 @@ impl Restorer<'_> {
         Change::by(by.map(number))
     }
 
-    /// Carries out a plan, whatever the journal is told of it. The caller holds the freeze lock and
-    /// the tree for writing.
+    /// Carries out a plan, independent of its journal records. The caller holds the freeze lock and
+    /// the tree lock for writing.
     pub(in crate::engine) fn apply(
         &self,
         change: &Change,
@@ -98,7 +99,7 @@ impl Restorer<'_> {
         apply::apply(self.engine, change, (ready.plan(), ready.want()), stage)
     }
 
-    /// Makes the tree what it was at a guard that was made in this freeze.
+    /// Restores the tree to a guard that was created in this freeze.
     pub(in crate::engine) fn take_back(
         &self,
         change: &Change,

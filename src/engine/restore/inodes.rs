@@ -1,5 +1,5 @@
-//! What becomes of a wanted inode: whether it is in the live tree, where it may be taken from, and
-//! what is to be done for it.
+//! Plans the inodes of a restore: whether one is in the live tree, the place that it can be moved
+//! from, and the change of its content.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::tree::has_attrs;
 use crate::tree::plan::Content;
 
 impl Planner<'_> {
-    /// A place of the live tree is in what stays as it is.
+    /// Returns whether a place of the live tree is at or below an excluded path.
     pub(super) fn is_spared(&self, place: &Place) -> SysResult<bool> {
         let mut at = place.clone();
         while !self.spared_places.is_empty() {
@@ -40,15 +40,15 @@ impl Planner<'_> {
         Ok(false)
     }
 
-    /// Where a file has a name that is not to be restored, and that it had at the checkpoint: they
-    /// were one file, and will be again. A name that it got since is none: what is written there
-    /// would be seen here.
+    /// Returns a place of the file outside the restored paths that it also had at the checkpoint:
+    /// the restored name becomes a hard link to it again. Later names do not count, because writes
+    /// to them would be visible at the restored name.
     pub(super) fn name_outside(
         &self,
         child: Child,
         trail: &Arc<Trail>,
     ) -> SysResult<Option<Place>> {
-        // What cannot be told of the file stops nothing: it is made anew then.
+        // If the attributes are unknown, the file is created again.
         if self
             .view
             .attr(trail)
@@ -73,7 +73,7 @@ impl Planner<'_> {
         Ok(None)
     }
 
-    /// The places where the live inode is that are to be restored.
+    /// Returns the places of the live inode that are to be restored.
     pub(super) fn names_inside(&self, child: Child, trail: &Arc<Trail>) -> SysResult<Vec<Place>> {
         let mut inside = Vec::new();
         for place in self
@@ -89,8 +89,8 @@ impl Planner<'_> {
         Ok(inside)
     }
 
-    /// The live inode has, or may have, names that are not to be restored: what is done to it would
-    /// be seen there.
+    /// Returns whether the live inode has, or may have, names that are not to be restored. Changes
+    /// to it would be visible there.
     fn has_names_outside(&self, child: Child, trail: &Arc<Trail>) -> SysResult<bool> {
         if self.paths.is_empty() && self.spared_places.is_empty() {
             return Ok(false);
@@ -108,8 +108,9 @@ impl Planner<'_> {
         Ok(u64::from(self.engine.live.inodes.stat(At::from(trail))?.nlink) > inside)
     }
 
-    /// A place of the live tree is at or below one of the paths. What was found out about a
-    /// directory is remembered: a deep tree would be climbed for each of its directories.
+    /// Returns whether a place of the live tree is at or below one of the paths. The results for
+    /// directories are cached; otherwise each directory of a deep tree would repeat the walk to the
+    /// root.
     fn is_below_paths(&self, place: &Place) -> SysResult<bool> {
         if self.exact {
             return Ok(self.roots.contains(place));
@@ -142,7 +143,7 @@ impl Planner<'_> {
         Ok(below)
     }
 
-    /// Everything of an inode can be read, content included.
+    /// Checks that the whole inode can be read, including its content.
     pub(super) fn can_be_told(&self, child: Child, trail: &Arc<Trail>) -> SysResult<()> {
         self.view.attr(trail)?;
         if child.kind == Kind::File {
@@ -165,7 +166,7 @@ impl Planner<'_> {
         }
         self.view.attr(trail)?;
         let other_data = || match self.has_other_data(child, trail) {
-            // Its owner may not read what it holds now: it gets what it held.
+            // Its owner may not read the current content: the past content is restored.
             Err(Errno::EACCES) => Ok(true),
             other => other,
         };
@@ -179,7 +180,7 @@ impl Planner<'_> {
                 Content::New
             });
         }
-        // What it had must be known; what it has may be what its owner may not read.
+        // The past state must be known. The current one may be unreadable for its owner.
         self.view.xattrs(trail)?;
         let times = self.plan.times == Times::Kept;
         match has_attrs((&self.view, trail), (&self.now, trail), times) {
@@ -196,8 +197,8 @@ impl Planner<'_> {
         })
     }
 
-    /// The file is to get set-id bits or capabilities back while somebody can write to it, who
-    /// could put there what is then run with them.
+    /// Returns whether the file would regain set-id bits or capabilities while a process can write
+    /// to it. That process could insert code that runs with these privileges.
     fn would_empower(&self, trail: &Arc<Trail>) -> SysResult<bool> {
         let set_id = self.view.attr(trail)?.stat.mode & 0o6000 != 0;
         let powerful = set_id
@@ -209,9 +210,9 @@ impl Planner<'_> {
         Ok(powerful && self.engine.live.inodes.may_be_written(At::from(trail)))
     }
 
-    /// The live file has other content than it had. That its content was recorded does not say so:
-    /// a file that is open for writing is captured before anything is written to it, and what was
-    /// written may have been what was there.
+    /// Returns whether the content of the live file differs. A record of its content does not imply
+    /// that: a file is captured when it is opened for writing, and the same bytes may have been
+    /// written.
     fn has_other_data(&self, child: Child, trail: &Arc<Trail>) -> SysResult<bool> {
         if !self.touched.data.contains(&child.slot) || self.view.source(child.slot)? == Source::Live
         {

@@ -1,6 +1,6 @@
-//! Paths that a restore leaves as they are, because their past is not known or because a tier has
-//! dropped their content. If the directory of such a path is replaced, the path is rescued: it is
-//! put aside in the staging directory and then moved to the directory that comes.
+//! Paths that a restore leaves unchanged because their past is unknown or because a tier dropped
+//! their content. If the directory of such a path is replaced, the path is rescued: moved to the
+//! staging directory, then to the restored directory.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use crate::store::record::{Child, Place};
 use crate::sys::{Kind, SysResult};
 use crate::tree::plan::Kept;
 
-/// Paths that are left as they are, each with the live directory that stays and holds it.
+/// Paths that are left unchanged, each with its directory if that stays in the live tree.
 pub(super) type Left = BTreeMap<Vec<u8>, Option<Slot>>;
 
-/// The name of a rescued path in the staging directory: a hash, so that a path of any length fits
-/// and a restore that was interrupted is continued.
+/// Returns the name of a rescued path in the staging directory. It is a hash, so that it fits for a
+/// path of any length and an interrupted restore can continue.
 fn aside_of(path: &[u8]) -> Place {
     let hash = blake3::hash(path).to_hex();
     Place {
@@ -36,13 +36,13 @@ fn staging() -> Arc<Trail> {
     })
 }
 
-/// The inode that an interrupted restore has put aside for a path.
+/// Returns the inode that an interrupted restore moved aside for a path.
 fn put_aside(now: &View<'_>, path: &[u8]) -> SysResult<Option<Child>> {
     now.child(&staging(), &aside_of(path).name)
 }
 
-/// The paths that would go with the directory that they are in, and those that an interrupted
-/// restore has put aside. Looks at each directory once, and at a path only if its directory goes.
+/// Returns the paths that would be removed with their directory, and those that an interrupted
+/// restore moved aside. Looks up each directory once, and a path only if its directory is removed.
 ///
 /// # Errors
 /// As [`View::walk`].
@@ -70,7 +70,7 @@ pub(super) fn to_rescue(now: &View<'_>, left: Left) -> SysResult<BTreeSet<Vec<u8
 }
 
 impl Plan {
-    /// Removes the names of files that are gone and whose content is not known.
+    /// Removes the names of files that no longer exist and whose content is unknown.
     pub(super) fn leave_lost(&mut self) {
         let lost = std::mem::take(&mut self.lost);
         for dir in &mut self.tree.dirs {
@@ -84,8 +84,8 @@ impl Plan {
 }
 
 impl Planner<'_> {
-    /// Whether a name of a directory stays as it is; `live`: the directory that is planned next, if
-    /// it is there.
+    /// Returns whether a name of a directory is left unchanged. `live`: the directory planned next,
+    /// if it exists.
     pub(super) fn stays(
         &mut self,
         dir: Option<&Arc<Trail>>,
@@ -103,7 +103,7 @@ impl Planner<'_> {
         Ok(self.spared.has(&path))
     }
 
-    /// The names of a directory of the checkpoint that are rescued.
+    /// Returns the rescued names of a directory of the checkpoint.
     pub(super) fn rescued_in(&self, dir: &[u8]) -> Vec<Name> {
         let below = join(dir, &Name::new(b""));
         let from = self.rescued.range(below.clone()..);
@@ -113,7 +113,7 @@ impl Planner<'_> {
             .collect()
     }
 
-    /// Records the names of a directory whose past is not known: they are left as they are.
+    /// Adds the names of a directory whose past is unknown to the paths that are left unchanged.
     pub(super) fn leave(
         &mut self,
         want: &Arc<Trail>,
@@ -129,7 +129,7 @@ impl Planner<'_> {
         if !known.partial {
             return Ok(());
         }
-        // Any name may have been there.
+        // Any name may have existed.
         self.plan.unknown.insert(want.path());
         let there = self.now.walk(&want.path())?;
         if let Some((_, there)) = there.filter(|(child, _)| child.kind == Kind::Dir) {
@@ -143,8 +143,8 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// Plans to move the live file at a path, or the one that an interrupted restore has put aside,
-    /// to the directory that is planned next, unless that directory has the name.
+    /// Plans to move the live inode at a path, or the one that an interrupted restore moved aside,
+    /// to the directory planned next, unless that directory has the name.
     pub(super) fn rescue(
         &mut self,
         path: &[u8],

@@ -1,4 +1,4 @@
-//! What a restore has to tell to those who watch the tree.
+//! Notifies watchers of the tree after a restore.
 
 use super::super::announce::{Step, What, secret_name};
 use super::plan::Plan;
@@ -9,9 +9,9 @@ use crate::sys::Kind;
 use crate::tree::plan::{self, Change, Content, NamePlan};
 
 impl Restorer<'_> {
-    /// Announces what was done by a plan: the names of each directory that was there before, and
-    /// the inodes that stayed and were changed. What is below a directory that came or went is
-    /// announced with it.
+    /// Announces the changes of a plan: the names in each directory that existed before, and the
+    /// inodes that stayed and were changed. An event for a directory that appeared or disappeared
+    /// covers everything below it.
     pub(super) fn announce(&self, plan: &Plan, stale: &Stale) {
         let mut steps = Vec::new();
         for dir in &plan.tree.dirs {

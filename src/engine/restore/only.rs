@@ -1,4 +1,4 @@
-//! Taking back what one process changed: a restore of chosen names alone.
+//! Restores only the names that selected processes changed.
 
 use std::time::Instant;
 
@@ -30,9 +30,9 @@ impl Restorer<'_> {
         self.restore_selected(requester, target, options, &selector)
     }
 
-    /// Restores what the selected processes changed since a checkpoint. What was chosen is in the
-    /// journal before anything changes, so that a restore that is cut short is finished with the
-    /// same names.
+    /// Restores the changes of the selected processes since a checkpoint. The selection is in the
+    /// journal before anything changes, so that an interrupted restore is finished with the same
+    /// names.
     pub(in crate::engine) fn restore_selected(
         &self,
         requester: &Requester,
@@ -95,9 +95,8 @@ impl Restorer<'_> {
         Ok(done(Some(guard), changes, shared, prepared.spared))
     }
 
-    /// Restores these names alone: what an operation restored so is made as it was before. What
-    /// they are part of and what is below them stays; so does one of them that cannot be restored
-    /// without more.
+    /// Restores exactly these names, to undo an operation of this kind. Their parents and
+    /// everything below them stay, and so does a name that cannot be restored without others.
     pub(in crate::engine) fn restore_names(
         &self,
         asked: Asked<'_>,

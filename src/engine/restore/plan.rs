@@ -1,5 +1,5 @@
-//! The plan of a restore: what becomes of names and inodes ([`tree::plan`]), and what of them
-//! cannot be told. `planner` makes it, `apply` carries it out.
+//! The plan of a restore: the changes of names and inodes ([`tree::plan`]), and the paths whose
+//! past is unknown. `planner` makes it, `apply` carries it out.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -16,33 +16,34 @@ use crate::sys::{Kind, SysResult};
 use crate::tree::plan::Content;
 use crate::tree::{self, has_attrs};
 
-/// What is to be restored.
+/// The scope of a plan.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Which<'a> {
-    /// These paths and what is below them; empty: everything.
+    /// These paths and everything below them; empty: the whole tree.
     Below(&'a [Vec<u8>]),
-    /// These paths alone. Whatever else goes or comes with them is among them.
+    /// Exactly these paths. The list includes every other path that appears or disappears with
+    /// them.
     Only(&'a [Vec<u8>]),
 }
 
-/// See the module.
+/// The plan of a restore.
 pub(in crate::engine) struct Plan {
     pub(in crate::engine) target: CheckpointId,
-    /// All of the tree is restored, and nothing of it stays as it is.
+    /// The whole tree is restored, without exceptions.
     pub(in crate::engine) whole: bool,
-    /// What becomes of names and inodes.
+    /// The changes of names and inodes.
     pub(in crate::engine) tree: tree::plan::Plan,
-    /// Files get the times that they had; else what is changed has the time of the restore.
+    /// Whether files get their original times; otherwise changed files get the time of the restore.
     pub(in crate::engine) times: Times,
-    /// Paths of which it cannot be told what they were: they stay as they are.
+    /// Paths whose past is unknown. They are left unchanged.
     pub(in crate::engine) unknown: BTreeSet<Vec<u8>>,
-    /// Of these, inodes that are gone and cannot be made again.
+    /// Inodes of such paths that no longer exist and cannot be recreated.
     pub(in crate::engine) lost: HashSet<Slot>,
 }
 
 impl Plan {
-    /// Everything that no list of changes tells is so already: which names are one file, and the
-    /// times of directories.
+    /// Returns whether the live tree already matches in the properties that a list of changes does
+    /// not show: hard links and the times of directories.
     pub(super) fn is_so(&self, engine: &Engine) -> SysResult<bool> {
         let (then, now) = (
             engine.states.view(State::At(self.target)),
@@ -82,15 +83,15 @@ impl Plan {
         Ok(true)
     }
 
-    /// Leaves files alone that would be made again though nothing of them changed: an earlier
-    /// restore made them, so they are other inodes than the checkpoint's. `changes` are the
-    /// differences by path.
+    /// Removes files from the plan that would be recreated although they have not changed: an
+    /// earlier restore created them, so their inodes differ from those of the checkpoint. `changes`
+    /// are the differences by path.
     ///
-    /// All planned names of such a file lead to one live inode, and no other file is to be that
-    /// inode. Returns these live inodes: the plan holds as long as they do not change.
+    /// All planned names of such a file lead to one live inode, and no other planned file has that
+    /// inode. Returns these live inodes: the plan is valid until one of them changes.
     ///
     /// # Errors
-    /// Those of reading the live tree.
+    /// Errors of reading the live tree.
     pub(super) fn leave_equal(
         &mut self,
         changes: &[Change],
@@ -102,7 +103,8 @@ impl Plan {
             .flatten()
             .map(|path| path.0.as_slice())
             .collect();
-        // `None`: names of one lead to different inodes, or inodes of different files.
+        // `None`: names of one file lead to different inodes, or one inode has names of different
+        // files.
         let mut stands_in: HashMap<Slot, Option<Slot>> = HashMap::new();
         let mut stands_for: HashMap<Slot, Option<Slot>> = HashMap::new();
         for (dir, name, want, _, have) in self.tree.wanted() {
@@ -143,8 +145,8 @@ impl Plan {
         Ok(live)
     }
 
-    /// Paths that come back as files of their own, though at the checkpoint they were one with
-    /// others that are not restored.
+    /// Returns the paths restored as separate files although they were hard links, at the
+    /// checkpoint, to paths that are not restored.
     pub(super) fn split(&self, engine: &Engine) -> Vec<TreePath> {
         let view = engine.states.view(State::At(self.target));
         let wanted = || {

@@ -1,5 +1,5 @@
-//! Makes the plan of a restore: compares the live tree with a checkpoint, where something was
-//! recorded since.
+//! Planner of a restore: compares the live tree with a checkpoint wherever something was recorded
+//! since.
 
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -23,19 +23,19 @@ use crate::tree;
 use crate::tree::plan::{Content, DirPlan, NamePlan};
 use crate::tree::states::States;
 
-/// What a plan is made from.
+/// The inputs of a plan.
 #[derive(Clone, Copy)]
 pub(super) struct Ground<'a> {
     pub(super) engine: &'a Engine,
-    /// The live tree, as it is looked at.
+    /// The live tree, possibly through a cache.
     pub(super) present: &'a dyn Present,
-    /// What is to come back.
+    /// The checkpoint to restore.
     pub(super) target: CheckpointId,
-    /// What was recorded since.
+    /// The records since the checkpoint.
     pub(super) touched: &'a Touched,
-    /// What stays as it is all the same.
+    /// Paths that are excluded.
     pub(super) spared: &'a Spared,
-    /// Files get the times that they had; else what is changed has the time of the restore.
+    /// Whether files get their original times; otherwise changed files get the time of the restore.
     pub(super) times: Times,
 }
 
@@ -51,42 +51,41 @@ pub(super) struct Planner<'a> {
     pub(super) now: View<'a>,
     pub(super) touched: &'a Touched,
     pub(super) paths: &'a [Vec<u8>],
-    /// Where the paths are in the live tree.
+    /// The places of the paths in the live tree.
     pub(super) roots: HashSet<Place>,
-    /// The paths alone are restored, not what is below them.
+    /// Only the paths are restored, not their descendants.
     pub(super) exact: bool,
-    /// Directories of the live tree, and whether they are inside what is restored.
+    /// Live directories, and whether they are inside the restored paths.
     pub(super) inside: RefCell<HashMap<Slot, bool>>,
-    /// What stays as it is, and where that is in the live tree.
+    /// Excluded paths, and their places in the live tree.
     pub(super) spared: Spared,
     pub(super) spared_places: HashSet<Place>,
-    /// Paths whose past is not known, in directories that go: the live file is moved over to the
-    /// directory that comes.
+    /// Paths with an unknown past in directories that are removed. The live file is moved to the
+    /// restored directory.
     pub(super) rescued: BTreeSet<Vec<u8>>,
-    /// Every path whose past is not known and which therefore is not planned.
+    /// All paths that are not planned because their past is unknown.
     pub(super) left: Left,
-    /// Directories of the checkpoint that are wanted.
+    /// Directories of the checkpoint that were visited.
     passed: HashSet<Slot>,
     pub(super) plan: Plan,
 }
 
-/// Where a directory is now, if it is in the live tree, and where it was.
+/// The live directory, if it exists, and its past state.
 type Ways = (Option<Arc<Trail>>, Arc<Trail>);
 
-/// What is still to be planned.
+/// A pending step of the planner.
 enum Step<'p> {
-    /// A directory on the way to restored paths, as it is and as it was, with the paths below it.
+    /// A directory above restored paths, live and past, with the paths below it.
     Way(Option<Arc<Trail>>, Option<Arc<Trail>>, Vec<&'p [Name]>),
-    /// What a restored path led to.
+    /// The inode of a restored path at the checkpoint.
     Wanted(Child, Arc<Trail>),
 }
 
 impl Plan {
-    /// Compares the live tree with a checkpoint, in the whole or below the given paths.
+    /// Compares the live tree with a checkpoint, entirely or below the given paths.
     ///
-    /// A path whose past is not known is left as it is. If the directory that it is in goes, a
-    /// second pass plans to move it over: the first pass finds such paths too late, when it has
-    /// planned other names already.
+    /// A path whose past is unknown is left unchanged. If its directory is removed, a second pass
+    /// plans to move the path: the first pass finds such paths after it has planned other names.
     pub(super) fn make(ground: Ground<'_>, which: Which<'_>) -> SysResult<Plan> {
         let (first, left) = Plan::pass(ground, which, BTreeSet::new())?;
         let rescued = to_rescue(&ground.view(State::Live), left)?;
@@ -98,7 +97,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Plans with these paths rescued. Returns the plan and the paths that it leaves as they are.
+    /// Plans with these paths rescued. Returns the plan and the paths that it leaves unchanged.
     fn pass(
         ground: Ground<'_>,
         which: Which<'_>,
@@ -170,7 +169,7 @@ impl Plan {
     }
 }
 
-/// The place that a path names in the live tree, if the directory is there.
+/// Returns the place of a path in the live tree, if its directory exists.
 fn live_place(now: &View<'_>, path: &[u8]) -> SysResult<Option<Place>> {
     let end = path.iter().rposition(|byte| *byte == b'/');
     let (dir, name) = (
@@ -224,7 +223,7 @@ impl States for Planner<'_> {
         let steps = self.view.steps_told(want, &names);
         for (name, (now, wanted)) in names.into_iter().zip(steps) {
             let wanted = match wanted {
-                // Changed while nobody served the tree, or damaged: it stays as it is.
+                // Changed while the tree was not served, or damaged: left unchanged.
                 Err(Errno::EIO) => {
                     let path = join(&want.path(), &name);
                     self.left.insert(path.clone(), live.map(|live| live.slot));
@@ -271,7 +270,7 @@ impl States for Planner<'_> {
             None if child.kind != Kind::Dir && !self.exact => self.name_outside(child, trail)?,
             found => found,
         };
-        // It stays there, and another one comes here.
+        // The excluded inode stays there; a new one is created here.
         match found {
             Some(place) if self.is_spared(&place)? => Ok(None),
             found => Ok(found),
@@ -286,8 +285,8 @@ impl States for Planner<'_> {
         }
     }
 
-    /// One of which it cannot be told what it was stays as it is; if it is gone it does not come
-    /// back.
+    /// Leaves an inode unchanged if its past state is unknown; if it no longer exists, it is not
+    /// restored.
     fn content(&mut self, child: Child, trail: &Arc<Trail>, alive: bool) -> SysResult<Content> {
         let content = self.content_known(child, trail, alive).and_then(|content| {
             if matches!(content, Content::New | Content::InPlace) {
@@ -308,7 +307,8 @@ impl States for Planner<'_> {
         Ok(Content::Same)
     }
 
-    /// Whether it can be told what a directory was; else it stays as it is, or as it is made.
+    /// Returns whether the past attributes of a directory are known. Otherwise the directory keeps
+    /// those that it has.
     fn with_attrs(&mut self, want: &Arc<Trail>) -> SysResult<bool> {
         match self.view.attr(want).and_then(|_| self.view.xattrs(want)) {
             Err(Errno::EIO) => {
@@ -321,8 +321,8 @@ impl States for Planner<'_> {
 }
 
 impl Planner<'_> {
-    /// What is at and below the given paths, split into names and sorted. Depth first, without
-    /// recursion: a tree can be deeper than the stack.
+    /// Plans the given paths, split into names and sorted, and everything below them. Depth-first
+    /// without recursion: a tree can be deeper than the stack.
     fn paths(&mut self, paths: Vec<&[Name]>) -> SysResult<()> {
         let mut open = vec![Step::Way(Some(Trail::root()), Some(Trail::root()), paths)];
         while let Some(step) = open.pop() {
@@ -336,9 +336,9 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// The paths below one directory, each without the names that lead to it, sorted; gives what is
-    /// to be done below. Directories on the way are gone to by name, in the live tree; where one is
-    /// missing it comes back too, with nothing else in it.
+    /// Plans the paths below one directory and returns the pending steps. Paths are relative to the
+    /// directory and sorted. Intermediate directories are resolved by name in the live tree; a
+    /// missing one is restored without other entries.
     fn some<'p>(
         &mut self,
         live: Option<Arc<Trail>>,
@@ -388,8 +388,8 @@ impl Planner<'_> {
                 group.iter().filter_map(|path| path.get(1..)).collect(),
             ));
         }
-        // Parents come before children. One that is there keeps its attributes: it was not asked
-        // for.
+        // Parents precede children. An existing directory keeps its attributes because the restore
+        // does not include it.
         let with_attrs = live.is_none() && self.with_attrs(&want)?;
         self.plan.tree.dirs.push(DirPlan {
             want,
@@ -400,8 +400,8 @@ impl Planner<'_> {
         Ok(below)
     }
 
-    /// The given paths alone, split into names and sorted. A directory is gone to as it was, which
-    /// may be somewhere else now, and where it was not as it is.
+    /// Plans exactly the given paths, split into names and sorted. A directory is resolved in the
+    /// checkpoint, and may be elsewhere now; if it did not exist there, in the live tree.
     fn only(&mut self, paths: Vec<&[Name]>) -> SysResult<()> {
         let mut open = vec![(Some(Trail::root()), Some(Trail::root()), false, paths)];
         self.plan.tree.alive_dirs.insert(Slot::ROOT);
@@ -472,7 +472,7 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// Plans what a chosen path led to; of a directory gives where it is now, and was.
+    /// Plans the inode of a selected path. For a directory, returns its live and past states.
     fn chosen(&mut self, child: Child, trail: Arc<Trail>) -> SysResult<Option<Ways>> {
         let is_dir = self.inode(child, &trail, false)?;
         let alive = self.plan.tree.alive_dirs.contains(&child.slot);

@@ -1,5 +1,5 @@
-//! What is found out and made before a restore changes anything: with nothing held, if the tree
-//! stands still for so long; else in the freeze.
+//! The preparation of a restore: planning and staging before anything changes. Runs without locks
+//! if the tree does not change in that time; otherwise inside the freeze.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -29,43 +29,43 @@ use crate::sys::lock::MutexGuard;
 use crate::sys::{self, Errno, SysResult};
 use crate::tree::plan::{Change as Becomes, Content};
 
-/// What is to be restored, as it was asked for.
+/// The requested scope of a restore.
 #[derive(Clone, Copy)]
 pub(super) enum Choice<'a> {
-    /// These paths and what is below them; without any, all.
+    /// These paths and everything below them; empty: the whole tree.
     Below(&'a [Vec<u8>]),
-    /// What these processes changed.
+    /// The changes of these processes.
     By(&'a OnlyBy, &'a Selector),
-    /// These names alone.
+    /// Exactly these names.
     Names(&'a [Vec<u8>]),
 }
 
-/// What a tree is frozen for: what is to be done, as it was found out, and what is wanted.
+/// A prepared operation: the plan, and the source of its inodes.
 pub(in crate::engine) trait Ready {
     fn plan(&self) -> &Plan;
     fn want(&self) -> &dyn Want;
     /// Files whose content was recorded.
     fn touched(&self) -> &HashSet<Slot>;
-    /// Nothing will be carried out.
+    /// Returns whether the plan will not be carried out.
     fn is_given_up(&self) -> bool {
         false
     }
-    /// What is made of it stays right whatever is changed before the freeze.
+    /// Returns whether staged inodes stay valid if the tree changes before the freeze.
     fn is_fixed(&self) -> bool {
         true
     }
 }
 
-/// What was found to be done.
+/// The prepared restore.
 pub(super) struct Prepared<'a> {
-    /// What comes back.
+    /// The checkpoint to restore.
     pub(super) then: View<'a>,
     pub(super) plan: Plan,
     pub(super) changes: Vec<Change>,
     pub(super) spared: Spared,
-    /// What was chosen, of [`Choice::By`] and [`Choice::Names`].
+    /// The selected paths, for [`Choice::By`] and [`Choice::Names`].
     pub(super) chosen: Selection,
-    /// Files whose content was recorded, or compared and left alone.
+    /// Files whose content was recorded, or that compared equal and are left unchanged.
     touched: HashSet<Slot>,
 }
 
@@ -83,11 +83,11 @@ impl Ready for Prepared<'_> {
     }
 }
 
-/// What a restore is carried out with, and by whom: the tree is frozen, and nobody else makes a
-/// checkpoint. It is let go of in this order.
+/// The state of a frozen tree for one operation, including the checkpoint lock. The fields are
+/// dropped in this order.
 pub(in crate::engine) struct Frozen<'a> {
     pub(super) requester: &'a Requester,
-    /// The operation that it undoes.
+    /// The operation that this one undoes.
     pub(super) undoes: Option<u64>,
     pub(super) flushed: bool,
     pub(super) freeze: Freeze<'a>,
@@ -96,19 +96,19 @@ pub(in crate::engine) struct Frozen<'a> {
     pub(super) one_at_a_time: MutexGuard<'a, ()>,
 }
 
-/// How often a restore is planned before the freeze, where others change things meanwhile.
+/// Attempts to plan before the freeze while other processes change the tree.
 const PLANNED_MAX: usize = 2;
-/// Fewer names are not worth another thread.
+/// Minimum number of names for another thread.
 const OWNED_FROM: usize = 16;
-/// Fewer inodes are compared and planned sooner than a thread begins.
+/// Minimum number of inodes to compare and plan in parallel.
 const BOTH_FROM: usize = 256;
-/// Of so many the memory that it took to compare them is given back before more is taken.
+/// Number of compared files from which memory is returned to the system.
 const RELEASED_FROM: usize = 4096;
 
 impl<'a> Restorer<'a> {
-    /// Freezes the tree with all prepared that can be prepared before. What was planned is as it
-    /// was then if nothing has changed since; else it is planned again, at last in the freeze. What
-    /// was made for it stays.
+    /// Freezes the tree after preparing everything that can be prepared without the freeze. A plan
+    /// is valid if nothing has changed since it was made. Otherwise it is made again, the last time
+    /// inside the freeze; staged inodes are reused.
     pub(super) fn prepared(
         self,
         asked: &Asked<'a>,
@@ -124,13 +124,14 @@ impl<'a> Restorer<'a> {
         self.frozen(asked, (what, &covered), prepare, one_at_a_time)
     }
 
-    /// The mount points in the tree. `what` failed if they cannot be found out.
+    /// Returns the mount points in the tree. `what` is the failed operation in errors.
     pub(in crate::engine) fn covered(self, what: &str) -> VerbResult<Covered> {
         Covered::of(self.engine).map_err(|errno| self.engine.checkpoints.failed(what, errno))
     }
 
-    /// As [`Restorer::prepared`], of what `prepare` finds out; `what` failed if it does. Fails
-    /// before anything is changed if one of the mount points `covered` would be detached.
+    /// Freezes the tree for the operation that `prepare` returns, as [`Restorer::prepared`]. `what`
+    /// is the failed operation in errors. Fails before anything is changed if the plan would detach
+    /// one of the mount points `covered`.
     pub(in crate::engine) fn frozen<P: Ready>(
         self,
         asked: &Asked<'a>,
@@ -167,13 +168,13 @@ impl<'a> Restorer<'a> {
         for _ in 0..PLANNED_MAX {
             stage.still_wanted()?;
             let seen = self.look_around().map_err(failed)?;
-            // What fails here may fail because something changes meanwhile.
+            // An error here may be caused by a concurrent change.
             let Ok(prepared) = prepare(&|slot| self.engine.live.busy.await_free(slot)) else {
                 break;
             };
             if prepared.touched().len() > RELEASED_FROM {
-                // What was compared is many small pieces, of several threads, which each
-                // allocator's arena would keep to itself.
+                // The comparison allocates many small blocks in several threads, which each arena
+                // of the allocator would keep.
                 sys::release_memory();
             }
             if !prepared.is_given_up() {
@@ -192,7 +193,8 @@ impl<'a> Restorer<'a> {
                 stage.fill(plan, want, true).map_err(failed)?;
                 return Ok((prepared, freeze, flushed));
             }
-            // What is made from it meanwhile must not be newer.
+            // Staged files must be newer than those built from their predecessors in the meantime
+            // (make(1)), and merged content may be stale.
             if times == Times::Now || !prepared.is_fixed() {
                 stage.clear();
             }
@@ -206,9 +208,9 @@ impl<'a> Restorer<'a> {
         Ok((prepared, freeze, flushed))
     }
 
-    /// What a branch inherits and is about to lose is copied up here, by some threads, for to clone
-    /// it takes its time. What fails here fails again in the freeze, and is told then, but for
-    /// content that a remote does not give: nothing waits for that in a freeze.
+    /// Copies up, with several threads, what a branch inherits and the plan removes, because a
+    /// clone takes time. Errors recur inside the freeze and are reported then. The exception is
+    /// content that a remote does not deliver: a freeze must not wait for it.
     ///
     /// # Errors
     /// EIO.
@@ -242,13 +244,13 @@ impl<'a> Restorer<'a> {
         }
     }
 
-    /// What failed may be content that is in a remote, which does not give it.
+    /// Returns whether the error may be caused by a remote that does not deliver content.
     fn is_away(self, errno: Errno) -> bool {
         errno == Errno::EIO && self.engine.live.inodes.level() > 0
     }
 
-    /// Compares the tree with a checkpoint. The contents of files are compared, so none may be kept
-    /// locked by some process: `await_free` sees to it.
+    /// Compares the tree with a checkpoint. The contents of files are compared, so no process may
+    /// hold a lock on them: `await_free` ensures that.
     fn prepare(
         &self,
         target: CheckpointId,
@@ -315,7 +317,7 @@ impl<'a> Restorer<'a> {
         })
     }
 
-    /// Single names, if such are to be restored.
+    /// Returns the selection, if the scope is not a list of subtrees.
     fn chosen(
         &self,
         target: CheckpointId,
@@ -338,18 +340,18 @@ impl<'a> Restorer<'a> {
         }
     }
 
-    /// What is as it is for as long as nothing changes.
+    /// Returns a stamp of the live tree that differs after any change.
     fn look_around(&self) -> SysResult<Seen> {
         self.engine.live.hot.await_closes();
         self.engine.checkpoints.settle();
         self.engine.live.hot.preflush();
-        // Whatever has begun to change something has ended then.
+        // The freeze waits for changes in progress.
         let _freeze = self.engine.live.busy.freeze()?;
         Seen::of(&self.engine.live)
     }
 
-    /// In the freeze: nothing has changed since. Of files that may be mapped and written to it
-    /// cannot be told what was stored when.
+    /// Returns whether nothing has changed since, inside the freeze. For files that may be mapped
+    /// for writing, the time of a store is unknown.
     fn is_as_seen(&self, seen: &Seen, touched: &HashSet<Slot>) -> bool {
         Seen::of(&self.engine.live).is_ok_and(|now| now == *seen)
             && !self
@@ -361,7 +363,7 @@ impl<'a> Restorer<'a> {
                 .any(|slot| touched.contains(slot))
     }
 
-    /// Looks whether some process is in the way of a plan, so that it fails before it has done
+    /// Probes all files of a plan for processes that block it, so that it fails before it changes
     /// anything.
     fn clear_way(&self, plan: &Plan) -> SysResult<()> {
         plan.tree

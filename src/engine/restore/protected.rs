@@ -1,5 +1,5 @@
-//! Append-only and immutable files and directories (chattr(1)). The kernel lets nobody change them,
-//! so a plan that would is refused before it changes anything.
+//! Append-only and immutable files and directories (chattr(1)). The kernel rejects changes to them,
+//! so a plan that would change one is rejected before it changes anything.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use crate::store::record::Child;
 use crate::sys::{Errno, Kind, Protection, SysResult};
 use crate::tree::plan::{Change, Content, DirPlan};
 
-/// Paths that a message names; of the others it says how many there are.
+/// Limit of paths in a message; the rest is a number.
 const NAMED_MAX: usize = 100;
 
-/// What a plan would change of them.
+/// Collects the protected inodes that a plan would change.
 struct Protected<'a> {
     plan: &'a Plan,
     want: &'a dyn Want,
@@ -29,11 +29,11 @@ struct Protected<'a> {
 }
 
 impl Restorer<'_> {
-    /// Refuses a plan that would change, move or remove such a file or directory, or change the
+    /// Rejects a plan that would change, move or remove such a file or directory, or change the
     /// entries of such a directory. `now`: the live tree.
     ///
     /// # Errors
-    /// `no-permission`, with the paths of all of them; those of reading directories.
+    /// `no-permission`, with all their paths; errors of reading directories.
     pub(in crate::engine) fn refuse_protected(
         &self,
         what: &str,
@@ -116,18 +116,18 @@ impl Protected<'_> {
         Ok(())
     }
 
-    /// What a name leads to is moved, or removed with everything below.
+    /// Notes an inode that is moved, or removed with everything below it.
     fn goes(&mut self, trail: Arc<Trail>, have: Child) -> SysResult<()> {
         let mut open = vec![(trail, have)];
         while let Some((trail, child)) = open.pop() {
-            // Nothing else can be.
+            // Other kinds cannot be protected.
             if !matches!(child.kind, Kind::File | Kind::Dir) {
                 continue;
             }
             self.note(&trail, || trail.path(), None);
             if child.kind == Kind::Dir && !self.plan.tree.keeps(child) {
                 let below = match self.now.list(&trail) {
-                    // Its owner may not read it, and removes it all the same.
+                    // The owner may not read it; the removal succeeds regardless.
                     Err(Errno::EACCES) => continue,
                     below => below?.into_iter(),
                 };
@@ -137,8 +137,8 @@ impl Protected<'_> {
         Ok(())
     }
 
-    /// Notes an inode of the live tree if it is protected; with `wanted`, unless it has the
-    /// attributes of that.
+    /// Notes an inode of the live tree if it is protected. With `wanted`: only if its attributes
+    /// differ from the desired ones.
     fn note(
         &mut self,
         node: &Arc<Trail>,
@@ -152,7 +152,7 @@ impl Protected<'_> {
         }
     }
 
-    /// An inode has the attributes that it is to have, as far as that is known.
+    /// Returns whether an inode has its desired attributes, as far as they are known.
     fn is_so(&self, wanted: &Arc<Trail>, here: &Arc<Trail>) -> bool {
         let same = || {
             let (then, now) = (self.want.attr(wanted)?.stat, self.now.attr(here)?.stat);

@@ -1,11 +1,10 @@
-//! Paths that a restore leaves as they are: mount points, and paths of which a tier has dropped
-//! something.
+//! Paths that a restore excludes: mount points, and paths whose content a tier has dropped.
 //!
-//! The content of a dropped version is not there, and half of a `node_modules` of then among files
-//! of now would be worse than either. So the whole **unit** (the topmost path that the tier's
-//! patterns match) is left alone where anything in it was dropped from the checkpoint: what is
-//! there stays, what is not there does not come. Who asks for paths inside a unit gets those that
-//! are whole.
+//! The content of a dropped version no longer exists, and half of an old `node_modules` among
+//! current files would be worse than either. If anything in a **unit** (the topmost path that the
+//! tier's patterns match) was dropped from the checkpoint, the whole unit is excluded: existing
+//! paths stay, missing ones are not created. A request for paths inside a unit restores those that
+//! are complete.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -21,11 +20,11 @@ use crate::history::view::Source;
 use crate::store::ids::CheckpointId;
 use crate::sys::SysResult;
 
-/// Paths that stay as they are, with all below them.
+/// Excluded paths, each with everything below it.
 #[derive(Clone, Debug, Default)]
 pub(in crate::engine) struct Spared {
     all: BTreeSet<Vec<u8>>,
-    /// Those of them that are mount points, or on the way to one.
+    /// Those among them that are mount points or directories above one.
     mounted: BTreeSet<Vec<u8>>,
 }
 
@@ -36,7 +35,7 @@ pub(in crate::engine) struct DroppedPath {
     size: u64,
 }
 
-/// `path` is `above`, or below it.
+/// Returns whether `path` is `above`, or below it.
 pub(super) fn is_at_or_below(path: &[u8], above: &[u8]) -> bool {
     path.strip_prefix(above)
         .is_some_and(|rest| rest.is_empty() || above.is_empty() || rest.starts_with(b"/"))
@@ -51,12 +50,12 @@ impl Spared {
         self.all.iter()
     }
 
-    /// The path itself is spared.
+    /// Returns whether the path itself is excluded.
     pub(super) fn has(&self, path: &[u8]) -> bool {
         self.all.contains(path)
     }
 
-    /// It is spared, or something above it is.
+    /// Returns whether the path or one above it is excluded.
     pub(super) fn covers(&self, path: &[u8]) -> bool {
         let above = path
             .iter()
@@ -67,18 +66,18 @@ impl Spared {
             && (self.all.contains(path) || above.into_iter().any(|above| self.all.contains(above)))
     }
 
-    /// The paths of which a tier has dropped something.
+    /// Returns the paths excluded because a tier dropped content.
     pub(super) fn dropped(&self) -> Vec<TreePath> {
         let dropped = self.all.difference(&self.mounted);
         dropped.cloned().map(TreePath).collect()
     }
 
-    /// The mount points.
+    /// Returns the paths excluded because of mount points.
     pub(super) fn mounted(&self) -> Vec<TreePath> {
         self.mounted.iter().cloned().map(TreePath).collect()
     }
 
-    /// Takes out of what a restore would change what it leaves alone.
+    /// Removes the excluded paths from the changes of a restore.
     pub(super) fn filter(&self, changes: Vec<Change>) -> Vec<Change> {
         if self.all.is_empty() {
             return changes;
@@ -90,7 +89,7 @@ impl Spared {
                 .is_some_and(|from| self.covers(&from.0));
             match (self.covers(&change.path.0), change.from.clone()) {
                 (false, Some(_)) if from_spared => {
-                    // What is there stays, and it is made here.
+                    // The excluded source stays, so the file is created.
                     (change.change, change.from) = (ChangeKind::Added, None);
                     Some(change)
                 }
@@ -110,7 +109,7 @@ impl Spared {
 }
 
 impl Restorer<'_> {
-    /// The paths whose content was dropped from a checkpoint.
+    /// Returns the paths whose content was dropped from a checkpoint.
     pub(in crate::engine) fn dropped_paths(&self, id: CheckpointId) -> SysResult<Vec<DroppedPath>> {
         let mut found = Vec::new();
         let mut matchers: HashMap<Vec<String>, Option<Matcher>> = HashMap::new();
@@ -131,7 +130,7 @@ impl Restorer<'_> {
                 .and_then(|matcher| matcher.unit(&at.path))
                 .unwrap_or(&at.path)
                 .to_vec();
-            // A checkpoint may be older than the file, and not show it at all.
+            // The checkpoint may be older than the file and not show it.
             if view
                 .walk(&at.path)?
                 .is_none_or(|(child, _)| child.slot != slot)
@@ -147,7 +146,7 @@ impl Restorer<'_> {
         Ok(found)
     }
 
-    /// What tiers have dropped of a checkpoint; `None`: nothing.
+    /// Returns the content that tiers dropped from a checkpoint; `None`: nothing.
     pub(in crate::engine) fn dropped_info(
         &self,
         id: CheckpointId,
@@ -171,7 +170,7 @@ impl Restorer<'_> {
         .map(Box::new))
     }
 
-    /// The paths that a restore leaves as they are.
+    /// Returns the paths that a restore excludes.
     pub(super) fn spared(
         &self,
         id: CheckpointId,
@@ -184,7 +183,7 @@ impl Restorer<'_> {
         Ok(Spared { all, mounted })
     }
 
-    /// The paths of which a tier has dropped something.
+    /// Returns the paths excluded because a tier dropped content.
     fn without_content(&self, id: CheckpointId, which: Which<'_>) -> SysResult<BTreeSet<Vec<u8>>> {
         let mut spared = BTreeSet::new();
         if !self.timeline().dropped.shows(id) {
@@ -193,7 +192,7 @@ impl Restorer<'_> {
         for DroppedPath { path, unit, .. } in self.dropped_paths(id)? {
             let asked: Vec<Vec<u8>> = match which {
                 Which::Below([]) => vec![unit],
-                // Of a path inside the unit only that is in question.
+                // For a path inside the unit only that path counts.
                 Which::Below(paths) => {
                     let inside = paths
                         .iter()

@@ -1,9 +1,9 @@
-//! Making again what is to come back, before anything is changed: with threads, and with nothing
-//! held where that can be.
+//! Creates the inodes to restore in the staging directory before the tree is changed, with several
+//! threads, and without locks where possible.
 //!
-//! What an inode was at a checkpoint does not change, so what was made stays right whatever is done
-//! to the tree meanwhile. Only content that is still in a live file can change while it is cloned:
-//! that waits for the freeze.
+//! The state of an inode at a checkpoint does not change, so a staged inode stays valid whatever
+//! happens to the tree. Only content that is still in a live file can change while it is cloned;
+//! such files are staged inside the freeze.
 
 use std::collections::HashSet;
 use std::collections::hash_map::{Entry, HashMap};
@@ -23,13 +23,13 @@ use crate::store::record::Child;
 use crate::sys::{Errno, Kind, SysResult};
 use crate::tree::plan::Content;
 
-/// Inodes that are made before it is asked whether somebody wants them still.
+/// Inodes created between two checks for cancellation.
 const AT_ONCE: usize = 1024;
-/// Fewer than this are not worth another thread.
+/// Minimum number of inodes for another thread.
 const THREADS_FROM: usize = 32;
 
-/// Inodes in the staging directory that nobody knows, by what they stand for. Those that are not
-/// taken are removed.
+/// Inodes in the staging directory that are not yet in any table, by the inode that they replace.
+/// Unused ones are removed.
 pub(in crate::engine) struct Stage<'a> {
     engine: &'a Engine,
     requester: &'a Requester,
@@ -47,14 +47,16 @@ impl<'a> Stage<'a> {
         }
     }
 
+    /// Returns an error if the request was cancelled.
+    ///
     /// # Errors
-    /// `cancelled`: whoever asked for the restore has given it up.
+    /// `cancelled`.
     pub(super) fn still_wanted(&self) -> VerbResult<()> {
         self.requester.still_wants()
     }
 
-    /// Makes what a plan needs and is not there; ends early, with less, when nobody wants it any
-    /// more. `frozen`: nothing changes meanwhile.
+    /// Creates the inodes that a plan needs and that are not staged. Ends early if the request is
+    /// cancelled. `frozen`: the tree cannot change.
     pub(super) fn fill(&mut self, plan: &Plan, want: &dyn Want, frozen: bool) -> SysResult<()> {
         let mut known: HashSet<Slot> = self.made.keys().copied().collect();
         let wanted = plan
@@ -94,7 +96,7 @@ impl<'a> Stage<'a> {
         result
     }
 
-    /// Makes what stands for an inode, unless it is made. The caller has frozen the tree.
+    /// Creates an inode unless it is staged. The caller has frozen the tree.
     pub(super) fn complete(
         &mut self,
         (plan, want): (&Plan, &dyn Want),
@@ -107,7 +109,7 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// Gives what stands for an inode, once: it is in the tables then.
+    /// Removes an inode from the stage and adds it to the tables.
     pub(super) fn take(&mut self, change: &Change, slot: Slot) -> SysResult<Option<Staged>> {
         let Some(staged) = self.made.remove(&slot) else {
             return Ok(None);
@@ -116,7 +118,7 @@ impl<'a> Stage<'a> {
         Ok(Some(staged))
     }
 
-    /// Removes what was not taken.
+    /// Removes unused inodes.
     pub(super) fn clear(&mut self) {
         self.made
             .drain()
@@ -130,10 +132,10 @@ impl Drop for Stage<'_> {
     }
 }
 
-/// How often content is opened again that changed while it was cloned.
+/// Attempts to read content that changes while it is cloned.
 const TRIES: u32 = 100;
 
-/// Makes an inode as it is wanted; `None`: it must wait for the freeze.
+/// Creates an inode in the desired state; `None`: it must wait for the freeze.
 fn make(
     engine: &Engine,
     (plan, want): (&Plan, &dyn Want),

@@ -1,4 +1,4 @@
-//! Who asks for a restore, and what the kernel must forget after it.
+//! The request for a restore, and the kernel cache entries that it makes stale.
 
 use std::collections::HashSet;
 use std::time::Instant;
@@ -7,21 +7,20 @@ use super::super::api::{Times, TreePath};
 use super::super::requester::Requester;
 use crate::store::ids::{Name, Slot};
 
-/// What the kernel must forget after a restore.
+/// The entries and inodes to invalidate in the kernel's caches after a restore.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Stale {
     pub(in crate::engine) names: Vec<(Slot, Name)>,
     pub(in crate::engine) nodes: Vec<Slot>,
-    /// Names that led to an inode that the kernel knows and that is in the tree no longer, children
+    /// Names of inodes that the kernel has cached and that are no longer in the tree, children
     /// before parents.
     pub(in crate::engine) dead: Vec<(Slot, Name, Slot)>,
-    /// Directories that got back attributes other than times.
+    /// Directories whose attributes other than times were restored.
     pub(in crate::engine) attrs_changed: Vec<Slot>,
 }
 
 impl Stale {
-    /// Leaves out what is told of twice: whoever forgets a name with its dead inode has forgotten
-    /// the name.
+    /// Removes duplicates: the invalidation of a name with its dead inode includes the name.
     pub(in crate::engine) fn without_twice(mut self) -> Stale {
         let dead: HashSet<(Slot, &Name)> = self
             .dead
@@ -38,14 +37,14 @@ impl Stale {
     }
 }
 
-/// Who asked for a restore, and why.
+/// The request for a restore.
 pub(in crate::engine) struct Asked<'a> {
     pub(in crate::engine) requester: &'a Requester,
-    /// The operation that it undoes.
+    /// The operation that this one undoes.
     pub(in crate::engine) undoes: Option<u64>,
     pub(in crate::engine) started: Instant,
-    /// Paths that are not known as they were.
+    /// Paths whose past is unknown.
     pub(in crate::engine) unknown: Vec<TreePath>,
-    /// Files get the times that they had.
+    /// Whether files get their original times.
     pub(in crate::engine) times: Times,
 }

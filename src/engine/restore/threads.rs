@@ -1,15 +1,15 @@
-//! Work that consists of many small jobs, each of which the kernel does.
+//! Runs many small jobs, each a few system calls, in parallel.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use crate::sys::{Errno, SysResult};
 
-/// The filesystem has one log: more threads wait for each other.
+/// The filesystem has one log, so more threads would wait for each other.
 const THREADS_MAX: usize = 4;
 
-/// Does all jobs, with threads if there are at least `many`. Gives what was done, in any order, and
-/// what failed first: then not all was.
+/// Runs all jobs, with several threads if the number of jobs is at least `many`. Returns the
+/// results in any order, and the first error. After an error the remaining jobs are not started.
 pub(in crate::engine) fn each<J: Sync, R: Send>(
     jobs: &[J],
     (name, many): (&str, usize),
@@ -37,7 +37,7 @@ pub(in crate::engine) fn each<J: Sync, R: Send>(
             .min(THREADS_MAX)
     };
     thread::scope(|scope| {
-        // Where one cannot be had the others do it all.
+        // If a thread cannot be created, the others do its work.
         let others = (1..threads).filter_map(|_| {
             thread::Builder::new()
                 .name(name.to_owned())
@@ -57,7 +57,7 @@ pub(in crate::engine) fn each<J: Sync, R: Send>(
     })
 }
 
-/// Does two things at once, if a thread can be had for one of them.
+/// Runs two functions in parallel, or one after the other if no thread can be created.
 pub(in crate::engine) fn both<A: Send, B>(
     name: &str,
     first: impl Fn() -> SysResult<A> + Sync,

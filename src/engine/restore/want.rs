@@ -1,5 +1,5 @@
-//! What the inodes of a plan are to be: a state of the past for a restore, what comes of three for
-//! a merge.
+//! The desired state of the inodes of a plan: a past state for a restore, the merge result for a
+//! merge.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -11,45 +11,51 @@ use crate::store::layout::merges::Birth;
 use crate::store::record::AttrState;
 use crate::sys::{SysResult, Xattrs};
 
-/// The content of a wanted file, opened.
+/// The content of a desired file, opened.
 pub(in crate::engine) struct Opened {
-    /// `None`: it is empty.
+    /// `None`: the file is empty.
     pub(in crate::engine) file: Option<File>,
-    /// Nobody can be writing to it.
+    /// No process can write to the file.
     pub(in crate::engine) still: bool,
 }
 
-/// See the module. Asked by several threads.
+/// The source of desired inodes. Used by several threads.
 pub(in crate::engine) trait Want: Sync {
+    /// Returns the desired attributes.
+    ///
     /// # Errors
-    /// Those of reading them; EIO: they cannot be told.
+    /// Errors of reading them; EIO: they are unknown.
     fn attr(&self, node: &Arc<Trail>) -> SysResult<AttrState>;
 
+    /// Returns the desired extended attributes.
+    ///
     /// # Errors
     /// As [`Want::attr`].
     fn xattrs(&self, node: &Arc<Trail>) -> SysResult<Xattrs>;
 
-    /// Opens the content of a regular file; `None`: it can change until the tree is frozen, and
-    /// `frozen` says that it is not.
+    /// Opens the content of a regular file. `None`: the content can change until the tree is
+    /// frozen, and `frozen` is false.
     ///
     /// # Errors
     /// As [`Want::attr`].
     fn open(&self, node: &Arc<Trail>, frozen: bool) -> SysResult<Option<Opened>>;
 
-    /// The way to an inode that is there and stays, in the tree as it is before anything is done.
+    /// Returns the path to an inode that exists and stays, in the live tree before any change.
     fn here(&self, node: &Arc<Trail>) -> Arc<Trail> {
         Arc::clone(node)
     }
 
-    /// An inode was made for the wanted one with this number; `born` tells which.
+    /// Notifies that an inode was created for the desired one with this number; `born` identifies
+    /// it.
     ///
     /// # Errors
-    /// Those of looking at it.
+    /// Errors of stat.
     fn made(&self, _wanted: Slot, _born: &dyn Fn() -> SysResult<Birth>) -> SysResult<()> {
         Ok(())
     }
 
-    /// What was read of it since it was opened was what is wanted; else it is opened again.
+    /// Returns whether the content read since the open was the desired content; otherwise the
+    /// caller opens it again.
     ///
     /// # Errors
     /// As [`Want::attr`].

@@ -3,7 +3,7 @@ use super::*;
 const HOUR_NS: i64 = 3_600_000_000_000;
 const NOW_NS: i64 = 1_700_000_000_000_000_000;
 
-/// One each hour, the last just now; numbers from 1.
+/// One for each hour, the last at `NOW_NS`; numbered from 1.
 fn hourly(count: u64) -> Vec<Known> {
     let age = |id: u64| i64::try_from(count - id).unwrap();
     let known = |id: u64| Known {
@@ -44,7 +44,7 @@ fn kept(known: &[Known], retention: &Retention) -> Vec<u64> {
 
 #[test]
 fn what_is_older_than_its_number_says_keeps_nothing_newer_out() {
-    // Three days that were imported today, after two checkpoints of today.
+    // Three days imported today, after two checkpoints made today.
     let mut known = hourly(5);
     for (one, days) in known.iter_mut().skip(2).zip([3, 2, 1]) {
         one.made_ns = NOW_NS - days * 24 * HOUR_NS;
@@ -132,8 +132,7 @@ fn pins_and_tags_stay_and_what_a_person_asked_for_stands_for_its_day() {
         ),
         [5, 10, 60]
     );
-    // The newest is of the day that began with 38: 40 stands for it, and 37 for the one before
-    // (30 is the last manual one there).
+    // The newest day begins with 38: 40 represents it, and 30, the last manual one, the day before.
     assert_eq!(
         kept(
             &known,
@@ -146,7 +145,7 @@ fn pins_and_tags_stay_and_what_a_person_asked_for_stands_for_its_day() {
     );
 }
 
-/// Two restores an hour had left nothing of the last three but guards.
+/// Two restores an hour had displaced all but guards from the last three.
 #[test]
 fn guards_are_not_counted_and_stay_as_long_as_undo_needs_them() {
     let mut known = hourly(8);
@@ -209,8 +208,8 @@ fn guards_are_not_counted_and_stay_as_long_as_undo_needs_them() {
     );
 }
 
-/// A container that may make checkpoints with mkdir(2) and, where the root directory is sticky,
-/// delete none of others' had `keep-last` do it.
+/// With `keep-last`, a container that makes checkpoints by mkdir(2) could remove those of others,
+/// even with a sticky root directory.
 #[test]
 fn what_mkdir_made_pushes_out_nothing_that_a_verb_made() {
     let mut known = hourly(60);

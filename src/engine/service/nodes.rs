@@ -1,4 +1,4 @@
-//! What a node of the kernel is, and how the answers about one are put together.
+//! Resolution of node ids, and construction of replies.
 
 use super::super::Engine;
 use super::super::announce::is_dummy;
@@ -15,10 +15,10 @@ use crate::store::layout::is_own_xattr;
 use crate::sys::open_flags as libc_flags;
 use crate::sys::{self, Asker, Errno, Kind, Stat, SysResult, Xattrs};
 
-/// The offset after `.snapshots`, where it is listed: one that no filesystem has.
+/// The offset after a listed `.snapshots`: no filesystem uses it.
 const AFTER_SNAPDIR: u64 = 1 << 62 | 0x736e_6170;
 
-/// What a node id names.
+/// The object of a node id.
 pub(super) enum Node {
     Live(Slot),
     Past(PastNode),
@@ -37,8 +37,7 @@ pub(super) fn name_of(name: &[u8]) -> SysResult<Name> {
 }
 
 pub(in crate::engine) fn open_flags(flags: i32, asker: Option<Asker>) -> OpenFlags {
-    // The values of open(2)'s flags are those of the architecture; the kernel hands them on
-    // unchanged.
+    // The kernel passes the architecture's values of open(2)'s flags unchanged.
     let access = flags & libc_flags::ACCMODE;
     OpenFlags {
         read: access != libc_flags::WRONLY,
@@ -53,8 +52,8 @@ pub(in crate::engine) fn open_flags(flags: i32, asker: Option<Asker>) -> OpenFla
     }
 }
 
-/// The kernel asks to remove only what is there, and lets nobody else at it meanwhile: what is gone
-/// when it asks again was removed by the worker that died.
+/// The kernel only removes existing names, and locks the directory. A name missing in a resent
+/// request was removed by the dead worker.
 pub(super) fn removed<T>(result: SysResult<T>, again: bool) -> SysResult<Option<T>> {
     match result {
         Err(Errno::ENOENT) if again => Ok(None),
@@ -66,7 +65,7 @@ pub(super) fn has_content(live: &Live, slot: Slot) -> bool {
     live.inodes.stat(slot).is_ok_and(|stat| stat.size > 0)
 }
 
-/// Attributes of a live inode, also of one that has lost its last name and is open.
+/// Returns the attributes of a live inode, including an open one without a name.
 pub(super) fn live_stat(live: &Live, slot: Slot, fh: Option<Fh>) -> SysResult<Stat> {
     match (live.inodes.stat(slot), fh) {
         (Err(Errno::ESTALE), Some(fh)) if fh.0 & PAST_HANDLE == 0 => Ok(Stat {
@@ -81,8 +80,8 @@ pub(super) fn past_xattrs(engine: &Engine, past: &PastNode) -> SysResult<Xattrs>
     engine.states.view(past.state()).xattrs(&past.trail)
 }
 
-/// Leaves out those in which ckptfs notes something, and those that only an administrator may know
-/// of (xattr(7)): the kernel asks by itself who may read their values, but not their names.
+/// Removes internal attributes, and those that only an administrator may see (xattr(7)): the kernel
+/// checks access to their values, but not to their names.
 pub(super) fn hide_xattrs(names: &mut Vec<Vec<u8>>, caller: Caller) {
     names.retain(|name| !is_own_xattr(name));
     let trusted = |name: &Vec<u8>| name.starts_with(b"trusted.");
@@ -107,7 +106,7 @@ impl Engine {
         }
     }
 
-    /// The live slot of a node that is to be changed; the past is read-only.
+    /// Returns the live slot of a node to change; views are read-only.
     pub(super) fn writable(&self, node: NodeId) -> SysResult<Slot> {
         match self.node(node)? {
             Node::Live(slot) => Ok(slot),
@@ -116,7 +115,7 @@ impl Engine {
         }
     }
 
-    /// The live directory in which a name is to be changed; our own names are not for anybody.
+    /// Returns the live directory of a name to change; reserved names are rejected.
     pub(super) fn writable_name(&self, parent: NodeId, name: &[u8]) -> SysResult<(Slot, Name)> {
         let slot = self.writable(parent)?;
         if self.serving.is_reserved(parent, name) || self.snapdir.is_zfs(parent, name) {
@@ -139,7 +138,7 @@ impl Engine {
         self.live_entry(made.slot, made.generation, made.stat)
     }
 
-    /// What the kernel may remember for ever, unless it may change without the kernel's knowing.
+    /// Sets the timeout: unlimited, unless the attributes may change without a request.
     pub(super) fn live_attr(&self, slot: Slot, stat: Stat) -> Attr {
         Attr {
             stat: Stat {
@@ -191,7 +190,7 @@ impl Engine {
         Ok(Names { names, last })
     }
 
-    /// Tells the kernel how a handle is served.
+    /// Returns the reply to OPEN for a handle.
     pub(super) fn opened(&self, id: HandleId, handle: &Handle) -> Opened {
         let passthrough =
             (handle.io == IoMode::Passthrough).then(|| self.live.hot.backing_file(handle));
@@ -200,15 +199,15 @@ impl Engine {
             && handle.flags.read
             && let Some(caches) = self.serving.caches.get()
         {
-            // It can be mapped now, and stores change its times without a request. Only attributes
-            // are forgotten, which waits for nothing.
+            // From now on it may be mapped, and stores change its times without a request.
+            // Invalidating attributes never blocks.
             caches.forget_attributes(NodeId(handle.slot.0));
         }
         Opened {
             fh: Fh(id.0),
             keep_cache: passthrough.is_none(),
-            // A file that the kernel does the I/O of for somebody else has no pages in the cache of
-            // the mount: this handle passes the daemon each time.
+            // If passthrough is used for another user, the mount has no pages of the file cached:
+            // this handle bypasses the cache and uses the daemon.
             direct_io: passthrough.is_some() && !self.live.passthrough.is_for(handle.flags.asker),
             no_flush: true,
             passthrough,
@@ -216,7 +215,7 @@ impl Engine {
         }
     }
 
-    /// `pid`: of the calling thread; 0 if it is not known.
+    /// `pid`: the calling thread; 0 if unknown.
     pub(super) fn look_up(&self, pid: u32, parent: NodeId, name: &[u8]) -> SysResult<Looked> {
         if self.serving.is_reserved(parent, name) {
             return self.snapdir.lookup_reserved(pid, name);
@@ -244,7 +243,7 @@ impl Engine {
     }
 }
 
-/// A new inode of the caller's, as a symbolic link has it.
+/// Returns a new inode of the caller with the attributes of a symbolic link.
 pub(super) fn made_by(caller: Caller, kind: Kind) -> Make<'static> {
     Make {
         kind,
@@ -259,7 +258,7 @@ pub(super) fn made_by(caller: Caller, kind: Kind) -> Make<'static> {
     }
 }
 
-/// How a handle of a view is served: what it reads never changes.
+/// Returns the reply to OPEN in a view, whose content is immutable.
 pub(super) fn past_opened(fh: Fh) -> Opened {
     Opened {
         fh,
@@ -271,7 +270,7 @@ pub(super) fn past_opened(fh: Fh) -> Opened {
     }
 }
 
-/// EPERM of an extended attribute in which ckptfs notes something.
+/// Returns EPERM for an internal extended attribute.
 pub(super) fn check_not_own(name: &[u8]) -> SysResult<()> {
     if is_own_xattr(name) {
         Err(Errno::EPERM)

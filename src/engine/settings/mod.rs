@@ -1,15 +1,15 @@
-//! The configuration: which keys there are, what a file may say, and where each value comes from.
+//! Configuration: keys, files, and the origin of each value.
 //!
-//! There are two files. `.ckptfs/ckptfs.toml` belongs to the store: the daemon reads it, and every
-//! verb. `~/.config/ckptfs/config.toml` belongs to a user: only the programs that this user starts
-//! read it, and only keys that the user could have written on their command lines
-//! ([`Files::Both`]). So a user's file never makes a daemon of somebody else do anything. A value
-//! on the command line goes before the store's, and that before the user's.
+//! Two files exist. `.ckptfs/ckptfs.toml` belongs to the store; the daemon and every verb read it.
+//! `~/.config/ckptfs/config.toml` belongs to a user. Only programs started by that user read it,
+//! and it is limited to keys that have a command-line option ([`Files::Both`]). A user's file
+//! therefore never affects another user's daemon. The command line overrides the store's file,
+//! which overrides the user's.
 //!
-//! The daemon looks at its file when it needs a value, and reads it again when it was changed (by
-//! its inode, size, mtime and ctime). It reads only a regular file of its own user that nobody else
-//! can write. A file with a mistake changes nothing: what was read last goes on to count, and
-//! `status` says so.
+//! The daemon checks its file whenever it needs a value, and reads it again after a change (of
+//! inode, size, mtime or ctime). It only reads a regular file of its own user that is not writable
+//! by others. An invalid file has no effect: the previous settings remain, and `status` reports the
+//! error.
 
 mod parse;
 mod store_file;
@@ -25,34 +25,34 @@ use super::word::word;
 pub use parse::{ConfigError, TIERS, bytes, parse, parse_value};
 pub use store_file::{FILE_BYTES_MAX, STORE_FILE, StoreFile, read_store, store_with, text_with};
 
-/// Which files may have a key.
+/// The files that may contain a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Files {
     /// The store's and the user's.
     Both,
-    /// The store's only: the daemon acts by it.
+    /// The store's only, because the daemon uses it.
     Store,
 }
 
-/// What kind of value a key has.
+/// Type of a key's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A whole number.
+    /// A non-negative integer.
     Count,
-    /// A size: a number of bytes, or text such as "10G".
+    /// A size: a number of bytes, or a string such as "10G".
     Bytes,
-    /// A length of time: text such as "30d" or "1h 30m".
+    /// A duration: a string such as "30d" or "1h 30m".
     Span,
     /// One of these words.
     Word(&'static [&'static str]),
-    /// Permission bits, octal, as text.
+    /// Permission bits as an octal string.
     Mode,
     /// `true` or `false`.
     Flag,
 }
 
 impl Kind {
-    /// What is wanted, for people.
+    /// Returns a description for messages.
     pub fn wanted(self) -> String {
         match self {
             Kind::Count => "a whole number".into(),
@@ -71,7 +71,7 @@ impl Kind {
         }
     }
 
-    /// A value that may stand there.
+    /// Returns a valid example.
     pub fn example(self) -> &'static str {
         match self {
             Kind::Count => "7",
@@ -89,16 +89,16 @@ impl Kind {
 pub struct Key {
     /// `table.name`.
     pub name: &'static str,
-    /// Its values.
+    /// Type of its values.
     pub kind: Kind,
-    /// Which files may have it.
+    /// The files that may contain it.
     pub files: Files,
-    /// What it is for.
+    /// Description.
     pub about: &'static str,
 }
 
 impl Key {
-    /// The next step after a wrong value: a command that sets a right one.
+    /// Returns the hint after an invalid value: a command that sets a valid one.
     pub fn hint(&self) -> String {
         format!(
             "for example: ckptfs config set {} {}",
@@ -114,7 +114,7 @@ macro_rules! keys {
     };
 }
 
-/// Every key, in the order in which `config show` has them.
+/// All keys, in the order of `config show`.
 pub const KEYS: &[Key] = keys! {
     "retention.keep-last", Kind::Count, Both: "keep this many of the newest checkpoints";
     "retention.keep-within", Kind::Span, Both: "keep checkpoints no older than this";
@@ -155,23 +155,23 @@ pub const KEYS: &[Key] = keys! {
         "of a tree that was mounted from a remote: fetch what nobody has opened (on); off: mount --no-fetch";
 };
 
-/// The key of this name.
+/// Returns the key of this name.
 pub fn find(name: &str) -> Option<&'static Key> {
     KEYS.iter().find(|key| key.name == name)
 }
 
-/// The one of some names that is most like this one, if one is.
+/// Returns the most similar name, if one is close.
 pub fn nearest_of<'a>(name: &str, known: &'a [String]) -> Option<&'a str> {
     super::error::nearest(name, known).map(String::as_str)
 }
 
-/// The key whose name is most like this one, if one is.
+/// Returns the most similar key, if one is close.
 pub fn nearest(name: &str) -> Option<&'static str> {
     let names: Vec<String> = KEYS.iter().map(|key| key.name.to_owned()).collect();
     let found = super::error::nearest(name, &names)
         .map(String::as_str)
         .or_else(|| {
-            // The right word in another table, or in none.
+            // The last component in another table, or in none.
             let last = name.rsplit('.').next().unwrap_or(name);
             names
                 .iter()
@@ -181,16 +181,16 @@ pub fn nearest(name: &str) -> Option<&'static str> {
     found.and_then(find).map(|key| key.name)
 }
 
-/// A value that was read.
+/// A parsed value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value {
-    /// Of [`Kind::Count`] and [`Kind::Bytes`].
+    /// For [`Kind::Count`] and [`Kind::Bytes`].
     Number(u64),
-    /// Of [`Kind::Span`], with what was written.
+    /// For [`Kind::Span`], with its original text.
     Span(Duration, String),
-    /// Of [`Kind::Flag`].
+    /// For [`Kind::Flag`].
     Flag(bool),
-    /// Of the others.
+    /// For the others.
     Text(String),
 }
 
@@ -214,7 +214,7 @@ impl Serialize for Value {
     }
 }
 
-/// Where a value comes from.
+/// Origin of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Origin {
@@ -224,45 +224,45 @@ pub enum Origin {
     Store,
 }
 
-/// A value, and the line that has it.
+/// A value and its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Setting {
-    /// What it says.
+    /// The value.
     pub value: Value,
-    /// In which file.
+    /// The file.
     pub origin: Origin,
-    /// In which line, from 1.
+    /// Line, from 1.
     pub line: usize,
 }
 
-/// A tier, and the line that begins it.
+/// A tier and the position of its first line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TierSetting {
-    /// What it says.
+    /// The tier.
     pub tier: Tier,
-    /// How long is kept, as it was written.
+    /// The retention time as written.
     pub keep: String,
-    /// In which file.
+    /// The file.
     pub origin: Origin,
-    /// In which line, from 1.
+    /// Line, from 1.
     pub line: usize,
 }
 
-/// What files say.
+/// The settings of one or more files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
     keys: BTreeMap<&'static str, Setting>,
-    /// The tiers, in the order in which they count.
+    /// The tiers, in order of precedence.
     pub tiers: Vec<TierSetting>,
 }
 
 impl Settings {
-    /// What this key is set to.
+    /// Returns the setting of a key.
     pub fn get(&self, name: &str) -> Option<&Setting> {
         self.keys.get(name)
     }
 
-    /// A number, or a size in bytes.
+    /// Returns a number, or a size in bytes.
     pub fn number(&self, name: &str) -> Option<u64> {
         match self.get(name)?.value {
             Value::Number(number) => Some(number),
@@ -270,7 +270,7 @@ impl Settings {
         }
     }
 
-    /// A length of time.
+    /// Returns a duration.
     pub fn span(&self, name: &str) -> Option<Duration> {
         match self.get(name)?.value {
             Value::Span(span, _) => Some(span),
@@ -278,13 +278,13 @@ impl Settings {
         }
     }
 
-    /// Whether this is set, and to `true`.
+    /// Returns whether a flag is set to `true`.
     pub fn flag(&self, name: &str) -> bool {
         self.get(name)
             .is_some_and(|setting| setting.value == Value::Flag(true))
     }
 
-    /// A text.
+    /// Returns a string.
     pub fn text(&self, name: &str) -> Option<&str> {
         match &self.get(name)?.value {
             Value::Text(text) => Some(text),
@@ -292,7 +292,7 @@ impl Settings {
         }
     }
 
-    /// These, and what only `other` has; its tiers come after these.
+    /// Merges these with `other`: these take precedence, also in the order of tiers.
     pub fn or(mut self, other: Settings) -> Settings {
         for (name, setting) in other.keys {
             self.keys.entry(name).or_insert(setting);
@@ -301,7 +301,8 @@ impl Settings {
         self
     }
 
-    /// The settings that a branch inherits: all but the rules of retention, which belong to one history.
+    /// Returns the settings that a branch inherits: all except retention, which belongs to one
+    /// history.
     pub fn inherited(mut self) -> Settings {
         self.keys.retain(|name, _| !name.starts_with("retention."));
         self.tiers.clear();

@@ -1,4 +1,4 @@
-//! Reading and changing the text of a configuration file.
+//! Parsing and editing of configuration files.
 
 use std::time::Duration;
 
@@ -9,28 +9,27 @@ use super::super::tiers::Tier;
 use super::{Files, KEYS, Key, Kind, Origin, Setting, Settings, TierSetting, Value, find, nearest};
 use crate::engine::word::word;
 
-/// The name of the list of tiers.
+/// Name of the list of tiers.
 pub const TIERS: &str = "tiers";
-/// Tiers of one file.
+/// Limit of tiers per file.
 const TIERS_MAX: usize = 64;
 
-/// What is wrong with a file, where, and what may have been meant.
+/// An error in a file with its position and a suggestion.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {message}")]
 pub struct ConfigError {
-    /// From 1.
+    /// Line, from 1.
     pub line: usize,
-    /// What is wrong.
+    /// The error.
     pub message: String,
-    /// What to do about it.
+    /// Suggested correction.
     pub hint: Option<String>,
 }
 
-/// What the text of a file says. The first mistake ends it: nothing of a wrong file counts.
+/// Parses a file. The first error rejects the whole file.
 ///
 /// # Errors
-/// A text that is not TOML, an unknown key, one that does not belong into this file, a value of
-/// another kind.
+/// Not TOML, an unknown key, a key not permitted in this file, a value of the wrong type.
 pub fn parse(text: &str, origin: Origin) -> Result<Settings, ConfigError> {
     let line = |at: Option<std::ops::Range<usize>>| {
         1 + text
@@ -96,7 +95,7 @@ pub fn parse(text: &str, origin: Origin) -> Result<Settings, ConfigError> {
     Ok(settings)
 }
 
-/// The tables `[[tiers]]` of a file.
+/// Parses the tables `[[tiers]]` of a file.
 fn tiers(
     item: &Item,
     origin: Origin,
@@ -214,7 +213,7 @@ fn tier(
     })
 }
 
-/// Some key begins with this table's name.
+/// Returns whether this is a table with known keys.
 fn is_table(name: &str) -> bool {
     KEYS.iter().any(|key| {
         key.name
@@ -269,10 +268,10 @@ fn article(name: &str) -> String {
     format!("{} {name}", if an { "an" } else { "a" })
 }
 
-/// The value that a person wrote for a key on a command line.
+/// Parses a value from the command line.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The reason why it is invalid.
 pub fn parse_value(key: &Key, text: &str) -> Result<Value, String> {
     match key.kind {
         Kind::Count => text
@@ -305,7 +304,7 @@ fn of_text(key: &Key, text: &str) -> Result<Value, String> {
     }
 }
 
-/// `1048576`, `10G`, `1.5 GiB`: powers of 1024.
+/// Parses a size: `1048576`, `10G`, `1.5 GiB`; powers of 1024.
 pub fn bytes(text: &str) -> Option<u64> {
     let text = text.trim();
     let digits = text
@@ -329,7 +328,7 @@ pub fn bytes(text: &str) -> Option<u64> {
         return whole.checked_mul(1 << shift);
     }
     let (whole, part) = number.split_once('.')?;
-    // A tenth of a byte is no size.
+    // Fractions of a byte are invalid.
     if shift == 0 || part.is_empty() || part.len() > 6 {
         return None;
     }
@@ -342,7 +341,7 @@ pub fn bytes(text: &str) -> Option<u64> {
         .checked_add(below)
 }
 
-/// `30d`, `1h 30m`, `2 weeks`: a day has 24 hours.
+/// Parses a duration: `30d`, `1h 30m`, `2 weeks`; a day has 24 hours.
 pub(super) fn span(text: &str) -> Option<Duration> {
     let span: jiff::Span = text.trim().parse().ok()?;
     if span.is_negative() || span.get_months() != 0 || span.get_years() != 0 {
@@ -355,11 +354,10 @@ pub(super) fn span(text: &str) -> Option<Duration> {
     (whole > Duration::ZERO).then_some(whole)
 }
 
-/// The text of a file with a key set to `value` (`None`: not set), everything else as it is,
-/// comments too.
+/// Sets a key to `value` (`None`: removes it), preserving the rest of the text and its comments.
 ///
 /// # Errors
-/// A text that is not TOML, or has something that is no table where the key belongs.
+/// Not TOML, or the key's table is not a table.
 pub fn set(text: &str, key: &Key, value: Option<&Value>) -> Result<String, ConfigError> {
     let wrong = |message: String| ConfigError {
         line: 1,
@@ -394,7 +392,7 @@ pub fn set(text: &str, key: &Key, value: Option<&Value>) -> Result<String, Confi
     Ok(document.to_string())
 }
 
-/// What stands around the old value (a comment behind it) stays.
+/// Preserves the old value's decoration, such as a trailing comment.
 fn put(table: &mut dyn toml_edit::TableLike, name: &str, mut value: toml_edit::Value) {
     if let Some(old) = table.get(name).and_then(Item::as_value) {
         *value.decor_mut() = old.decor().clone();

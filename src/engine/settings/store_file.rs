@@ -1,4 +1,4 @@
-//! The store's file: whose it must be, and when it is read again.
+//! The store's configuration file: ownership checks and reloading.
 
 use std::os::fd::AsFd;
 
@@ -9,13 +9,13 @@ use crate::sys::{self, Errno, Kind, Open, Stat, Time};
 
 /// Its name in the store.
 pub const STORE_FILE: &str = "ckptfs.toml";
-/// A longer file is refused.
+/// Size limit of the file.
 pub const FILE_BYTES_MAX: u64 = 64 << 10;
 
-/// What tells that a file was changed.
+/// Inode, size and times, to detect a change.
 type Stamp = (u64, u64, Time, Time);
 
-/// What the daemon knows of it. Its mutex is a leaf.
+/// The cached file. Its mutex is a leaf.
 #[derive(Debug, Default)]
 pub struct StoreFile(Mutex<Known>);
 
@@ -27,8 +27,8 @@ struct Known {
 }
 
 impl StoreFile {
-    /// What the file in `store` says now, and what is wrong with it, if something is: then what it
-    /// said before goes on to count.
+    /// Returns the settings of the file in `store`, reading it again after a change. If it is
+    /// invalid, returns the previous settings and the error.
     pub fn look(&self, store: impl AsFd) -> (Settings, Option<String>) {
         let stamp = match sys::stat_at(&store, STORE_FILE.as_bytes()) {
             Ok(stat) => Some((stat.ino, stat.size, stat.mtime, stat.ctime)),
@@ -49,11 +49,11 @@ impl StoreFile {
     }
 }
 
-/// What the file in `store` says; nothing if there is none.
+/// Reads the file in `store`; a missing file is empty.
 ///
 /// # Errors
-/// As [`parse`]; a file that cannot be read, is no regular file, is somebody else's, can be written
-/// by others, or is too long.
+/// As [`parse`]; the file is unreadable, not regular, larger than [`FILE_BYTES_MAX`], owned by
+/// another user, or writable by others.
 pub fn read_store(store: impl AsFd) -> Result<Settings, ConfigError> {
     match text_in(store, STORE_FILE) {
         Ok(text) => parse(&text, Origin::Store),
@@ -66,10 +66,10 @@ pub fn read_store(store: impl AsFd) -> Result<Settings, ConfigError> {
     }
 }
 
-/// The text of the file in `store` with a key set, or set no more.
+/// Returns the text of the file in `store` with a key set or removed.
 ///
 /// # Errors
-/// As of [`read_store`].
+/// As for [`read_store`].
 pub fn store_with(
     store: impl AsFd,
     key: &Key,
@@ -86,10 +86,10 @@ pub fn store_with(
     }
 }
 
-/// A text with a key set, or set no more; it must be one that is read again.
+/// Returns the text with a key set or removed, and checks that the result is valid.
 ///
 /// # Errors
-/// As of [`parse`].
+/// As for [`parse`].
 pub fn text_with(
     text: &str,
     origin: Origin,
@@ -101,7 +101,7 @@ pub fn text_with(
     parse(&text, origin).map(|_| text)
 }
 
-/// Why there is no text.
+/// Reason why the file has no text.
 enum Unread {
     Missing,
     Refused(String, Option<String>),
@@ -139,7 +139,7 @@ fn text_in(dir: impl AsFd, name: &str) -> Result<String, Unread> {
     String::from_utf8(bytes).map_err(|_| refused("it is not UTF-8 text", None))
 }
 
-/// Whoever can write it makes the daemon run commands.
+/// Write access to it permits the execution of commands by the daemon.
 fn check_owner(stat: &Stat) -> Result<(), &'static str> {
     let (us, _) = sys::ids();
     if stat.uid != us && stat.uid != 0 {

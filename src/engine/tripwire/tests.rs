@@ -9,7 +9,7 @@ fn tripwire() -> Tripwire {
     })
 }
 
-/// An operation at `now`; what is kept by it.
+/// Executes an operation at `now`; returns the marks confirmed by it.
 fn destroy(
     tripwire: &Tripwire,
     pid: u32,
@@ -70,7 +70,7 @@ fn a_few_operations_are_no_burst_and_the_mark_is_taken_back_when_it_is_quiet() {
     assert_eq!(id, 2, "after a quiet while there is another");
 }
 
-/// `git checkout .` over two files that were edited: what was in them is nowhere else.
+/// `git checkout .` over two edited files, whose content exists nowhere else.
 #[test]
 fn files_that_were_edited_count_for_several_once_each() {
     let (tripwire, start) = (
@@ -104,7 +104,7 @@ fn files_that_were_edited_count_for_several_once_each() {
     assert_eq!(kept, [vec![CheckpointId(1)]]);
 }
 
-/// `find -exec rm`: each file is removed by another process of one session.
+/// `find -exec rm`: a process of one session for each file.
 #[test]
 fn many_processes_of_one_tree_make_one_burst() {
     let (tripwire, mut id, start) = (tripwire(), 0, Instant::now());
@@ -143,8 +143,8 @@ fn processes_of_many_trees_make_none() {
     }
 }
 
-/// A burst that is over sooner than anybody looks again: the first look found an operation of
-/// somebody else among the last ones.
+/// A burst that ends before the next check: the first check found another process among the last
+/// operations.
 #[test]
 fn a_short_burst_after_an_operation_of_somebody_else_is_seen() {
     let (tripwire, mut id, start) = (tripwire(), 0, Instant::now());
@@ -170,8 +170,8 @@ fn a_short_burst_after_an_operation_of_somebody_else_is_seen() {
     );
 }
 
-/// Whoever removes a file now and then keeps nobody else's burst from being seen, nor its mark
-/// from being exact.
+/// A process that removes files occasionally neither hides the burst of another nor makes its mark
+/// inexact.
 #[test]
 fn a_burst_beside_somebody_who_removes_all_the_time_has_its_own_mark() {
     let (tripwire, mut id, start) = (tripwire(), 0, Instant::now());

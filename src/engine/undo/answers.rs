@@ -1,4 +1,4 @@
-//! What `undo`, `redo` and `ops` ask and answer.
+//! Requests and answers of `undo`, `redo` and `ops`.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,21 +6,21 @@ use crate::engine::api::{Restored, TreePath, VerbError};
 use crate::store::ids::CheckpointId;
 use crate::store::record::Actor;
 
-/// What kind of operation.
+/// The kind of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OperationKind {
-    /// A checkpoint was made.
+    /// A checkpoint was created.
     Checkpoint,
-    /// The tree, or paths of it, became what they were.
+    /// The tree, or paths of it, were restored.
     Restore,
-    /// Something was merged into the tree.
+    /// A branch or checkpoint was merged into the tree.
     Merge,
-    /// A checkpoint was deleted, or its making undone.
+    /// A checkpoint was deleted, or its creation undone.
     Delete,
-    /// A deleted checkpoint was brought back.
+    /// A deleted checkpoint was restored.
     Revive,
-    /// Tags came and went.
+    /// Tags were added or removed.
     Tag,
     /// A checkpoint was pinned.
     Pin,
@@ -28,18 +28,18 @@ pub enum OperationKind {
     Unpin,
     /// A branch was dropped.
     DropBranch,
-    /// A dropped branch was brought back.
+    /// A dropped branch was restored.
     RestoreBranch,
 }
 
-/// How the tags of a checkpoint changed.
+/// The changed tags of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TagsChanged {
-    /// Whose.
+    /// The checkpoint.
     pub checkpoint: CheckpointId,
-    /// Tags that it lost.
+    /// Removed tags.
     pub lost: Vec<String>,
-    /// Tags that it got.
+    /// Added tags.
     pub got: Vec<String>,
 }
 
@@ -48,125 +48,125 @@ pub struct TagsChanged {
 pub struct OperationInfo {
     /// Its number.
     pub number: u64,
-    /// When: RFC 3339, UTC.
+    /// Its time: RFC 3339, UTC.
     pub at: String,
-    /// Who asked for it.
+    /// The actor that requested it.
     pub by: Actor,
-    /// What it was.
+    /// Its kind.
     pub what: OperationKind,
-    /// The checkpoint that it was about; of a restore: what was restored.
+    /// The checkpoint that it affected; of a restore, its target.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<CheckpointId>,
-    /// Of a restore or a merge: the checkpoint of what was there before.
+    /// Of a restore or a merge: the guard checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guard: Option<CheckpointId>,
-    /// Of a restore: only these paths.
+    /// Of a restore: the restored paths; empty for the whole tree.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub paths: Vec<TreePath>,
-    /// Of a deletion: it was for good.
+    /// Of a deletion: it is permanent.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub freed: bool,
-    /// Tags that came and went.
+    /// Tags added or removed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tags: Vec<TagsChanged>,
-    /// The branch that it was about; `checkpoint` is its base.
+    /// The branch that it affected; `checkpoint` is its base.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub branch: Option<String>,
-    /// Of a pin: why.
+    /// Of a pin: the reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// A retention rule deleted the checkpoint, and no user.
+    /// A retention rule, not a user, deleted the checkpoint.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub by_rule: bool,
-    /// The operation that it undid, if it was the undoing of one.
+    /// The operation that it undid, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub undoes: Option<u64>,
     /// The operation that undid it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub undone_by: Option<u64>,
-    /// It was not undone, or was done again.
+    /// It was not undone, or was redone.
     pub in_effect: bool,
-    /// Why it cannot be undone, if it is in effect and cannot.
+    /// Why it cannot be undone, if it is in effect.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub obstacle: Option<String>,
 }
 
-/// Which way to walk.
+/// The direction of an undo.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum UndoWalk {
-    /// Undo the newest so many.
+    /// Undo the newest N operations.
     Undo(usize),
-    /// Do again the last so many that were undone.
+    /// Redo the last N operations that were undone.
     Redo(usize),
-    /// Back to how everything was right after this operation; 0: before the first.
+    /// Go back to the state right after this operation; 0: before the first.
     To(u64),
     /// Undo this operation only.
     Only(u64),
 }
 
-/// What is to be undone.
+/// A request to undo or redo operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UndoOptions {
-    /// Which way, and how far.
+    /// Direction and distance.
     pub walk: UndoWalk,
-    /// Leave out what cannot be undone.
+    /// Skip operations that cannot be undone.
     #[serde(default)]
     pub skip: bool,
-    /// With [`UndoWalk::Undo`] and [`UndoWalk::Only`]: hide checkpoints that somebody asked for too, and walk although the
-    /// tripwire has caught something since.
+    /// With [`UndoWalk::Undo`] and [`UndoWalk::Only`]: also hide checkpoints that a user requested.
+    /// With the former, also undo if the tripwire has confirmed a burst since.
     #[serde(default)]
     pub force: bool,
-    /// Only tell what would be done.
+    /// Only report the effect.
     #[serde(default)]
     pub dry_run: bool,
 }
 
-/// One operation that was undone, or left out.
+/// An operation that was undone or skipped.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UndoneStep {
-    /// Which, as it was before.
+    /// The operation, as it was before.
     pub operation: OperationInfo,
-    /// What it stands for, if it was the undoing or redoing of another.
+    /// The original operation, if this one was an undo or a redo.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub original: Option<OperationInfo>,
-    /// The operation that undid it; `None` in a dry run, and if it was left out.
+    /// The operation that undid it; `None` in a dry run or if it was skipped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by_operation: Option<u64>,
-    /// Of a restore: the checkpoint of what was there before this.
+    /// Of a restore: the guard checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guard: Option<CheckpointId>,
-    /// Of a restore: how many paths this changed.
+    /// Of a restore: the number of changed paths.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub changes: Option<u64>,
-    /// Of a restore: paths that were changed while nothing was mounted; nobody knows what they
-    /// were, and they stay as they are.
+    /// Of a restore: paths that changed while nothing was mounted. Their past is unknown, and they
+    /// are left unchanged.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unknown: Vec<TreePath>,
-    /// Why it was left out.
+    /// Why it was skipped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skipped: Option<String>,
 }
 
-/// What was undone.
+/// The result of an undo or redo.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Undone {
-    /// In this order.
+    /// The steps, in order.
     pub steps: Vec<UndoneStep>,
-    /// How the tree became what it was right after the operation that was named, if it was not so
-    /// already and that is known.
+    /// The restore of the tree to the state right after the named operation, if that state is known
+    /// and differed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tree: Option<Restored>,
-    /// Why the rest was not.
+    /// Why the remaining operations were not undone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stopped: Option<VerbError>,
-    /// It was only asked what would be done.
+    /// The request was a dry run.
     #[serde(default)]
     pub dry_run: bool,
 }
 
 impl OperationKind {
-    /// A branch was dropped, or brought back.
+    /// Returns the kind for a branch that was dropped or restored.
     pub(super) fn of_branch(dropped: bool) -> OperationKind {
         if dropped {
             OperationKind::DropBranch

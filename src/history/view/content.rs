@@ -1,4 +1,4 @@
-//! The content of files in a view.
+//! File content in a view.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -13,26 +13,26 @@ use crate::store::record::DataState;
 use crate::sys::lock::Mutex;
 use crate::sys::{self, Errno, Kind, SysResult};
 
-/// How long an inode that is about to be moved into a layer is waited for, at once.
+/// Pause while waiting for an inode to be moved into a layer.
 const MOVE_PAUSE: Duration = Duration::from_micros(100);
-/// How often.
+/// Maximum number of pauses.
 const MOVE_WAITS_MAX: u32 = 50_000;
-/// Where the bytes of a version are.
+/// Location of the content of a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// In an object of the store.
+    /// An object in the store.
     Object(ObjectId),
-    /// Nowhere: the file was empty.
+    /// No content: the file was empty.
     Empty,
-    /// Still in the live file.
+    /// The live file.
     Live,
-    /// Nowhere any more: it was changed while nothing was mounted, and no copy was kept.
+    /// Lost: it was changed during an absence and not captured.
     Lost,
 }
 
 impl View<'_> {
-    /// Where the content of a regular file is now. An answer of [`Source::Live`] holds only until
-    /// the file changes.
+    /// Returns the current location of the content of a regular file. [`Source::Live`] is valid
+    /// only until the file changes.
     ///
     /// # Errors
     /// EIO if the record is damaged.
@@ -62,8 +62,8 @@ impl View<'_> {
         )
     }
 
-    /// Opens the content for reading; `None`: it is empty. A descriptor of a live file must be read
-    /// with [`View::still_live`] asked after each read.
+    /// Opens the content for reading; `None` if empty. The caller must call [`View::still_live`]
+    /// after each read from a live file.
     ///
     /// # Errors
     /// As [`View::child`]; EIO if the object is not in the store.
@@ -89,16 +89,16 @@ impl View<'_> {
                         self.check_whole(node, object, &file)?;
                         return Ok((Source::Object(object), Some(file)));
                     }
-                    // The record comes before the inode is moved into the layer; and a capture that
-                    // was not needed goes after its record. No epoch is closed between a record and
-                    // its move: of a closed one there is nothing to wait for.
+                    // The record precedes the move of the inode into the layer, and an unneeded
+                    // capture is removed after its record. No epoch is closed between a record and
+                    // its move, so a closed epoch needs no wait.
                     let moving = object.origin == ObjectOrigin::Moved
                         && object.epoch == self.timeline.epochs.epoch();
                     if self.source(node.slot)? == Source::Object(object)
                         && !self.timeline.dropped.is_dropped(object)?
                     {
-                        // Its checkpoint was freed since somebody asked for the view: versions go
-                        // after that is on record.
+                        // Its checkpoint was freed after the view was opened: versions are removed
+                        // after that is recorded.
                         if let State::At(id) = self.state
                             && !self.timeline.catalogue.is_stored(id)
                         {
@@ -122,7 +122,7 @@ impl View<'_> {
         }
     }
 
-    /// Refuses content that was changed behind our back.
+    /// Fails with EIO for content changed without a record.
     ///
     /// # Errors
     /// EIO.
@@ -135,7 +135,7 @@ impl View<'_> {
         self.unserved().check_served(node, Kind::File, id, epoch)
     }
 
-    /// Whether the content can be opened, as far as that can be told without.
+    /// Whether the content can be opened, as far as possible without opening it.
     ///
     /// # Errors
     /// As [`View::open`].
@@ -158,8 +158,8 @@ impl View<'_> {
         self.open(node).map(drop)
     }
 
-    /// Refuses an object of another size than what was kept: the power was cut before all of a copy
-    /// was on the disk.
+    /// Rejects an object of another size than captured: the power was cut before a copy was
+    /// complete on disk.
     fn check_whole(&self, node: &Arc<Trail>, object: ObjectId, file: &File) -> SysResult<()> {
         let State::At(id) = self.state else {
             return Ok(());
@@ -174,14 +174,14 @@ impl View<'_> {
             return Ok(());
         };
         let size = crate::sys::stat_fd(file)?.size;
-        // Changes that never came to the disk were struck, and the inode that was moved away after
-        // them is what it was before.
+        // Changes that never reached the disk were voided, and an inode moved away after them has
+        // its earlier content.
         if size == data.size
             || (object.origin == ObjectOrigin::Moved && size == self.attr(node)?.stat.size)
         {
             return Ok(());
         }
-        // Dropped since it was asked whether it was.
+        // Dropped since the first check.
         if self.timeline.dropped.is_dropped(object)? {
             return Err(DROPPED);
         }
@@ -189,11 +189,11 @@ impl View<'_> {
         Err(Errno::EIO)
     }
 
-    /// The content is still in the live file, and unchanged: what was read from `file`, which is
-    /// that file, was of the past.
+    /// Whether the content is still in the live file and unchanged, so that data read from `file`,
+    /// the live file, is valid.
     ///
     /// # Errors
-    /// EIO if a record is damaged, or the file was changed behind our back.
+    /// EIO if a record is damaged, or the file was changed without a record.
     pub fn still_live(&self, node: &Arc<Trail>, file: Option<&File>) -> SysResult<bool> {
         if self.source(node.slot)? != Source::Live {
             return Ok(false);
@@ -217,7 +217,7 @@ impl View<'_> {
     }
 }
 
-/// A regular file of a view that is open to be read.
+/// An open regular file of a view.
 #[derive(Debug)]
 pub struct OpenContent {
     node: Arc<Trail>,
@@ -225,7 +225,7 @@ pub struct OpenContent {
 }
 
 impl OpenContent {
-    /// Opens one.
+    /// Opens a file.
     ///
     /// # Errors
     /// As [`View::open`].
@@ -237,18 +237,17 @@ impl OpenContent {
         })
     }
 
-    /// The file that holds the content at present; `None` if it is empty. What is read from it
-    /// counts only with [`OpenContent::with`].
+    /// Returns the file that currently has the content; `None` if empty. Data read from it is valid
+    /// only within [`OpenContent::with`].
     pub fn file(&self) -> Option<Arc<File>> {
         self.open.lock().1.clone()
     }
 
-    /// Does `with` on the file that holds the content; `None` if it is empty. While the content is
-    /// still in the live file, what was done counts only if it is there still after; else it is
-    /// done again on the capture.
+    /// Calls `with` on the file that has the content; `None` if empty. If the content was in the
+    /// live file and has changed since, calls it again on the capture.
     ///
     /// # Errors
-    /// Its own; as [`View::open`].
+    /// Those of `with`; as [`View::open`].
     pub fn with<T>(
         &self,
         view: &View<'_>,
@@ -264,8 +263,8 @@ impl OpenContent {
     ) -> SysResult<T> {
         loop {
             let (source, file) = self.open.lock().clone();
-            // Asked before too: a live file that was captured may be locked by who writes to it,
-            // and he may wait for what is asked of us here.
+            // Checked before as well: a captured live file may be locked by its writer, which may
+            // wait for this request.
             if source != Source::Live || view.still_live(&self.node, file.as_deref())? {
                 let answer = with(source, file.as_deref());
                 if source != Source::Live || view.still_live(&self.node, file.as_deref())? {
@@ -277,7 +276,7 @@ impl OpenContent {
         }
     }
 
-    /// Reads.
+    /// Reads up to `size` bytes at `offset`.
     ///
     /// # Errors
     /// Those of pread(2); as [`View::open`].

@@ -1,9 +1,9 @@
-//! A baseline is brought up to date by what changed since it was written, and not by a walk.
+//! Incremental update of a baseline from the changes since it was written, without a walk.
 //!
-//! Which keys those are history says ([`crate::history::since`]); what they hold is looked at: a
-//! name by its directory, an inode by its slot. A directory that is not known to the baseline, or
-//! in which changes made no records, is walked. An inode that cannot be found, and of which nobody
-//! knows that it is gone, is at a name that nobody knows: then all of the tree is walked.
+//! The history provides the changed keys ([`crate::history::since`]). Their current state is read:
+//! a name through its directory, an inode by its slot. A directory that is not in the baseline, or
+//! whose changes made no records, is walked. An inode that is not found and not known to be removed
+//! is at an unknown name; the whole tree is then walked.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::os::fd::OwnedFd;
@@ -21,7 +21,7 @@ use crate::store::ids::{Name, Slot};
 use crate::store::record::{AttrState, Child};
 use crate::sys::{self, Errno, Kind, SysResult};
 
-/// With more changes than this a walk is no dearer, and needs less memory.
+/// Number of changes above which a walk is as cheap and needs less memory.
 const CHANGES_MAX: usize = 300_000;
 
 struct Advance<'a> {
@@ -31,16 +31,16 @@ struct Advance<'a> {
     keeper: Option<&'a Keeper<'a>>,
     /// The tree is served.
     served: bool,
-    /// Inodes that were looked at.
+    /// Inodes already read.
     seen: HashSet<Slot>,
-    /// New directories that were walked.
+    /// New directories already walked.
     walked: HashSet<Slot>,
 }
 
 impl Baselines {
-    /// Brings the baseline up to date, so that it counts as long as the journal ends at `end`;
-    /// without, the tree is served. Says how many files there were when it was written, about.
-    /// `None`: there is none that could be, or a walk is to be made instead.
+    /// Updates the baseline so that it is valid while the journal ends at `end`. Without `end` the
+    /// tree is served. Returns the approximate number of files in the old baseline. Returns `None`
+    /// if no usable baseline exists and a walk is required.
     ///
     /// # Errors
     /// ENOSPC, EIO.
@@ -99,7 +99,8 @@ impl Baselines {
         }
     }
 
-    /// In a test: a walk says the same, or what it says is in a file that the test looks for.
+    /// In a test: compares the result with a walk, and writes the differences to a file that the
+    /// test reads.
     pub(in crate::live) fn check_advanced(&self, end: Address) -> SysResult<()> {
         if !sys::host::left_out("baseline-trust") {
             return Ok(());
@@ -124,7 +125,7 @@ impl Baselines {
         sys::write_all_at(&file, lines.as_bytes(), 0)
     }
 
-    /// What a walk finds to be other than it is written down.
+    /// Returns the differences between the baseline and a walk.
     fn differing(&self, baseline: &Baseline) -> SysResult<Vec<String>> {
         let path = |trail: &Trail| String::from_utf8_lossy(&trail.path()).into_owned();
         let mut wrong = Vec::new();
@@ -185,9 +186,8 @@ impl Advance<'_> {
         Ok(())
     }
 
-    /// What was at these names may have a clone that counts for nothing any more. Asked before
-    /// anything is put: an inode number that was given away since leads to what has it now, which
-    /// may be of another kind.
+    /// Marks the clones of inodes that were at these names as possibly obsolete. Called before any
+    /// update: a reused inode number would lead to its new inode, possibly of another type.
     fn doubt_old(&self, names: &BTreeSet<(Slot, Name)>) -> SysResult<()> {
         let Some(keeper) = self.keeper else {
             return Ok(());
@@ -200,10 +200,10 @@ impl Advance<'_> {
         Ok(())
     }
 
-    /// What a name leads to now.
+    /// Updates the entry of a name.
     fn name(&mut self, dir: Slot, fd: &OwnedFd, name: &Name) -> SysResult<()> {
         let node = match self.baselines.inodes.node_at(fd, name) {
-            // Nothing is there, or another filesystem, which is no part of the tree.
+            // No inode, or another filesystem, which is not part of the tree.
             Err(Errno::ENOENT | Errno::EXDEV) => {
                 return self
                     .baseline
@@ -219,7 +219,7 @@ impl Advance<'_> {
         Ok(())
     }
 
-    /// What is at a name is this; `true`: it is a directory that is to be walked.
+    /// Updates an entry and its inode. Returns `true` for a directory that must be walked.
     fn put_at(&mut self, dir: Slot, fd: &OwnedFd, name: &Name, node: &Node) -> SysResult<bool> {
         self.baseline
             .changes
@@ -241,7 +241,7 @@ impl Advance<'_> {
         self.baseline.changes.put_inode(node).map_err(Errno::from)
     }
 
-    /// The baseline has the names of this directory, as they are but for what is recorded.
+    /// Returns whether the baseline has the names of this directory, except for recorded changes.
     fn knows(&self, node: &Node) -> SysResult<bool> {
         let (slot, generation) = (node.child.slot, generation_of(&node.attr.stat));
         if generation == 0 || self.since.unsure.contains(&slot) {
@@ -250,12 +250,12 @@ impl Advance<'_> {
         Ok(self.baseline.generation(slot)? == Some(generation))
     }
 
-    /// Looks at all that is in a new directory.
+    /// Adds all contents of a new directory.
     fn walk(&mut self, trail: Arc<Trail>, node: &Node) -> SysResult<()> {
         let mut open = VecDeque::from([(trail, generation_of(&node.attr.stat))]);
         while let Some((trail, generation)) = open.pop_front() {
             let fd = match self.baselines.inodes.dir(&trail) {
-                // It will be found where it is by what moved it.
+                // It was moved, and the record of its rename leads to its new place.
                 Err(errno) if is_elsewhere(errno) && self.served => {
                     if let Some(up) = &trail.up {
                         self.baselines
@@ -292,7 +292,7 @@ impl Advance<'_> {
         Ok(())
     }
 
-    /// What an inode is now that changed at a name that did not.
+    /// Updates an inode whose names have not changed.
     fn inode(&mut self, slot: Slot) -> SysResult<()> {
         if self.baselines.nodes.is_dead(slot) {
             return Ok(());
@@ -326,7 +326,8 @@ impl Advance<'_> {
     }
 }
 
-/// Something differs but what no change of a file changes.
+/// Compares all fields except the access time and block count, which change without a change of the
+/// file.
 fn is_other(now: &Node, then: &Node) -> bool {
     let same = |node: &Node| {
         let mut stat = node.attr.stat;

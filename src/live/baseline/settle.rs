@@ -1,4 +1,4 @@
-//! Inodes that were changed while the clock was ahead: see [`crate::history::absence`].
+//! Inodes with a ctime in the future: see [`crate::history::absence`].
 
 use std::sync::Arc;
 
@@ -10,11 +10,11 @@ use crate::history::present::Trail;
 use crate::sys::{self, SetTime, Stat};
 
 impl Baselines {
-    /// Gives an inode whose ctime is later than now a ctime of now, so that checkpoints from here on
-    /// are later than its last change. It is recorded like any change of attributes; the access time
-    /// stays what it is. `settles`: nobody changes the tree past the mount, which this record would
-    /// hide from views of older checkpoints. Best effort: a daemon that is not root may not change the
-    /// inodes of other users.
+    /// Updates a ctime that is later than now, so that later checkpoints are newer than the last
+    /// change of the inode. The update is recorded like any change of attributes; the access time
+    /// stays the same. `settles`: no process changes the backing directory directly. The record
+    /// would hide such a change from views of older checkpoints. Best effort: a daemon that is not
+    /// root may not change the inodes of other users.
     pub(super) fn settle(&self, settles: bool, trail: impl Fn() -> Arc<Trail>, stat: &Stat) {
         if !settles || !is_ahead(stat.ctime) {
             return;

@@ -1,4 +1,4 @@
-//! Opening files of a branch that the base still answers for.
+//! Open inherited files of a branch.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -10,14 +10,14 @@ use crate::live::nodes::IoMode;
 use crate::store::ids::Slot;
 use crate::sys::{Open, SysResult};
 
-/// An inherited file of so many bytes is copied up when it is opened, where the kernel reads by
-/// itself: smaller ones are read once, and are in its cache then.
+/// Inherited files of this size or more are copied up at their open, for passthrough reads. Smaller
+/// ones are read once and are then in the page cache.
 const COPIED_FROM: u64 = 128 * 1024;
 
 impl Files {
-    /// Opens an inherited file to be read, with nothing held while the parent's is looked at; `None`:
-    /// it is own. Somebody may write to it later, through an inode of its own that the kernel would
-    /// not know: the daemon serves it.
+    /// Opens an inherited file for reading, without a lock during access to the parent's file.
+    /// Returns `None` if the file is own. I/O goes through the daemon: a later copy-up moves the
+    /// content to another backing inode, which a passthrough handle would not follow.
     pub(super) fn open_inherited(
         &self,
         change: &Change,
@@ -43,8 +43,8 @@ impl Files {
             .map(Some)
     }
 
-    /// An inherited file that is opened to be read is worth a copy: it is large, or a program, and
-    /// the kernel can read it by itself then.
+    /// Returns whether an inherited file opened for reading is copied up to permit passthrough:
+    /// large files and executables are.
     pub(super) fn is_served_by_kernel(&self, slot: Slot, flags: OpenFlags) -> SysResult<bool> {
         if !self.inodes.base().is_inherited(slot) || !self.passthrough.is_for(flags.asker) {
             return Ok(false);
@@ -53,11 +53,11 @@ impl Files {
         Ok(stat.size >= COPIED_FROM || stat.size > 0 && stat.mode & 0o111 != 0)
     }
 
-    /// Does `with` on the file that a handle reads from; `None`: it is empty. What was inherited when
-    /// it was opened may have been copied up since, and changed.
+    /// Calls `with` on the file to read from, or with `None` if it is empty. A file that was
+    /// inherited when it was opened may have been copied up and changed since.
     ///
     /// # Errors
-    /// Its own; those of open(2).
+    /// Those of `with` and of open(2).
     pub fn with_source<T>(
         &self,
         handle: &Handle,
@@ -79,8 +79,7 @@ impl Files {
         with(Some(&file))
     }
 
-    /// Reads through a handle of a file that was inherited when it was opened; `None`: it is not
-    /// any more, or never was.
+    /// Reads through a handle of an inherited file. Returns `None` if the file is own.
     pub(super) fn read_inherited(
         &self,
         handle: &Handle,

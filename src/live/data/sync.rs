@@ -1,4 +1,4 @@
-//! fsync(2): what must be on the disk before is (module `durable`).
+//! fsync(2), in the order required by module `durable`.
 
 use super::Files;
 use crate::live::handles::HandleId;
@@ -6,8 +6,8 @@ use crate::store::ids::Slot;
 use crate::sys::{self, Open, SysResult};
 
 impl Files {
-    /// fsync(2) of a file. What was captured of it is on disk before, where the backing filesystem
-    /// could otherwise lose it.
+    /// Syncs a file, as fsync(2). Its captures are synced first where the backing filesystem could
+    /// lose them.
     ///
     /// # Errors
     /// EIO, ENOSPC.
@@ -22,7 +22,7 @@ impl Files {
         }
     }
 
-    /// fsync(2) of a directory.
+    /// Syncs a directory, as fsync(2).
     ///
     /// # Errors
     /// EIO.

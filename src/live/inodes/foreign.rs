@@ -1,5 +1,5 @@
-//! Names in the tree that lead to another filesystem: something is mounted there below the mount, or
-//! it is another subvolume. They are no part of the history.
+//! Names in the tree that lead to another filesystem: mount points below the mount, and other
+//! subvolumes. They are not part of the history.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,7 +9,7 @@ use crate::store::ids::{Name, Slot};
 use crate::store::record::Place;
 use crate::sys::lock::Mutex;
 
-/// Those that were met so far. The mutex is a leaf.
+/// The names found so far. The mutex is a leaf.
 #[derive(Default)]
 pub(super) struct Foreign {
     count: AtomicUsize,
@@ -17,7 +17,7 @@ pub(super) struct Foreign {
 }
 
 impl Foreign {
-    /// Notes that a name leads to another filesystem, or that it does not.
+    /// Records whether a name leads to another filesystem.
     pub(super) fn note(&self, dir: Slot, name: &Name, is_foreign: bool) {
         if !is_foreign && self.count.load(Ordering::Relaxed) == 0 {
             return;
@@ -30,7 +30,7 @@ impl Foreign {
         self.count.store(names.len(), Ordering::Relaxed);
     }
 
-    /// Whether a name was found to lead to another filesystem.
+    /// Returns whether a name was found to lead to another filesystem.
     pub(super) fn has(&self, dir: Slot, name: &Name) -> bool {
         self.count.load(Ordering::Relaxed) > 0 && self.names.lock().contains(&place(dir, name))
     }

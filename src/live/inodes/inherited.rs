@@ -1,4 +1,4 @@
-//! What a branch shows where it has nothing of its own: see [`through`](super::super::through).
+//! Inherited inodes of a branch: see [`through`](super::super::through).
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -16,27 +16,27 @@ use crate::store::layout::STORE_NAME;
 use crate::store::record::{AttrState, Child, Place};
 use crate::sys::{self, DirEntry, Errno, Kind, Open, Stat, SysResult, Xattrs};
 
-/// Directories above an inode: more than any path has.
+/// Limit of path depth, above that of any real path.
 const DEPTH_MAX: usize = 1 << 20;
-/// How often content is copied that is captured meanwhile.
+/// Number of attempts to copy content that the parent captures concurrently.
 const COPIES_MAX: u32 = 64;
-/// A file of so many bytes is read, and not cloned, to be read elsewhere.
+/// Files up to this size are copied by reading instead of cloning.
 const READ_MAX: u64 = 128 * 1024;
-/// Offsets in a listing: `.` and `..` come first, the names of the base behind them.
+/// Directory offsets: `.` and `..` come first, followed by the names of the base.
 const AFTER_DOTS: u64 = 2;
-/// The offset of an own name is made from the name, with this bit.
+/// Flag bit of the offset of an own name; the other bits are a hash of the name.
 const OWN_OFFSET: u64 = 1 << 61;
 
-/// Names of a directory, and whether none comes after them.
+/// Entries of a directory, and whether they are the last.
 type Listing = (Vec<(DirEntry, Child)>, bool);
 
-/// What of a branch is answered by its base. Of a tree that is no branch it is nothing.
+/// The inherited part of a branch. For a tree that is not a branch all queries are negative.
 #[derive(Clone, Copy)]
 pub(in crate::live) struct Inheritance<'a> {
     pub(super) inodes: &'a Inodes,
 }
 
-/// An inherited inode: where it is, and the way to it in the base.
+/// An inherited inode: its place in the branch, and its path in the base.
 #[derive(Debug)]
 pub(in crate::live) struct Inherited {
     pub(in crate::live) place: Place,
@@ -53,7 +53,8 @@ fn listed(name: &[u8], child: Child, next: u64) -> (DirEntry, Child) {
     (entry, child)
 }
 
-/// The offset of an own name. Where two names share one, a listing may repeat the first.
+/// Returns the offset of an own name. If two names have the same offset, a listing may repeat the
+/// first.
 fn own_offset(name: &[u8]) -> u64 {
     let mut low = [0; 8];
     low.copy_from_slice(
@@ -66,24 +67,24 @@ fn own_offset(name: &[u8]) -> u64 {
 }
 
 impl Inodes {
-    /// How many bases deep this tree is; 0: it looks through to nothing.
+    /// Returns the number of bases below this tree; 0 if it is not a branch.
     pub fn level(&self) -> u64 {
         self.through
             .as_ref()
             .map_or(0, |through| through.base.level)
     }
 
-    /// The tree has an inode for it, and does not look through to it.
+    /// Returns whether the inode is in the tree's own directory, not in its base.
     pub fn is_own(&self, slot: Slot) -> bool {
         !self.base().is_inherited(slot)
     }
 
-    /// The history of the tree that this is a branch of; `None`: it is no branch.
+    /// Returns the history of the parent tree; `None` if this is not a branch.
     pub fn parent(&self) -> Option<&Timeline> {
         self.through.as_ref()?.base.parent()
     }
 
-    /// What is inherited.
+    /// Returns the inherited part of the tree.
     pub(in crate::live) fn base(&self) -> Inheritance<'_> {
         Inheritance { inodes: self }
     }
@@ -94,7 +95,7 @@ impl<'a> Inheritance<'a> {
         self.inodes.through.as_ref()
     }
 
-    /// The branch has no inode for it yet.
+    /// Returns whether the base provides the inode.
     pub(in crate::live) fn is_inherited(self, slot: Slot) -> bool {
         self.inodes
             .through
@@ -102,11 +103,11 @@ impl<'a> Inheritance<'a> {
             .is_some_and(|through| through.is_inherited(slot))
     }
 
-    /// The inherited inodes on the way from an own directory to this one, outermost first, this one
-    /// last; none: it is own.
+    /// Returns the inherited inodes on the path from an own directory to this one, outermost first,
+    /// this one last. The result is empty if the inode is own.
     ///
     /// # Errors
-    /// ESTALE: it cannot be found, or is gone.
+    /// ESTALE: it is not found, or was removed.
     pub(in crate::live) fn inherited(self, at: At<'_>) -> SysResult<Vec<Inherited>> {
         let Some(through) = self.inodes.through.as_ref() else {
             return Ok(Vec::new());
@@ -124,13 +125,13 @@ impl<'a> Inheritance<'a> {
             return Ok(Vec::new());
         };
         let mut way = through.own_way(at.slot)?.ok_or(Errno::ESTALE)?;
-        // A whiteout says that it is gone.
+        // A whiteout means that it was removed.
         match sys::stat_at(self.inodes.dir(at)?, top.name.as_bytes()) {
             Err(Errno::ENOENT) => {}
             Ok(_) => return Err(Errno::ESTALE),
             Err(errno) => return Err(errno),
         }
-        // What was own, had got another name and was removed is not in the base under that.
+        // An own inode that was renamed and then removed is not in the base at that name.
         let there = through.base.view().child(&way, &top.name)?;
         if there.is_none_or(|child| child.slot != *slot) {
             return Err(Errno::ESTALE);
@@ -157,7 +158,7 @@ impl<'a> Inheritance<'a> {
             .ok_or(unknown.unwrap_or(Errno::ESTALE))
     }
 
-    /// The way to an inherited inode in the base; `None`: it is own.
+    /// Returns the path of an inherited inode in the base; `None` if it is own.
     ///
     /// # Errors
     /// As [`Inheritance::inherited`].
@@ -171,7 +172,7 @@ impl<'a> Inheritance<'a> {
         if !through.is_inherited(at.slot) {
             return Ok(None);
         }
-        // Nearly always the directory was asked for before.
+        // Usually the directory was looked up before.
         if let Some(way) = through.known_way(at.slot) {
             return Ok(Some((through, way)));
         }
@@ -182,12 +183,12 @@ impl<'a> Inheritance<'a> {
             return Ok(Some((through, up.step(&place.name, at.slot))));
         }
         let found = self.inherited(at)?.pop();
-        // It was copied up meanwhile.
+        // A concurrent copy-up returns `None`.
         Ok(found.map(|inherited| (through, inherited.way)))
     }
 
-    /// The way in the base to what a directory shows where it has nothing of its own; `None`:
-    /// nothing.
+    /// Returns the path of a directory in the base whose entries are visible in this one; `None` if
+    /// no such directory exists.
     ///
     /// # Errors
     /// As [`Inheritance::inherited`].
@@ -205,7 +206,8 @@ impl<'a> Inheritance<'a> {
         Ok(through.own_way(dir.slot)?.map(|way| (through, way)))
     }
 
-    /// What the base has at a name of a directory that looks through.
+    /// Returns the entry of the base at a name of a directory, if entries of the base are visible
+    /// there.
     ///
     /// # Errors
     /// Those of the view.
@@ -220,7 +222,8 @@ impl<'a> Inheritance<'a> {
         }
     }
 
-    /// The branch's own inode at a name; `Err`: there is none, and whether the name is hidden.
+    /// Returns the branch's own inode at a name. `Err` means that no own inode exists, and is
+    /// `true` if a whiteout hides the name.
     pub(super) fn own_child(
         self,
         dir: At<'_>,
@@ -229,7 +232,7 @@ impl<'a> Inheritance<'a> {
         if self.is_inherited(dir.slot) {
             return Ok(Err(false));
         }
-        // The branch's own are not part of the tree; one that the parent has is as elsewhere.
+        // Temporary names of the branch are not part of the tree. The base may have such names.
         if name.as_bytes().starts_with(HIDDEN_PREFIX) {
             return Ok(Err(false));
         }
@@ -243,7 +246,7 @@ impl<'a> Inheritance<'a> {
         Ok(Ok((Child { slot, kind }, self.shown(slot, stat))))
     }
 
-    /// As `Present::child`, of a branch.
+    /// As `Present::child`, for a branch.
     pub(in crate::live) fn child_through(
         self,
         dir: At<'_>,
@@ -256,7 +259,7 @@ impl<'a> Inheritance<'a> {
         }
     }
 
-    /// As [`Inodes::stat_child`], of a branch.
+    /// As [`Inodes::stat_child`], for a branch.
     pub(super) fn stat_through(self, dir: At<'_>, name: &Name) -> SysResult<Option<(Child, Stat)>> {
         match self.own_child(dir, name)? {
             Ok(found) => Ok(Some(found)),
@@ -279,7 +282,7 @@ impl<'a> Inheritance<'a> {
         }
     }
 
-    /// Attributes of an inherited inode; `None`: it is own.
+    /// Returns the attributes of an inherited inode; `None` if it is own.
     pub(super) fn attr_of_base(self, at: At<'_>) -> SysResult<Option<AttrState>> {
         let Some((through, way)) = self.base_way(at)? else {
             return Ok(None);
@@ -289,7 +292,7 @@ impl<'a> Inheritance<'a> {
         Ok(Some(attr))
     }
 
-    /// Extended attributes of an inherited inode, sorted by name; `None`: it is own.
+    /// Returns the extended attributes of an inherited inode, sorted by name; `None` if it is own.
     pub(in crate::live) fn xattrs_of_base(self, at: At<'_>) -> SysResult<Option<Xattrs>> {
         let Some((through, way)) = self.base_way(at)? else {
             return Ok(None);
@@ -297,7 +300,7 @@ impl<'a> Inheritance<'a> {
         through.base.view().xattrs(&way).map(Some)
     }
 
-    /// What is told of an own inode of a branch.
+    /// Returns the attributes of an own inode as users see them.
     pub(in crate::live) fn shown(self, slot: Slot, stat: Stat) -> Stat {
         match &self.inodes.through {
             Some(through) => through.shown(slot, stat),
@@ -305,10 +308,10 @@ impl<'a> Inheritance<'a> {
         }
     }
 
-    /// Makes what is neither a file nor a directory nor a link, to be shown with this device.
+    /// Creates a special file that is visible with this device number.
     ///
     /// # Errors
-    /// Those of mknod(2); EPERM: a branch keeps this device to itself.
+    /// Those of mknod(2); EPERM: the branch reserves the device number.
     pub(in crate::live) fn make_node(
         self,
         (dir, name): (&OwnedFd, &[u8]),
@@ -323,7 +326,7 @@ impl<'a> Inheritance<'a> {
         sys::mknod_at(dir, name, kind, mode, rdev)
     }
 
-    /// The tree that the branch began as; `None`: it is no branch.
+    /// Returns the view that the branch is based on; `None` if this is not a branch.
     pub(in crate::live) fn view(self) -> Option<View<'a>> {
         self.inodes
             .through
@@ -331,7 +334,7 @@ impl<'a> Inheritance<'a> {
             .map(|through| through.base.view())
     }
 
-    /// Opens an inherited file to be read as a view's; `None`: it is own.
+    /// Opens an inherited file for reading through the view; `None` if it is own.
     ///
     /// # Errors
     /// Those of the view; EINVAL if it is not a regular file.
@@ -346,7 +349,7 @@ impl<'a> Inheritance<'a> {
         Ok(Some((content, stat)))
     }
 
-    /// The way to an inherited regular file in the base, and its attributes; `None`: it is own.
+    /// Returns path in the base and attributes of an inherited regular file; `None` if it is own.
     fn file_of_base(self, at: At<'_>) -> SysResult<Option<(&'a Through, Arc<Trail>, Stat)>> {
         let Some((through, way)) = self.base_way(at)? else {
             return Ok(None);
@@ -359,7 +362,7 @@ impl<'a> Inheritance<'a> {
         Ok(Some((through, way, Stat { ino, ..stat })))
     }
 
-    /// A file without a name that is empty.
+    /// Creates an empty, unlinked file.
     ///
     /// # Errors
     /// Those of open(2).
@@ -368,11 +371,11 @@ impl<'a> Inheritance<'a> {
         self.copied_aside(&through.aside, None)
     }
 
-    /// Opens an inherited file for reading: what is read is its content, whatever is done to the
-    /// parent meanwhile.
+    /// Opens an inherited file for reading. Concurrent changes in the parent do not affect its
+    /// content.
     ///
     /// # Errors
-    /// Those of the view; EBUSY: it is changed again and again.
+    /// Those of the view; EBUSY: the parent keeps changing the file.
     pub(super) fn open_inherited(self, at: At<'_>) -> SysResult<Option<(File, Stat)>> {
         let Some((through, way, stat)) = self.file_of_base(at)? else {
             return Ok(None);
@@ -396,14 +399,14 @@ impl<'a> Inheritance<'a> {
         Err(Errno::EBUSY)
     }
 
-    /// A file without a name that holds what another does.
+    /// Creates an unlinked file with the content of another.
     fn copied_aside(self, aside: &OwnedFd, of: Option<(&File, u64)>) -> SysResult<File> {
         let number = self.inodes.copies.fetch_add(1, Ordering::Relaxed);
         let name = format!("peek-{number}");
         let file = sys::create_file_at(aside, name.as_bytes(), Open::READ_WRITE, 0o600)?;
         let removed = sys::unlink_at(aside, name.as_bytes());
         match of {
-            // Whoever writes to it, or reads it, cannot keep us waiting.
+            // No reader or writer of the source can block this.
             Some((source, size)) if size <= READ_MAX => {
                 let mut bytes = vec![0; usize::try_from(size).unwrap_or(0)];
                 let filled = sys::read_unlocked_at(source, &mut bytes, 0)?;
@@ -416,11 +419,12 @@ impl<'a> Inheritance<'a> {
         removed.map(|()| file)
     }
 
-    /// As [`Inodes::read_dir`], of a directory that looks through; `None`: it does not.
+    /// As [`Inodes::read_dir`], for a directory in which entries of the base are visible; `None`
+    /// for others.
     ///
-    /// The names that the base has come first, by their number there: for those it does not matter
-    /// whether they are copied up meanwhile. Own names follow in the order of a hash, so that the
-    /// place of each stays whatever comes or goes.
+    /// The names of the base come first, by their index there, which a concurrent copy-up does not
+    /// change. Own names follow in the order of a hash. The offset of a name therefore does not
+    /// depend on the other names.
     pub(super) fn list_through(
         self,
         at: At<'_>,
@@ -465,7 +469,7 @@ impl<'a> Inheritance<'a> {
         Ok(Some((names, last)))
     }
 
-    /// The names that the branch itself has in a directory, with what they lead to; `None`: hidden.
+    /// Returns the branch's own names in a directory, with their targets; `None` for a whiteout.
     pub(in crate::live) fn own_names(
         self,
         at: At<'_>,

@@ -1,5 +1,5 @@
-//! What is to become a branch's own: names that are hidden, or to be hidden, and the marks of a
-//! branch that is opened. See [`through`](super::super::through).
+//! Own inodes of a branch: whiteouts, and the marks found when a branch is opened. See
+//! [`through`](super::super::through).
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -13,8 +13,8 @@ use crate::store::layout::STORE_NAME;
 use crate::store::record::Place;
 use crate::sys::{self, Errno, Kind, RenameMode, SetTime, Stat, SysResult, XattrMode};
 
-/// What its owner, who is not root, may not read, and may for so long, with the mode that it gets
-/// back.
+/// Inodes that their owner, who is not root, may not read, made readable temporarily; with the mode
+/// to restore.
 #[derive(Default)]
 struct Opened(Vec<(OwnedFd, u32)>);
 
@@ -37,7 +37,7 @@ impl Opened {
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        // A directory after what is below it.
+        // A directory after its contents.
         for (fd, mode) in self.0.iter().rev() {
             let closed = sys::chmod_fd(fd, *mode);
             tracing::debug!(?closed, "what its owner may not read");
@@ -46,10 +46,10 @@ impl Drop for Opened {
 }
 
 impl Inheritance<'_> {
-    /// A whiteout is at a name of a directory of the branch's own.
+    /// Returns whether a name of an own directory is a whiteout.
     ///
     /// # Errors
-    /// Those of stat(2), but ENOENT.
+    /// Those of stat(2), except ENOENT.
     pub(in crate::live) fn is_hidden(self, dir: &OwnedFd, name: &Name) -> SysResult<bool> {
         if self.inodes.through.is_none() {
             return Ok(false);
@@ -61,7 +61,7 @@ impl Inheritance<'_> {
         }
     }
 
-    /// A name must be hidden by a whiteout once the branch has nothing there: the base has something.
+    /// Returns whether removal of a name requires a whiteout, because the base has an entry there.
     ///
     /// # Errors
     /// Those of the view.
@@ -69,10 +69,10 @@ impl Inheritance<'_> {
         Ok(self.child_of_base(dir, name)?.is_some())
     }
 
-    /// A name can be given to something: nothing is there. `fd`: the directory.
+    /// Checks that a name is unused. `fd` is the directory.
     ///
     /// # Errors
-    /// EEXIST; EPERM for what a branch keeps to itself.
+    /// EEXIST; EPERM for names that a branch reserves.
     pub(in crate::live) fn check_free(
         self,
         dir: At<'_>,
@@ -97,11 +97,11 @@ impl Inheritance<'_> {
         }
     }
 
-    /// Gives something in a directory of the branch's own the name at which a whiteout is, in one
-    /// step. What is made there before has a name that nobody sees.
+    /// Creates an entry in an own directory and atomically replaces the whiteout at `name` with it.
+    /// The entry first gets a hidden temporary name.
     ///
     /// # Errors
-    /// Those of `make` and of rename(2): then the whiteout is still there.
+    /// Those of `make` and of rename(2); the whiteout then remains.
     pub(in crate::live) fn make_over<T>(
         self,
         dir: &OwnedFd,
@@ -120,7 +120,7 @@ impl Inheritance<'_> {
             false => sys::rename_at(dir, from, dir, to, RenameMode::Replace),
         };
         match (is_dir, &put) {
-            // The whiteout.
+            // The whiteout, after the exchange.
             (true, Ok(())) => sys::unlink_at(dir, from)?,
             (true, Err(_)) => sys::rmdir_at(dir, from)?,
             (false, Ok(())) => {}
@@ -129,7 +129,7 @@ impl Inheritance<'_> {
         put.map(|()| made)
     }
 
-    /// An inode is about to get this mode: see `Through::keep_unread`.
+    /// Called before an inode gets this mode: see `Through::keep_unread`.
     ///
     /// # Errors
     /// Those of finding it, and of link(2).
@@ -144,7 +144,7 @@ impl Inheritance<'_> {
         through.keep_unread(at.slot, (&found.dir, found.name.as_bytes()))
     }
 
-    /// An own inode of which the branch knows no name, for they are the base's.
+    /// Finds an own inode whose remaining names are all in the base.
     pub(super) fn found_by_link(self, slot: Slot) -> SysResult<Option<Found>> {
         let Some(through) = self.inodes.through.as_ref() else {
             return Ok(None);
@@ -162,10 +162,10 @@ impl Inheritance<'_> {
         }))
     }
 
-    /// A name of an own inode that only the base has.
+    /// Returns a name of an own inode that exists only in the base.
     ///
     /// # Errors
-    /// ESTALE: none that is known.
+    /// ESTALE: no such name is known.
     pub(super) fn place_in_base(self, at: At<'_>) -> SysResult<Place> {
         for place in self.inodes.places(at) {
             let child = self.child_through(place.parent.into(), &place.name)?;
@@ -176,8 +176,8 @@ impl Inheritance<'_> {
         Err(Errno::ESTALE)
     }
 
-    /// A name of a directory of the branch's own that only the base has, and that leads to an own
-    /// inode: one of several.
+    /// Returns whether a name of an own directory exists only in the base. It then leads to an own
+    /// inode that has several names.
     ///
     /// # Errors
     /// Those of the view.
@@ -185,7 +185,7 @@ impl Inheritance<'_> {
         Ok(self.own_child(dir, name)? == Err(false))
     }
 
-    /// A directory has no names.
+    /// Returns whether a directory has no names.
     ///
     /// # Errors
     /// Those of listing it.
@@ -196,8 +196,8 @@ impl Inheritance<'_> {
         Ok(self.inodes.list(&super::at_place(at.slot))?.is_empty())
     }
 
-    /// Begins to look through: a branch that is opened for the first time gets what its root has in
-    /// the base; of any other it is found out what its own inodes are.
+    /// Opens a branch. At the first open its root gets the attributes of the root in the base;
+    /// later opens read the marks of its own inodes.
     ///
     /// # Errors
     /// Those of reading the branch's directory and the base, and of setting attributes.
@@ -230,8 +230,8 @@ impl Inheritance<'_> {
         )
     }
 
-    /// Finds out, when a branch is opened, which inodes are the branch's own by their marks, and
-    /// removes what was about to take the place of a whiteout. Costs what the branch has of its own.
+    /// Finds the own inodes of a branch by their marks, and removes temporary names left by an
+    /// interrupted replacement of a whiteout. The cost depends on the number of own inodes.
     ///
     /// # Errors
     /// Those of reading the branch's directory.

@@ -1,4 +1,4 @@
-//! The live tree as history reads it.
+//! The live tree as the history reads it.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -10,10 +10,10 @@ use crate::store::ids::{Name, Slot};
 use crate::store::record::{AttrState, Child, Place};
 use crate::sys::{self, DirEntry, Errno, Kind, Open, Stat, SysResult, Time, Xattrs};
 
-/// Name of the store in the root directory: no part of the tree.
+/// Name of the store in the root directory, which is not part of the tree.
 pub const STORE_NAME: &[u8] = b".ckptfs";
 
-/// Names of a path that is told.
+/// Maximum number of components of a reported path.
 const PATH_NAMES_MAX: usize = 1024;
 
 impl Present for Inodes {
@@ -83,7 +83,7 @@ impl Present for Inodes {
 }
 
 impl Inodes {
-    /// A path of an inode now; `None` if it has none that is known.
+    /// Returns a current path of an inode; `None` if none is known.
     pub fn path_of(&self, slot: Slot) -> Option<Vec<u8>> {
         let (mut names, mut at) = (Vec::new(), slot);
         while at != Slot::ROOT {
@@ -98,10 +98,10 @@ impl Inodes {
         Some(names.join(&b'/'))
     }
 
-    /// Target of a symbolic link.
+    /// Returns the target of a symbolic link.
     ///
     /// # Errors
-    /// EINVAL if it is none.
+    /// EINVAL if it is not a symbolic link.
     pub fn read_link<'a>(&self, at: impl Into<At<'a>>) -> SysResult<Vec<u8>> {
         let at = at.into();
         if let Some(attr) = self.base().attr_of_base(at)? {
@@ -114,11 +114,11 @@ impl Inodes {
         sys::readlink_at(&found.dir, found.name.as_bytes())
     }
 
-    /// Names of a directory from a place on, as [`sys::read_dir`] does; what is removed meanwhile is
-    /// left out.
+    /// Returns names of a directory from an offset, as [`sys::read_dir`] does. Entries removed
+    /// concurrently are omitted.
     ///
     /// # Errors
-    /// ESTALE if the directory cannot be found.
+    /// ESTALE if the directory is not found.
     pub fn read_dir(
         &self,
         at: At<'_>,
@@ -151,8 +151,8 @@ impl Inodes {
         Ok((names, last))
     }
 
-    /// Begins to bring what a file holds to the disk, without waiting for it: a clone would. What
-    /// cannot be done so is left to that.
+    /// Starts writeback of a file without waiting for it, because a clone would wait. Failures are
+    /// ignored: the clone reports them.
     pub fn begin_writeback(&self, slot: Slot) {
         if self.reflink
             && !self.base().is_inherited(slot)
@@ -162,7 +162,7 @@ impl Inodes {
         }
     }
 
-    /// What kind of inode is at a name now.
+    /// Returns the type of the inode at a name.
     ///
     /// # Errors
     /// ENOENT.
@@ -172,7 +172,7 @@ impl Inodes {
         found.map(|(child, _)| child.kind).ok_or(Errno::ENOENT)
     }
 
-    /// Whether there is a device node 0/0.
+    /// Returns whether a name is a character device 0:0.
     pub(in crate::live) fn is_whiteout(&self, at: (Slot, &Name)) -> SysResult<bool> {
         match sys::stat_at(self.dir(at.0)?, at.1.as_bytes()) {
             Ok(stat) => Ok(stat.kind == Kind::CharDev && stat.rdev == 0),
@@ -181,10 +181,10 @@ impl Inodes {
         }
     }
 
-    /// As [`Present::child`], with the attributes of what is there.
+    /// As [`Present::child`], with the attributes of the inode.
     ///
     /// # Errors
-    /// Those of stat(2), but ENOENT; EXDEV.
+    /// Those of stat(2), except ENOENT; EXDEV.
     pub fn stat_child(&self, dir: At<'_>, name: &Name) -> SysResult<Option<(Child, Stat)>> {
         if dir.slot == Slot::ROOT && name.as_bytes() == STORE_NAME {
             return Ok(None);
@@ -203,7 +203,7 @@ impl Inodes {
         Ok(Some((Child { slot: slot?, kind }, stat)))
     }
 
-    /// Opens a regular file for reading, where that can be so that its time of access stays.
+    /// Opens a regular file for reading, without access time updates where this is permitted.
     ///
     /// # Errors
     /// As [`Present::open`].
@@ -219,8 +219,8 @@ impl Inodes {
         .map(|(file, _)| file)
     }
 
-    /// The space that a file takes; `None` if it is not there, is no regular file, or the
-    /// filesystem cannot tell.
+    /// Returns the disk usage of a file; `None` if it is missing or not a regular file, or if the
+    /// filesystem does not report it.
     pub fn allocation(&self, slot: Slot) -> Option<sys::Allocation> {
         if self.base().is_inherited(slot) {
             return None;
@@ -229,10 +229,10 @@ impl Inodes {
         sys::allocation(&file).ok()
     }
 
-    /// Where an inode of this kind is now.
+    /// Returns the current place of an inode of this type.
     ///
     /// # Errors
-    /// ESTALE if it is nowhere, or is of another kind.
+    /// ESTALE if it is not found or has another type.
     pub fn locate(&self, at: At<'_>, kind: Kind) -> SysResult<Place> {
         if at.slot == Slot::ROOT || self.nodes.is_dead(at.slot) {
             return Err(Errno::ESTALE);
@@ -254,11 +254,10 @@ impl Inodes {
         })
     }
 
-    /// Every known place where an inode of this kind is now; a file may have names that are not
-    /// known.
+    /// Returns all known places of an inode of this type. A file may also have unknown names.
     ///
     /// # Errors
-    /// That of stat(2), if it may be at a place that cannot be looked at.
+    /// Those of stat(2), if a place could not be examined.
     pub fn locate_all(&self, at: At<'_>, kind: Kind) -> SysResult<Vec<Place>> {
         if at.slot == Slot::ROOT || self.nodes.is_dead(at.slot) {
             return Ok(Vec::new());
@@ -294,9 +293,10 @@ impl Inodes {
         Ok(found)
     }
 
-    /// Somebody has a file open, or mapped, to write to it, or it cannot be known that nobody has.
+    /// Returns whether a process may have the file open or mapped for writing. True if that cannot
+    /// be excluded.
     pub fn may_be_written(&self, at: At<'_>) -> bool {
-        // What is inherited is copied up before anybody can write to it.
+        // An inherited file is copied up before a process can write to it.
         !self.base().is_inherited(at.slot)
             && !self
                 .open_file(at, Open::READ)

@@ -1,4 +1,4 @@
-//! Going through the live tree, directory by directory.
+//! Traversal of the live tree, directory by directory.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -13,7 +13,8 @@ use crate::store::record::{AttrState, Child};
 use crate::sys::{self, Errno, Kind, SysResult};
 
 impl Inodes {
-    /// Goes through the files of the tree, until `call` says that it is enough; `false`: then.
+    /// Calls `call` for each file of the tree until it returns `false`. Returns whether the walk
+    /// was completed.
     pub(in crate::live) fn each_file(
         &self,
         mut call: impl FnMut(&OwnedFd, &Name, &Node) -> bool,
@@ -49,9 +50,10 @@ impl Inodes {
         Ok(true)
     }
 
-    /// Opens a directory that is to be listed; `None`: it is somewhere else, or nowhere. `above` is
-    /// the directory that the last one was in. While the tree is served this is done by a thread
-    /// that may be kept from running: so the locks that everybody needs are not taken for each.
+    /// Opens a directory for listing; returns `None` if it was moved or removed. `above` caches the
+    /// parent directory of the last call. While the tree is served, the calling thread has low
+    /// priority and may be preempted; it therefore avoids acquiring the global locks for each
+    /// directory.
     pub(in crate::live) fn listed_dir(
         &self,
         trail: &Arc<Trail>,
@@ -78,7 +80,7 @@ impl Inodes {
         }
     }
 
-    /// What is at a name.
+    /// Returns the node at a name.
     pub(in crate::live) fn node_at(&self, dir: &OwnedFd, name: &Name) -> SysResult<Node> {
         let stat = sys::stat_at(dir, name.as_bytes())?;
         let child = Child {
@@ -113,8 +115,8 @@ impl Inodes {
         })
     }
 
-    /// A directory that is about to be listed is noted if what changes in it makes no record. The
-    /// tree is locked for a moment: whoever has just made it shall have said so.
+    /// Marks a directory that is about to be listed if its changes make no records. The tree lock
+    /// is acquired briefly, so that a concurrent mkdir has recorded the directory as born.
     pub(in crate::live) fn note_born(&self, dir: Slot) {
         drop(self.locks.tree.read());
         if self.timeline.epochs.is_born(dir) {
@@ -123,7 +125,7 @@ impl Inodes {
     }
 }
 
-/// Names of a directory that are part of the tree, sorted.
+/// Returns the names of a directory that are part of the tree, sorted.
 pub(in crate::live) fn names_of(slot: Slot, fd: &OwnedFd) -> SysResult<Vec<Name>> {
     let names = sys::list_dir(fd)?.into_iter().map(|entry| entry.name);
     let mut names: Vec<Name> = names

@@ -1,4 +1,4 @@
-//! Renaming.
+//! Renames.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -13,13 +13,12 @@ use crate::store::record::{Key, NameTouch, Place, Record, Undo};
 use crate::sys::{self, Errno, Kind, RenameMode, SysResult};
 
 impl Names {
-    /// renameat2(2). Returns the slot of an inode that was replaced.
+    /// Renames, as renameat2(2). Returns the slot of an inode that was replaced. `turn` identifies
+    /// the request, which a previous worker may have carried out.
     ///
     /// # Errors
-    /// Those of rename(2); ENOSPC or EIO if the past could not be kept: then nothing changed. ESTALE:
-    /// the kernel is to look the names up anew, and to try once more.
-    ///
-    /// A worker that died may have done it, if the turn says so.
+    /// Those of rename(2). ENOSPC or EIO if the capture failed; nothing changed then. ESTALE makes
+    /// the kernel repeat the lookups and retry once.
     pub fn rename(
         &self,
         change: &Change,
@@ -45,7 +44,7 @@ impl Names {
         let _changing = self.locks.enter();
         let _tree = self.locks.tree.write();
         let known = self.locks.stale_names.check(&[from, to]);
-        // What a worker that died has done is not to be tried once more.
+        // A rename that a previous worker has carried out must not be retried.
         if !turn.again {
             known?;
         }
@@ -79,7 +78,7 @@ impl Names {
         turn: Turn,
     ) -> SysResult<Option<Slot>> {
         if how.leaves_whiteout() && self.inodes.base().through().is_some() {
-            // It would hide the name, and not be there for whoever asked for it.
+            // The whiteout would hide the name and be invisible to the caller.
             return Err(Errno::EINVAL);
         }
         self.copies.own_name_in(from.0, from.1)?;
@@ -95,7 +94,7 @@ impl Names {
         if !self.may_rename(&source, target.as_ref(), how)? {
             return Ok(None);
         }
-        // What the base has there must not come to light.
+        // The entry of the base must remain hidden.
         let hides = how != RenameMode::Exchange && self.inodes.base().must_hide(from.0, from.1)?;
         if hides {
             self.durability.order_whiteout()?;
@@ -141,8 +140,8 @@ impl Names {
         }
     }
 
-    /// The errors that rename(2) has for what is at the two names; `false`: they lead to one inode,
-    /// and nothing is to be done.
+    /// Makes the checks of rename(2) on the two inodes. Returns `false` if both names lead to one
+    /// inode, which requires no change.
     fn may_rename(
         &self,
         source: &Target<'_>,
@@ -160,7 +159,7 @@ impl Names {
         }
     }
 
-    /// A rename to a name that leads to nothing.
+    /// Renames to an unused name.
     fn move_to_free(
         &self,
         change: &Change,
@@ -176,7 +175,7 @@ impl Names {
         let how = match (over, how.leaves_whiteout() || hides) {
             (false, true) => RenameMode::NoReplaceWhiteout,
             (false, false) => RenameMode::NoReplace,
-            // A directory takes the place of a directory only.
+            // A directory can replace only a directory.
             (true, _) if is_dir => RenameMode::Exchange,
             (true, true) => RenameMode::Whiteout,
             (true, false) => RenameMode::Replace,
@@ -190,7 +189,7 @@ impl Names {
             self.durability.whiteout_made(source.slot);
         }
         if how == RenameMode::Exchange && !hides {
-            // One whiteout too many hides nothing.
+            // The whiteout at the old name hides no entry of the base.
             let removed = sys::unlink_at(source.dir, source.name.as_bytes());
             tracing::debug!(?removed, "a whiteout that is not needed");
         }
@@ -202,8 +201,8 @@ impl Names {
         Ok(())
     }
 
-    /// A rename has left a whiteout, if it was to: whoever asked has it now. Where that cannot be,
-    /// it is there all the same.
+    /// Sets the owner of the whiteout that a rename has left for an overlay (`WHITEOUT_MODE`,
+    /// `WHITEOUT_DEV` in linux/fs.h). The whiteout remains even if that fails.
     fn own_whiteout(&self, change: &Change, from: &Target<'_>, how: RenameMode, turn: Turn) {
         if !how.leaves_whiteout() {
             return;
@@ -223,8 +222,8 @@ impl Names {
         }
     }
 
-    /// A rename that was asked for again has been done. The kernel has both directories locked, so
-    /// what is there tells.
+    /// Returns whether a repeated rename request was carried out before. The kernel holds the locks
+    /// of both directories, so the current names are conclusive.
     fn is_renamed(
         &self,
         turn: Turn,
@@ -247,7 +246,7 @@ impl Names {
             .is_some_and(|slot| at(from) == Ok(Some(slot))))
     }
 
-    /// Notes for the record who changes which names by a rename.
+    /// Records the author of the changed names.
     fn touch_renamed(
         &self,
         change: &Change,
@@ -287,7 +286,7 @@ impl Names {
         }
     }
 
-    /// Records name, attributes and place of an inode that is to be renamed.
+    /// Records name, attributes and place of an inode that is about to be renamed.
     fn keep_moved(&self, moving: &Target<'_>, undo: &mut Vec<Undo>) -> SysResult<()> {
         self.captures
             .keep_entry(moving.parent.slot, moving.name, Some(moving.child()), undo);
@@ -304,9 +303,9 @@ impl Names {
         Ok(())
     }
 
-    /// The records of new places for inodes with a past. A directory that was made in the open
-    /// epoch has none, but something with a past may be below it: its place is recorded too, and
-    /// before that the old one, which is true still if the rename never happens.
+    /// Returns the records of new places. A born file needs none. A born directory does, because an
+    /// inode of a checkpoint may be below it. Its old place is recorded first, which stays valid if
+    /// the rename never happens.
     fn moved(&self, moves: &[(&Target<'_>, Place)]) -> Vec<Record> {
         let (mut before, mut places) = (Vec::new(), Vec::new());
         for (moving, to) in moves {
@@ -327,7 +326,7 @@ impl Names {
             .collect()
     }
 
-    /// A rename that was recorded has failed: everything is where it was.
+    /// Reverts the recorded places of a rename that failed.
     fn not_moved(&self, moves: &[&Target<'_>]) {
         let places: Vec<_> = moves
             .iter()
@@ -374,9 +373,9 @@ impl Names {
         Ok(())
     }
 
-    /// A rename over an existing inode. One with a past is not lost: the two change places in one
-    /// step, then it is moved into the layer from the old name of the other. A crash between the
-    /// two is finished at the next mount ([`Record::Replacing`]).
+    /// Renames over an existing inode. If a checkpoint may see that inode, the two are exchanged
+    /// atomically, and it is then moved from the source's old name into the layer. The next mount
+    /// completes the operation after a crash between the two steps ([`Record::Replacing`]).
     fn replace(
         &self,
         change: &Change,
@@ -402,7 +401,7 @@ impl Names {
         self.replace_recorded(source, target, fate, held, how)
     }
 
-    /// Does what was recorded of a rename over an existing inode. The caller holds its stripe.
+    /// Carries out a recorded rename over an existing inode. The caller holds its stripe.
     pub(in crate::live) fn replace_recorded(
         &self,
         source: &Target<'_>,
@@ -450,14 +449,14 @@ impl Names {
         Ok(())
     }
 
-    /// A rename over an existing inode that was recorded has failed: both are where they were.
+    /// Reverts the records of a rename over an existing inode that failed.
     fn not_replaced(&self, source: &Target<'_>, target: &Target<'_>) {
         self.removal.take_back(target.slot);
         self.not_moved(&[source]);
     }
 
-    /// A rename over an existing inode has failed half-way, and the way back too: the two have
-    /// changed places, and nothing is lost.
+    /// Updates the tables after a rename over an existing inode failed midway and could not be
+    /// reverted: the two are exchanged, and nothing is lost.
     fn half_replaced(&self, source: &Target<'_>, target: &Target<'_>, errno: Errno) {
         let (there, here) = (target.place(), source.place());
         tracing::error!(?here, ?there, %errno, "a rename failed half-way: the two names have changed places");
@@ -472,7 +471,7 @@ impl Names {
         nodes.move_link(target.slot, &there, &here);
     }
 
-    /// The errors that rename(2) has for what it would replace, which an exchange would not give.
+    /// Makes the checks of rename(2) on the replaced inode, which an exchange does not make.
     fn check_replace(&self, source: &Target<'_>, target: &Target<'_>) -> SysResult<()> {
         match (source.stat.kind == Kind::Dir, target.stat.kind == Kind::Dir) {
             (false, true) => Err(Errno::EISDIR),
@@ -482,8 +481,8 @@ impl Names {
         }
     }
 
-    /// The error of a rename over a directory in which something is: rename(2) permits two, and XFS
-    /// has EEXIST. The filesystem is asked once, with directories of its own in the staging
+    /// Returns the error of a rename over a directory that is not empty. rename(2) permits two, and
+    /// XFS returns EEXIST. The filesystem is probed once, with test directories in the staging
     /// directory.
     fn not_empty(&self) -> Errno {
         const NAMES: [&[u8]; 2] = [b"empty", b"full"];
@@ -519,10 +518,8 @@ impl Names {
     }
 }
 
-/// What a rename leaves behind for an overlay: it says that there is nothing (`WHITEOUT_MODE`,
-/// `WHITEOUT_DEV` in linux/fs.h).
-/// Renames. What a restore puts back or aside gets the project of the directory that it comes to; to
-/// a program the answer is that of the filesystem.
+/// Renames. An inode that a restore moves in or out of the staging directory gets the project ID of
+/// its new directory; renames by users fail as on the backing filesystem.
 fn move_name(
     (source, from): (&Target<'_>, &[u8]),
     (dir, parent, to): (&OwnedFd, Slot, &[u8]),

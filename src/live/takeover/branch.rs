@@ -1,10 +1,10 @@
-//! What a worker that takes over finds again of a branch.
+//! Takeover of a branch.
 //!
-//! Its own inodes are found by a walk, as those of any tree. What is inherited may be a large tree,
-//! of which there are many: an inherited inode is found when the kernel asks for it. Where it was in
-//! the base is on record, or the parent's kernel was told; each step of the way is verified, by the
-//! name there that must lead to this number. Where that does not tell, one walk over all that the
-//! branch shows does. What is not there either was taken away: ESTALE.
+//! Own inodes are found by a walk, as for any tree. The inherited tree may be large and shared by
+//! many branches, so an inherited inode is found only when the kernel refers to it. Its place in
+//! the base is recorded, or known from the parent's node table. Each step of that path is verified
+//! by the inode number. If this fails, one walk over the whole visible tree follows. An inode that
+//! is not found has been removed: ESTALE.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -20,11 +20,11 @@ use crate::store::ids::{Name, Slot};
 use crate::store::record::Place;
 use crate::sys::{self, Errno, Kind, Stat, SysResult};
 
-/// Directories above an inode: more than any path has.
+/// Limit of path depth, above that of any real path.
 const DEPTH_MAX: usize = 1 << 16;
 
 impl Adoption {
-    /// Finds every inode that a branch has of its own.
+    /// Adopts every own inode of a branch, and returns their number.
     pub(super) fn adopt_own(&self, is_ours: impl Fn(&[u8]) -> bool) -> SysResult<usize> {
         let (mut open, mut found) = (vec![Slot::ROOT], 0);
         while let Some(dir) = open.pop() {
@@ -47,8 +47,8 @@ impl Adoption {
         Ok(found)
     }
 
-    /// The kernel asks for an inode: one that a worker before us told it of, and that is inherited,
-    /// is found now. The caller holds no lock. Whatever cannot be found is so for whoever goes on.
+    /// Adopts an inherited inode that the kernel refers to because of a previous worker. The caller
+    /// holds no lock. Failures are left to the operation that follows.
     pub fn meet(&self, slot: Slot) {
         if !self.asks_base.load(Ordering::Acquire) {
             return;
@@ -59,7 +59,7 @@ impl Adoption {
         if through.is_born(slot) || self.nodes.lock().get(slot).is_some() {
             return;
         }
-        // A name that is moved meanwhile would be at neither place.
+        // During a concurrent rename the name is not at either place.
         let _tree = self.locks.tree.read();
         if self.adopt_by_place(slot) != Ok(true) && self.asks_base.load(Ordering::Acquire) {
             let found = self.adopt_all();
@@ -68,8 +68,8 @@ impl Adoption {
         }
     }
 
-    /// Finds an inode, and each directory above it, by where it was in the base. `false`: it is not
-    /// there.
+    /// Adopts an inode and each directory above it by their places in the base. Returns `false` if
+    /// one is not there.
     fn adopt_by_place(&self, slot: Slot) -> SysResult<bool> {
         let base = self.inodes.base();
         let Some(through) = base.through() else {
@@ -95,11 +95,11 @@ impl Adoption {
         Ok(true)
     }
 
-    /// Finds all that the branch shows.
+    /// Adopts all visible inodes of the branch, and returns their number.
     fn adopt_all(&self) -> usize {
         let (mut open, mut found) = (vec![Slot::ROOT], 0);
         while let Some(parent) = open.pop() {
-            // What cannot be listed cannot be asked for either.
+            // The kernel cannot look up names in a directory that cannot be listed.
             for (name, child) in self.inodes.list(&at_place(parent)).unwrap_or_default() {
                 let place = Place { parent, name };
                 self.nodes.lock().adopt(child.slot, child.kind, &place);
@@ -110,7 +110,7 @@ impl Adoption {
         found
     }
 
-    /// An inode without a name that a worker before us had is own, if it was in the base.
+    /// Records an adopted inode without names as own, if it has a mark.
     pub(super) fn note_dead(&self, slot: Slot, held: &OwnedFd, stat: &Stat) -> SysResult<()> {
         let Some(through) = self.inodes.base().through() else {
             return Ok(());
@@ -121,7 +121,7 @@ impl Adoption {
         Ok(())
     }
 
-    /// Opens what a handle reads that a worker before us opened.
+    /// Opens the content of an inherited file for a handle of a previous worker.
     pub(super) fn open_inherited(&self, slot: Slot) -> SysResult<(Arc<File>, OpenContent)> {
         let base = self.inodes.base();
         let (content, _) = base.open_content(slot.into())?.ok_or(Errno::ESTALE)?;

@@ -1,6 +1,5 @@
-//! Who somebody is for a registry: a name and a password from the environment, or from the files
-//! that docker and podman keep them in. Those are read and nothing else: a program that such a file
-//! names is not run.
+//! Credentials for a registry: a name and a password from the environment, or from the files of
+//! docker and podman. The files are only read: a credential helper that one names is not run.
 
 use std::path::{Path, PathBuf};
 
@@ -8,14 +7,14 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 
-/// The variables, which go before any file.
+/// The variables, which take precedence over files.
 pub const USER_VARIABLE: &str = "CKPTFS_REGISTRY_USER";
 /// See [`USER_VARIABLE`].
 pub const PASSWORD_VARIABLE: &str = "CKPTFS_REGISTRY_PASSWORD";
 
-/// A larger file is none of theirs.
+/// Size limit of a credentials file, in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
-/// Under this name docker keeps what is for docker.io.
+/// The key of docker.io in docker's file.
 const DOCKER_IO: &str = "https://index.docker.io/v1/";
 
 /// A name and a password. Never printed.
@@ -33,17 +32,16 @@ impl std::fmt::Debug for Login {
     }
 }
 
-/// What was found.
+/// The result of a search for credentials.
 #[derive(Clone, Debug, Default)]
 pub struct Found {
-    /// Who to be; `None`: nobody.
+    /// The credentials; `None`: anonymous access.
     pub login: Option<Login>,
-    /// A file says that a program knows it, which was not asked.
+    /// A file names a credential helper, which was not run.
     pub helper: bool,
 }
 
-/// Looks for what is said of a place: `HOST[:PORT]` and a name there. `variable` reads the
-/// environment.
+/// Finds the credentials for `HOST[:PORT]` and a name there. `variable` reads the environment.
 pub fn find(host: &str, name: &str, variable: impl Fn(&str) -> Option<String>) -> Found {
     if let (Some(user), Some(password)) = (variable(USER_VARIABLE), variable(PASSWORD_VARIABLE)) {
         return Found {
@@ -63,7 +61,7 @@ pub fn find(host: &str, name: &str, variable: impl Fn(&str) -> Option<String>) -
     found
 }
 
-/// Where podman and docker keep them, in the order in which podman looks.
+/// Returns the files of podman and docker, in podman's order.
 fn files(variable: &impl Fn(&str) -> Option<String>) -> Vec<PathBuf> {
     let of = |name: &str, rest: &str| {
         let dir = variable(name).filter(|dir| !dir.is_empty())?;
@@ -81,14 +79,14 @@ fn files(variable: &impl Fn(&str) -> Option<String>) -> Vec<PathBuf> {
 
 fn read(file: &Path) -> Option<Value> {
     let meta = std::fs::metadata(file).ok()?;
-    // A FIFO would keep us.
+    // Opening a FIFO would block.
     if !meta.is_file() || meta.len() > FILE_BYTES_MAX {
         return None;
     }
     serde_json::from_slice(&std::fs::read(file).ok()?).ok()
 }
 
-/// What one file says: the longest key that the place begins with.
+/// Finds the credentials in one file: the longest key that is a prefix of the place.
 fn of_file(said: &Value, host: &str, name: &str) -> Found {
     let place = format!("{host}/{name}");
     let mut key = place.as_str();
@@ -115,7 +113,7 @@ fn of_file(said: &Value, host: &str, name: &str) -> Found {
     }
 }
 
-/// `USER:PASSWORD` in base64.
+/// Decodes base64 of `USER:PASSWORD`.
 fn decode(auth: &str) -> Option<Login> {
     let text = String::from_utf8(STANDARD.decode(auth).ok()?).ok()?;
     let (user, password) = text.split_once(':')?;

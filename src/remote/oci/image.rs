@@ -1,8 +1,8 @@
-//! What an image says of itself: the manifest and the configuration.
+//! The manifest and the configuration of an image.
 //!
-//! Labels name the store and the checkpoint. An image that somebody built on ours has inherited
-//! them, so a third one names the layers (by their chain, as the specification has it): only where
-//! all three fit is an image what we pushed, and a layer of what changed since may come on top.
+//! Labels name the store and the checkpoint. An image built on a pushed one inherits them, so a
+//! third label identifies the layers, by their chain ID as in the OCI specification. Only if all
+//! three match was the image pushed by ckptfs, and a layer with later changes can be added.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -18,7 +18,7 @@ use super::layer::Layer;
 use crate::engine::api::{CheckpointInfo, Code, VerbResult, error};
 use crate::store::ids::CheckpointId;
 
-/// More layers are made one again: container engines take some 127.
+/// Above this number, all layers are replaced by one: container engines support about 127.
 pub const LAYERS_MAX: usize = 100;
 
 /// The labels and annotations.
@@ -26,19 +26,19 @@ const STORE: &str = "dev.ckptfs.store";
 const CHECKPOINT: &str = "dev.ckptfs.checkpoint";
 const CHAIN: &str = "dev.ckptfs.chain";
 
-/// A checkpoint that an image is of.
+/// The checkpoint of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin {
     /// The store.
     pub store: String,
     /// The checkpoint.
     pub checkpoint: CheckpointId,
-    /// When it was made: RFC 3339.
+    /// Its time of creation: RFC 3339.
     pub created: String,
 }
 
 impl Origin {
-    /// Of a checkpoint of a store.
+    /// Returns the origin for a checkpoint of a store.
     pub fn new(store: &str, checkpoint: &CheckpointInfo) -> Origin {
         Origin {
             store: store.to_owned(),
@@ -60,17 +60,17 @@ impl Origin {
 /// An image that was read.
 #[derive(Clone, Debug)]
 pub struct Image {
-    /// What it consists of.
+    /// The manifest.
     pub manifest: ImageManifest,
-    /// What it says of itself.
+    /// The configuration.
     pub config: ImageConfiguration,
 }
 
 impl Image {
-    /// Understands both parts of an image.
+    /// Parses both parts of an image.
     ///
     /// # Errors
-    /// `remote-failed`: they are none, or do not fit.
+    /// `remote-failed`: they are invalid or inconsistent.
     pub fn parse(manifest: &[u8], config: &[u8]) -> VerbResult<Image> {
         let odd = |why: &str| {
             error(
@@ -91,14 +91,15 @@ impl Image {
         }
     }
 
-    /// What it is of, if we pushed it and nobody has added to it since.
+    /// Returns the checkpoint of an image that ckptfs pushed and that has no layers added by
+    /// others.
     pub fn origin(&self) -> Option<Origin> {
         let labels = self.config.labels_of_config()?;
         let chain = chain(self.config.rootfs().diff_ids());
         Origin::of(Some(labels)).filter(|_| labels.get(CHAIN) == Some(&chain))
     }
 
-    /// The digests of its layers.
+    /// Returns the digests of the layers.
     pub fn layers(&self) -> impl Iterator<Item = &str> {
         self.manifest
             .layers()
@@ -107,7 +108,7 @@ impl Image {
     }
 }
 
-/// Understands a manifest.
+/// Parses a manifest.
 ///
 /// # Errors
 /// `remote-failed`.
@@ -120,12 +121,13 @@ pub fn manifest_of(bytes: &[u8]) -> VerbResult<ImageManifest> {
     })
 }
 
-/// What the annotations of a manifest say that it is of: a hint only, for they may be inherited.
+/// Returns the origin in the annotations of a manifest. It is only a hint, because annotations may
+/// be inherited.
 pub fn hint_of(manifest: &ImageManifest) -> Option<Origin> {
     Origin::of(manifest.annotations().as_ref())
 }
 
-/// An image that is to be put.
+/// An image to put.
 #[derive(Debug)]
 pub struct Made {
     /// The configuration.
@@ -134,11 +136,12 @@ pub struct Made {
     pub config_digest: String,
     /// The manifest.
     pub manifest: Vec<u8>,
-    /// How many layers it has.
+    /// The number of layers.
     pub layers: usize,
 }
 
-/// The image of a checkpoint: the layers of `base`, and one more. `title`: a name for the tree.
+/// Builds the image of a checkpoint: the layers of `base`, and one more. `title`: a name for the
+/// tree.
 ///
 /// # Errors
 /// `internal`.
@@ -174,7 +177,7 @@ pub fn make(
     for_containers.set_labels(Some(labels));
     let mut rootfs = RootFs::default();
     rootfs.set_diff_ids(diff_ids);
-    // By default it is for this machine.
+    // The default platform is that of this machine.
     let mut config = ImageConfiguration::default();
     config.set_created(Some(origin.created.clone()));
     config.set_config(Some(for_containers));
@@ -204,7 +207,7 @@ pub fn make(
     })
 }
 
-/// How the newest layer came to be.
+/// Returns the history entry of the newest layer.
 fn event(origin: &Origin, without_layer: bool) -> History {
     let mut event = History::default();
     event.set_created(Some(origin.created.clone()));
@@ -213,7 +216,7 @@ fn event(origin: &Origin, without_layer: bool) -> History {
     event
 }
 
-/// What manifest and configuration both say.
+/// Returns the annotations common to manifest and configuration.
 fn said_of(origin: &Origin, title: &str, note: &str) -> HashMap<String, String> {
     let mut said = HashMap::from([
         (STORE.to_owned(), origin.store.clone()),
@@ -227,7 +230,7 @@ fn said_of(origin: &Origin, title: &str, note: &str) -> HashMap<String, String> 
     said
 }
 
-/// The layers, in one digest.
+/// Returns the chain ID of the layers.
 fn chain(diff_ids: &[String]) -> String {
     let mut ids = diff_ids.iter();
     let first = ids.next().cloned().unwrap_or_default();
@@ -236,7 +239,7 @@ fn chain(diff_ids: &[String]) -> String {
     })
 }
 
-/// JSON with sorted keys: the same image is the same bytes.
+/// Serializes with sorted keys, so that equal images are equal bytes.
 fn canonical(value: &impl Serialize) -> serde_json::Result<Vec<u8>> {
     serde_json::to_vec(&Sorted::of(serde_json::to_value(value)?))
 }

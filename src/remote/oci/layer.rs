@@ -1,12 +1,13 @@
-//! One layer of an image: a packed tar of a whole tree, or of what is not as it was.
+//! One layer of an image: a compressed tar of a whole tree, or of its changes.
 //!
-//! What is gone is told by a whiteout, an empty file `.wh.NAME` in the directory that had it; a
-//! directory that is another one than before by `.wh..wh..opq` in it, so that nothing of the former
-//! shows through. Whoever unpacks a layer may do so into a directory of its own, without those
-//! below, so every directory above what it holds is in it too, with its attributes; and a file is in
-//! it whole, also where only its mode was changed.
+//! A removed entry is a whiteout, an empty file `.wh.NAME` in its directory. A directory that
+//! replaces another contains `.wh..wh..opq`, which hides the contents of the former one. A layer
+//! may be unpacked into a separate directory without the layers below. It therefore includes all
+//! directories above its entries, with their attributes, and each file is complete even if only its
+//! mode changed.
 //!
-//! The same tree gives the same bytes: names are sorted, and nothing is in it that reading changes.
+//! Equal trees yield equal bytes: names are sorted, and the layer contains nothing that reading
+//! changes.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
@@ -26,58 +27,58 @@ use crate::transfer::place::{open_below, split};
 use crate::transfer::tar::Stream;
 use crate::transfer::{Feed, Sink};
 
-/// Begins the names of whiteouts.
+/// Prefix of the names of whiteouts.
 pub const WHITEOUT: &[u8] = b".wh.";
-/// Hides everything that the layers below have in a directory.
+/// Hides all entries of the lower layers in a directory.
 pub const OPAQUE: &[u8] = b".wh..wh..opq";
 
-/// What is written at once.
+/// Size of the write buffer.
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// A layer that was made.
+/// A layer to push.
 #[derive(Debug)]
 pub struct Layer {
-    /// It, packed.
+    /// The compressed tar.
     pub file: File,
-    /// Of the file.
+    /// Digest of the file.
     pub digest: String,
-    /// Bytes of the file.
+    /// Size of the file in bytes.
     pub size: u64,
-    /// Digest of what is packed.
+    /// Digest of the uncompressed tar.
     pub diff_id: String,
-    /// What is in it, and what is not.
+    /// Counts of included and excluded objects.
     pub count: Count,
 }
 
-/// What is in a layer, and what is not.
+/// Counts of included and excluded objects.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Count {
-    /// Inodes and further names of them, directories above included, and whiteouts.
+    /// Inodes, hard links, parent directories and whiteouts.
     pub entries: u64,
-    /// Sockets, which a layer cannot hold.
+    /// Sockets, which a layer cannot contain.
     pub sockets: u64,
-    /// Files that have further names in layers below, of which they are copies now.
+    /// Files whose other hard links are in lower layers; they become copies.
     pub parted: u64,
-    /// Extended attributes whose name the format cannot hold.
+    /// Extended attributes whose name the format cannot represent.
     pub xattrs: u64,
 }
 
 type Packed = Hashing<GzEncoder<Hashing<BufWriter<File>>>>;
 
-/// A layer that is written.
+/// The writer of a layer.
 struct Writer<'a> {
     stream: Stream<Packed>,
     /// The checkpoint's tree (`O_PATH`).
     view: &'a OwnedFd,
-    /// Where in it an inode with several names is, how many names it has, and how many are in it.
+    /// Hard-linked inodes: first path, link count, and names in the layer.
     linked: HashMap<u64, (Vec<u8>, u32, u32)>,
     count: Count,
 }
 
-/// Makes a layer of a whole tree that a feed tells. Says what could not be told.
+/// Writes a layer with the whole tree of a feed. Returns the paths that could not be read.
 ///
 /// # Errors
-/// Those of the feed and of the scratch file; `bad-name`.
+/// Errors of the feed and of the scratch file; `bad-name`.
 pub fn whole(
     feed: impl Feed,
     view: &OwnedFd,
@@ -92,8 +93,8 @@ pub fn whole(
     Ok((writer.finish()?, refused))
 }
 
-/// What is not as it was, as a difference tells it. Nothing of it is read before all is told: then
-/// it is read through the view, which proves each read.
+/// Collects the changes of a difference. They are read only when it is complete, through the view,
+/// which verifies each read.
 #[derive(Debug, Default)]
 pub struct Changes(Mutex<Told>);
 
@@ -124,16 +125,16 @@ impl Sink for Changes {
 }
 
 impl Changes {
-    /// Nothing is another than it was.
+    /// Returns whether nothing changed.
     pub fn is_empty(&self) -> bool {
         let told = self.0.lock();
         told.removed.is_empty() && told.entries.is_empty()
     }
 
-    /// Makes a layer of them.
+    /// Writes a layer with the changes.
     ///
     /// # Errors
-    /// As [`whole`]; what cannot be read.
+    /// As [`whole`]; errors of reading.
     pub fn layer(self, view: &OwnedFd, progress: &dyn Fn(u64)) -> VerbResult<Layer> {
         let Told { removed, entries } = std::mem::take(&mut *self.0.lock());
         let mut paths: BTreeSet<&[u8]> = BTreeSet::from([b"".as_slice()]);
@@ -161,7 +162,7 @@ impl Changes {
                 match told {
                     None => writer.hide(path, false)?,
                     Some(entry) if entry.kind == Kind::Dir => writer.hide(path, true)?,
-                    // It takes the place of what was there.
+                    // It replaces the former entry.
                     Some(_) => {}
                 }
             }
@@ -209,7 +210,7 @@ impl<'a> Writer<'a> {
         ended().map_err(|cause| in_scratch(&cause))
     }
 
-    /// An entry of a difference, read through the view.
+    /// Adds an entry of a difference, read through the view.
     fn one(&mut self, entry: &ExportEntry) -> VerbResult<()> {
         let content = match entry.kind {
             Kind::File if entry.size > 0 => Content::Large,
@@ -221,7 +222,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// A directory that is as it was, above something that is not.
+    /// Adds an unchanged directory above a change.
     fn above(&mut self, path: &[u8]) -> VerbResult<()> {
         let read = || -> SysResult<ExportEntry> {
             let fd = open_below(self.view, path, OpenKind::Path)?;
@@ -239,7 +240,7 @@ impl<'a> Writer<'a> {
         self.one(&entry)
     }
 
-    /// Hides what the layers below have at a path, or in the directory there.
+    /// Hides a path of the lower layers, or with `below` the contents of that directory.
     fn hide(&mut self, path: &[u8], below: bool) -> VerbResult<()> {
         let Some((above, name)) = split(path) else {
             return Ok(());
@@ -262,7 +263,7 @@ impl<'a> Writer<'a> {
         written.map_err(|cause| in_scratch(&cause))
     }
 
-    /// One entry, with its content; gives why it cannot be read.
+    /// Adds one entry with its content; returns an error number if it cannot be read.
     fn entry(&mut self, entry: &ExportEntry, content: &Content<'_>) -> VerbResult<Option<Errno>> {
         if entry.kind == Kind::Socket {
             self.count.sockets += 1;
@@ -313,14 +314,14 @@ impl<'a> Writer<'a> {
         let fd = open_below(self.view, path, OpenKind::Path)?;
         match sys::stat_fd(&fd)?.kind {
             Kind::File => sys::reopen(&fd, Open::READ),
-            // Opened, a FIFO would keep us.
+            // Opening a FIFO would block.
             _ => Err(Errno::EINVAL),
         }
     }
 }
 
-/// Between reading a file and writing the layer nothing tells which one failed, but that only a
-/// large file is read meanwhile.
+/// Returns the error for a failed write or read. The two are not distinguished, but only a large
+/// file is read during a write.
 fn broken(path: &[u8], reads: bool, cause: &io::Error) -> VerbError {
     let full = matches!(
         cause.kind(),
@@ -333,7 +334,7 @@ fn broken(path: &[u8], reads: bool, cause: &io::Error) -> VerbError {
     in_scratch(cause)
 }
 
-/// A path as it is in a layer.
+/// Returns a path in the form used in a layer.
 fn in_layer(path: &[u8]) -> Vec<u8> {
     if path.is_empty() {
         b".".to_vec()
@@ -342,7 +343,7 @@ fn in_layer(path: &[u8]) -> Vec<u8> {
     }
 }
 
-/// A path as a person reads it.
+/// Returns a path for display.
 fn shown(path: &[u8]) -> String {
     if path.is_empty() {
         ".".to_owned()
@@ -351,7 +352,7 @@ fn shown(path: &[u8]) -> String {
     }
 }
 
-/// A name that would be taken for a whiteout.
+/// Rejects a name that would be interpreted as a whiteout.
 fn refuse_whiteout(path: &[u8]) -> VerbResult<()> {
     let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
     if name.starts_with(WHITEOUT) {
@@ -367,7 +368,7 @@ fn refuse_whiteout(path: &[u8]) -> VerbResult<()> {
     Ok(())
 }
 
-/// Something of the tree could not be told, so nothing of it is pushed.
+/// Returns an error if parts of the tree could not be read: nothing is pushed then.
 pub fn refused(refused: &[Refused]) -> VerbResult<()> {
     let Some(first) = refused.first() else {
         return Ok(());
@@ -393,10 +394,10 @@ pub fn refused(refused: &[Refused]) -> VerbResult<()> {
     })
 }
 
-/// Reads a packed layer from an offset.
+/// Reads a compressed layer from an offset.
 ///
 /// # Errors
-/// Those of read(2); it is shorter.
+/// Errors of read(2); the layer is shorter.
 pub fn read_at(file: &File, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
     if sys::read_full_at(file, buffer, offset)? == buffer.len() {
         Ok(())

@@ -1,14 +1,13 @@
-//! A checkpoint as an image: `oci://HOST[:PORT]/NAME[:TAG]`.
+//! Checkpoints as images: `oci://HOST[:PORT]/NAME[:TAG]`.
 //!
-//! An image is a manifest that names a configuration and layers; each layer is a packed tar of what
-//! differs from those below it ([`layer`]). A checkpoint that is pushed onto an image of an earlier
-//! one of the same store adds one layer, of what changed ([`image`] says when that is so). The
-//! manifest is put last, when the registry has said of everything that it names that it is there:
-//! a tag never names what is not whole.
+//! An image is a manifest that refers to a configuration and layers. Each layer is a compressed tar
+//! of the differences from those below it ([`layer`]). A push onto the image of an earlier
+//! checkpoint of the same store adds one layer with the changes ([`image`] defines when this
+//! applies). The manifest is put last, after the registry has confirmed everything that it refers
+//! to: a tag never names an incomplete image.
 //!
-//! What a registry answers may be hostile ([`registry`]): answers are bounded, digests are compared,
-//! and the layers of an image are read and checked to their end before anything is made of them
-//! ([`unpack`]).
+//! The answers of a registry may be hostile ([`registry`]): their size is limited, digests are
+//! verified, and all layers are read and checked before anything is created ([`unpack`]).
 
 pub mod auth;
 pub mod image;
@@ -30,13 +29,13 @@ use crate::engine::api::{Code, TreePath, VerbError, VerbResult, hinted, io_error
 use crate::engine::export::parts::{ExportData, ExportEntry};
 use crate::sys::Kind;
 
-/// The media type of a manifest that we put.
+/// The media type of manifests that we put.
 const MANIFEST_KIND: &str = "application/vnd.oci.image.manifest.v1+json";
 
-/// What a place in a registry begins with.
+/// The scheme of a place in a registry.
 pub const SCHEME: &str = "oci://";
 
-/// A host, a name there, and perhaps a tag or a digest.
+/// A host, a name there, and optionally a tag or a digest.
 #[derive(Clone, Debug)]
 pub struct Place {
     /// `HOST[:PORT]`, as it was typed.
@@ -48,7 +47,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// Understands `oci://HOST[:PORT]/NAME[:TAG][@DIGEST]`.
+    /// Parses `oci://HOST[:PORT]/NAME[:TAG][@DIGEST]`.
     ///
     /// # Errors
     /// `usage`.
@@ -62,7 +61,7 @@ impl Place {
         };
         let rest = text.strip_prefix(SCHEME).unwrap_or(text);
         let host = rest.split('/').next().unwrap_or_default();
-        // Without a dot or a port the first word would be a name at docker.io.
+        // Without a dot or a port the first component would be a name at docker.io.
         if !host.contains(['.', ':']) && host != "localhost" {
             return Err(wrong("it does not begin with a host"));
         }
@@ -78,22 +77,22 @@ impl Place {
         })
     }
 
-    /// The tag; `latest` where none was given.
+    /// Returns the tag; the default is `latest`.
     pub fn tag(&self) -> &str {
         self.tag.as_deref().unwrap_or("latest")
     }
 
-    /// The digest, if one was given.
+    /// Returns the digest, if any.
     pub fn digest(&self) -> Option<&str> {
         self.digest.as_deref()
     }
 
-    /// What is asked for: the digest, else the tag.
+    /// Returns the reference to request: the digest, else the tag.
     pub fn wanted(&self) -> &str {
         self.digest().unwrap_or_else(|| self.tag())
     }
 
-    /// Without the tag.
+    /// Returns the place without the tag.
     pub fn repository(&self) -> String {
         format!("{}/{}", self.host, self.name)
     }
@@ -106,7 +105,7 @@ impl std::fmt::Display for Place {
     }
 }
 
-/// `sha256:` and 64 digits.
+/// Returns `sha256:` and 64 hexadecimal digits.
 fn digest_of(bytes: &[u8]) -> String {
     named(Sha256::digest(bytes).as_slice())
 }
@@ -114,13 +113,13 @@ fn digest_of(bytes: &[u8]) -> String {
 fn named(hash: &[u8]) -> String {
     let mut text = "sha256:".to_owned();
     for byte in hash {
-        // A string takes whatever is written to it.
+        // Writing to a string cannot fail.
         let _ = write!(text, "{byte:02x}");
     }
     text
 }
 
-/// Counts and hashes what goes through it.
+/// Counts and hashes the bytes that pass through it.
 struct Hashing<T> {
     inner: T,
     hash: Sha256,
@@ -141,7 +140,7 @@ impl<T> Hashing<T> {
         self.bytes += bytes.len() as u64;
     }
 
-    /// What was given to it, the digest, and how many bytes went through.
+    /// Returns the inner object, the digest, and the number of bytes.
     fn finish(self) -> (T, String, u64) {
         (
             self.inner,
@@ -171,7 +170,7 @@ impl<T: io::Read> io::Read for Hashing<T> {
     }
 }
 
-/// An inode of root's with nothing in it, of 1970, without a path.
+/// Returns an empty inode of root, dated 1970, without a path.
 fn bare(kind: Kind, mode: u32) -> ExportEntry {
     ExportEntry {
         path: TreePath(Vec::new()),
@@ -192,16 +191,16 @@ fn bare(kind: Kind, mode: u32) -> ExportEntry {
     }
 }
 
-/// A file without a name, which is gone when it is closed.
+/// Creates an unlinked temporary file.
 ///
 /// # Errors
-/// Those of making it.
+/// Errors of its creation.
 fn scratch() -> VerbResult<File> {
     let dir = std::env::temp_dir();
     tempfile::tempfile_in(&dir).map_err(|cause| in_scratch(&cause))
 }
 
-/// A scratch file cannot be made, written or read.
+/// Returns the error for a scratch file.
 fn in_scratch(cause: &io::Error) -> VerbError {
     let dir = std::env::temp_dir();
     VerbError {

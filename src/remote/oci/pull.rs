@@ -1,4 +1,4 @@
-//! An image comes from a registry.
+//! Pulls an image from a registry.
 
 use oci_spec::image::{Arch, Descriptor, ImageIndex, MediaType, Os};
 
@@ -9,24 +9,24 @@ use super::{digest_of, scratch};
 use crate::engine::api::{Code, VerbResult, error};
 use crate::remote::limits;
 
-/// No image has more layers.
+/// Limit of layers in an image.
 const LAYERS_MAX: usize = 500;
 
 /// An image in a registry.
 #[derive(Debug)]
 pub struct Found {
-    /// What it says of itself.
+    /// Manifest and configuration.
     pub image: Image,
     /// Digest of the manifest.
     pub digest: String,
-    /// Bytes of the layers.
+    /// Total size of the layers in bytes.
     pub bytes: u64,
 }
 
-/// Looks for an image; of several by one name, for that for this machine.
+/// Finds an image. If the name refers to several platforms, selects that of this machine.
 ///
 /// # Errors
-/// `not-found`; those of the registry.
+/// `not-found`; errors of the registry.
 pub fn find(registry: &Registry, wanted: &str) -> VerbResult<Found> {
     let manifest_of = |wanted: &str| {
         let missing = || {
@@ -52,11 +52,11 @@ pub fn find(registry: &Registry, wanted: &str) -> VerbResult<Found> {
     })
 }
 
-/// Fetches the layers of an image into scratch files, the lowest first, each as its digest says.
-/// `progress` is told how many bytes have come, and of how many.
+/// Fetches the layers of an image into scratch files, the lowest first, and verifies their digests.
+/// `progress` receives the bytes fetched and their total.
 ///
 /// # Errors
-/// Those of the registry, and of the scratch files.
+/// Errors of the registry and of the scratch files.
 pub fn fetch(
     registry: &Registry,
     found: &Found,
@@ -86,7 +86,7 @@ pub fn fetch(
     Ok(layers)
 }
 
-/// The list of images, if it is one.
+/// Parses an image index, if it is one.
 fn index_of(manifest: &[u8]) -> Option<ImageIndex> {
     serde_json::from_slice(manifest).ok()
 }

@@ -1,4 +1,4 @@
-//! A checkpoint goes to a registry.
+//! Pushes a checkpoint to a registry.
 
 use super::image::{self, Image, LAYERS_MAX, Origin};
 use super::layer::{self, Layer};
@@ -6,35 +6,35 @@ use super::registry::Registry;
 use crate::engine::api::VerbResult;
 use crate::store::ids::CheckpointId;
 
-/// So many other tags are looked at for an image to build upon.
+/// Limit of other tags searched for a base image.
 const TAGS_MAX: usize = 32;
 
-/// An image that one of another checkpoint can be built upon.
+/// An image of an earlier checkpoint, to which a layer can be added.
 #[derive(Debug)]
 pub struct Base {
-    /// Where it was found.
+    /// The tag under which it was found.
     pub tag: String,
-    /// Its manifest, as it was found.
+    /// Its manifest, unchanged.
     pub manifest: Vec<u8>,
     /// The image.
     pub image: Image,
-    /// What it is of.
+    /// Its checkpoint.
     pub origin: Origin,
 }
 
 impl Base {
-    /// One more layer would be one too many.
+    /// Returns whether it has the maximum number of layers.
     pub fn is_full(&self) -> bool {
         self.image.manifest.layers().len() >= LAYERS_MAX
     }
 }
 
-/// Looks for an image that one of a checkpoint can be built upon: the tag itself, `latest`, or
-/// whichever other tag has the newest checkpoint. It is of the same store, of a checkpoint that
-/// `is_kept` knows, and all its layers are there.
+/// Finds a base image for a checkpoint: at the tag itself, at `latest`, or at the other tag with
+/// the newest checkpoint. It must be of the same store and of a checkpoint accepted by `is_kept`,
+/// and the registry must have all its layers.
 ///
 /// # Errors
-/// Those of asking for the tag; what is odd about an image is only a reason not to use it.
+/// Errors of the registry. An image that cannot be parsed is skipped.
 pub fn base_for(
     registry: &Registry,
     tag: &str,
@@ -104,22 +104,22 @@ pub fn base_for(
     Ok(None)
 }
 
-/// What was put.
+/// The result of a push.
 #[derive(Debug)]
 pub struct Put {
     /// Digest of the manifest.
     pub digest: String,
-    /// How many layers the image has.
+    /// Number of layers of the image.
     pub layers: usize,
-    /// Bytes that were sent.
+    /// Bytes sent.
     pub sent: u64,
 }
 
-/// Puts an image under a tag: what it consists of first, then, when the registry has it all, the
-/// manifest. `progress` is told how much of the layer is there.
+/// Puts an image under a tag: its parts first and, when the registry has all of them, the manifest.
+/// `progress` receives the bytes of the layer sent.
 ///
 /// # Errors
-/// Those of the registry: then the tag is what it was.
+/// Errors of the registry; the tag is unchanged then.
 pub fn put(
     registry: &Registry,
     tag: &str,
@@ -155,10 +155,10 @@ pub fn put(
     })
 }
 
-/// Puts an image that is there under another tag.
+/// Puts an existing image under another tag.
 ///
 /// # Errors
-/// Those of the registry.
+/// Errors of the registry.
 pub fn put_again(registry: &Registry, tag: &str, base: &Base) -> VerbResult<Put> {
     let mut sent = 0;
     if base.tag != tag {

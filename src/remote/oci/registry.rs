@@ -1,10 +1,10 @@
-//! The protocol of registries (the OCI distribution specification), as far as it is needed here.
+//! Client for the parts of the OCI distribution specification that are needed here.
 //!
-//! Every answer has a bound in size, and every wait one in time. What fails in passing (a cut
-//! connection, 5xx, 429) is tried again, a few times and later each time. A password goes to the
-//! registry, and to the server that the registry names for tokens if that is reached by TLS; never
-//! to where a redirect or an upload's place leads. Without TLS only loopback addresses are spoken
-//! to, unless somebody asked for it.
+//! Every answer is limited in size, and every wait in time. Transient failures (a lost connection,
+//! 5xx, 429) are retried a few times with growing pauses. A password is sent to the registry, and
+//! to the token server that the registry names if that uses TLS; never to the target of a redirect
+//! or of an upload location. Only loopback addresses are contacted without TLS, unless the user
+//! requests it.
 
 mod said;
 mod token;
@@ -25,48 +25,47 @@ use crate::engine::api::{Code, VerbError, VerbResult, error, hinted};
 use crate::remote::http::{client, tls_trouble};
 use said::{plainly, reason_of};
 
-/// A longer manifest is not read; registries take none either.
+/// Size limit of a manifest; registries have the same limit.
 const MANIFEST_BYTES_MAX: u64 = 4 << 20;
-/// So much is read of what a registry says about a failure.
+/// Size limit of the body of an error response.
 const REASON_BYTES_MAX: u64 = 64 << 10;
-/// A larger blob is sent in pieces of this size, which can be held in memory.
+/// A larger blob is sent in chunks of this size, which fit in memory.
 const PIECE_BYTES: u64 = 16 << 20;
 
-/// How often something is tried, and how long is waited before the second time; twice as long each
-/// time after.
+/// Number of attempts, and the first pause between them, which doubles each time.
 const TRIES: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(200);
-/// How long a connection may take to come.
+/// Time limit of a connection attempt.
 const CONNECT_MAX: Duration = Duration::from_secs(20);
-/// How long an answer to a short question may take, and how long nothing may come of a long one.
+/// Time limit of a short answer, and of pauses in a long one.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
-/// How long one piece may take on its way, and a registry with what it has received.
+/// Time limit of sending a chunk and of processing it in the registry.
 const SEND_MAX: Duration = Duration::from_secs(900);
 
-/// What a manifest may be.
+/// The accepted media types of a manifest.
 const MANIFESTS: &str = "application/vnd.oci.image.manifest.v1+json, application/vnd.oci.image.index.v1+json, \
     application/vnd.docker.distribution.manifest.v2+json, application/vnd.docker.distribution.manifest.list.v2+json";
 
-/// A name in a registry.
+/// A repository in a registry.
 pub struct Registry {
     runtime: tokio::runtime::Runtime,
     http: Client,
     /// `SCHEME://HOST/v2/NAME/`.
     base: Url,
     place: Place,
-    /// What is to be done there, as a token is asked for.
+    /// The permissions to request with a token.
     scope: String,
     known: Found,
-    /// What the registry wants to hear.
+    /// The authorization header that the registry accepts.
     said: RefCell<Option<HeaderValue>>,
 }
 
-/// Why something was not done.
+/// A failure.
 #[derive(Debug)]
 enum Trouble {
-    /// It may go better the next time.
+    /// A retry may succeed.
     Passing(VerbError),
-    /// It will not.
+    /// A retry would fail.
     Lasting(VerbError),
 }
 
@@ -80,7 +79,7 @@ impl Trouble {
 
 type Tried<T> = Result<T, Trouble>;
 
-/// A registry at this address may be spoken to without TLS.
+/// Returns whether a registry at this address may be contacted without TLS.
 fn is_loopback(host: &str) -> bool {
     let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
     name == "localhost"
@@ -90,10 +89,11 @@ fn is_loopback(host: &str) -> bool {
 }
 
 impl Registry {
-    /// A name in a registry, to be read or written. Nothing is asked yet. `plain`: without TLS.
+    /// Creates a client for a repository, to read or write it. Sends no request yet. `plain`:
+    /// without TLS.
     ///
     /// # Errors
-    /// `usage`; `internal` if nothing can be asked at all.
+    /// `usage`; `internal` if no client can be created.
     pub fn new(place: Place, known: Found, write: bool, plain: bool) -> VerbResult<Registry> {
         let internal =
             |cause: &dyn std::fmt::Display| error(Code::Internal, format!("HTTP: {cause}"));
@@ -128,10 +128,10 @@ impl Registry {
         })
     }
 
-    /// A manifest by tag or digest, checked against the digest; `None`: there is none.
+    /// Fetches a manifest by tag or digest and verifies the digest; `None`: not found.
     ///
     /// # Errors
-    /// What the registry, or the way there, does not allow.
+    /// Errors of the registry or the connection.
     pub fn manifest(&self, wanted: &str) -> VerbResult<Option<Vec<u8>>> {
         let url = self.url(&format!("manifests/{wanted}"))?;
         let found = self.runtime.block_on(self.several_times(async || {
@@ -154,7 +154,7 @@ impl Registry {
         }
     }
 
-    /// Puts a manifest under a tag: from now on that is the image.
+    /// Puts a manifest under a tag, which refers to the image from now on.
     ///
     /// # Errors
     /// As [`Registry::manifest`].
@@ -171,7 +171,7 @@ impl Registry {
         put.map_err(Trouble::why)
     }
 
-    /// The tags of the name, as many as one answer gives.
+    /// Lists the tags of the repository, up to the number in one answer.
     ///
     /// # Errors
     /// As [`Registry::manifest`].
@@ -192,14 +192,14 @@ impl Registry {
             serde_json::from_slice(&listed.map_err(Trouble::why)?).unwrap_or_default();
         let tags = listed.get("tags").and_then(|tags| tags.as_array());
         let tags = tags.into_iter().flatten().filter_map(|tag| tag.as_str());
-        // What is asked for next must be a tag.
+        // Only valid tags may be part of the next request.
         Ok(tags
             .filter(|tag| Place::parse(&format!("{}:{tag}", self.place.repository())).is_ok())
             .map(str::to_owned)
             .collect())
     }
 
-    /// The registry has a blob.
+    /// Returns whether the registry has a blob.
     ///
     /// # Errors
     /// As [`Registry::manifest`].
@@ -210,10 +210,10 @@ impl Registry {
         has.map_err(Trouble::why)
     }
 
-    /// A short blob, checked.
+    /// Fetches a short blob and verifies its digest.
     ///
     /// # Errors
-    /// As [`Registry::manifest`]; `not-as-said`.
+    /// As [`Registry::manifest`]; `remote-failed`: the digest does not match.
     pub fn short_blob(&self, digest: &str, what: &str) -> VerbResult<Vec<u8>> {
         let url = self.url(&format!("blobs/{digest}"))?;
         let bytes = self.runtime.block_on(self.several_times(async || {
@@ -231,7 +231,7 @@ impl Registry {
         }
     }
 
-    /// Writes a blob to a file, checked; `progress` is told how much has come.
+    /// Fetches a blob into a file and verifies its digest; `progress` receives the bytes fetched.
     ///
     /// # Errors
     /// As [`Registry::short_blob`].
@@ -254,7 +254,7 @@ impl Registry {
         received.map_err(Trouble::why)
     }
 
-    /// Sends a blob, if the registry has not got it; gives whether it was sent.
+    /// Sends a blob unless the registry has it; returns whether it was sent.
     ///
     /// # Errors
     /// As [`Registry::manifest`].
@@ -266,7 +266,7 @@ impl Registry {
         progress: &dyn Fn(u64),
     ) -> VerbResult<bool> {
         let sent = self.runtime.block_on(self.several_times(async || {
-            // Also the second time: the answer may have been lost, and not the blob.
+            // Also in a retry: the answer may have been lost, but not the blob.
             if self.has(digest).await? {
                 return Ok(false);
             }
@@ -275,7 +275,7 @@ impl Registry {
         sent.map_err(Trouble::why)
     }
 
-    /// What it is a name of, for a message.
+    /// Returns the repository for a message.
     pub fn shown(&self) -> String {
         self.place.repository()
     }
@@ -345,7 +345,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Where an upload goes on.
+    /// Returns the location at which an upload continues.
     fn place_of(&self, answer: Response) -> Tried<Url> {
         let place = answer
             .headers()
@@ -386,7 +386,7 @@ impl Registry {
         Ok(())
     }
 
-    /// What comes next of an answer.
+    /// Returns the next part of an answer.
     async fn next(&self, answer: &mut Response) -> Tried<Option<bytes::Bytes>> {
         match tokio::time::timeout(ANSWER_MAX, answer.chunk()).await {
             Ok(Ok(bytes)) => Ok(bytes),
@@ -410,7 +410,7 @@ impl Registry {
         self.http.request(method, url.clone())
     }
 
-    /// Sends a request, and again with what the registry wants to hear if that is not known yet.
+    /// Sends a request, and repeats it with credentials if the registry demands them.
     async fn ask(&self, request: RequestBuilder, most: Duration) -> Tried<Response> {
         let again = request.try_clone();
         let answer = self.ask_once(request, most).await?;
@@ -427,7 +427,7 @@ impl Registry {
         let mut request = request
             .build()
             .map_err(|cause| self.failed(&plainly(&cause)))?;
-        // Nobody else is told who we are.
+        // Credentials are not sent to another host.
         if let Some(said) = self
             .said
             .borrow()
@@ -440,7 +440,7 @@ impl Registry {
         self.answer(self.http.execute(request), most).await
     }
 
-    /// An answer, in time; what is in it may take longer.
+    /// Returns the headers of an answer within a time limit; the body may take longer.
     async fn answer(
         &self,
         asked: impl Future<Output = reqwest::Result<Response>>,
@@ -467,7 +467,7 @@ impl Registry {
         url.origin() == self.base.origin()
     }
 
-    /// The answer, if it is the one that was hoped for.
+    /// Returns the answer if it has the expected status.
     async fn expect(&self, answer: Response, hoped: StatusCode) -> Tried<Response> {
         let status = answer.status();
         if status == hoped {
@@ -535,7 +535,7 @@ impl Registry {
         )
     }
 
-    /// Tries something until it is done or will not be.
+    /// Repeats an operation until it succeeds or a retry would fail.
     async fn several_times<T>(&self, mut work: impl AsyncFnMut() -> Tried<T>) -> Tried<T> {
         let mut pause = PAUSE;
         for _ in 1..TRIES {
@@ -550,7 +550,7 @@ impl Registry {
     }
 }
 
-/// Docker's own registry is at another host than its name.
+/// Docker's registry has another host than its name.
 fn host_of(place: &Place) -> &str {
     match place.host.as_str() {
         "docker.io" | "index.docker.io" => "registry-1.docker.io",
@@ -558,7 +558,7 @@ fn host_of(place: &Place) -> &str {
     }
 }
 
-/// A file that may hold the beginning of a blob, ready for another try.
+/// Empties a file that may contain a part of a blob, for a retry.
 fn emptied(mut file: &File) -> io::Result<()> {
     file.set_len(0)?;
     file.rewind()

@@ -1,13 +1,14 @@
-//! The layers of an image become a tree.
+//! Unpacks the layers of an image into a tree.
 //!
-//! First all layers are read, the lowest first, and only names and attributes are kept: what a layer
-//! hides is forgotten, and what is odd is found before anything is made. Then each layer is read
-//! once more, and what is left of it goes to a [`Writer`], which makes it below a directory and
-//! follows no link.
+//! First all layers are read, the lowest first, but only names and attributes are stored: hidden
+//! entries are discarded, and invalid ones are found before anything is created. Then each layer is
+//! read again, and its visible entries go to a [`Writer`], which creates them below a directory and
+//! follows no symbolic link.
 //!
-//! Whoever may write to the registry has made the image. Unless somebody says that they are to be
-//! trusted, what would give them more than files is left out: set-id bits, devices, and attributes
-//! that only the system or root sets. A store is left out always: mounted, it would be believed.
+//! Any user who can write to the registry may have created the image. Unless it is declared as
+//! trusted, everything that grants privileges is left out: set-id bits, devices, and extended
+//! attributes that only the system or root sets. A store is always left out, because a mount would
+//! trust it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -27,39 +28,39 @@ use crate::transfer::is_zeros;
 use crate::transfer::place::{Parent, split};
 use crate::transfer::write::Writer;
 
-/// How much is read and written at once.
+/// Size of the buffers.
 const CHUNK_BYTES: usize = 256 << 10;
 /// Set-user-id and set-group-id.
 const SET_ID: u32 = 0o6000;
 
-/// How a layer is packed.
+/// The compression of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Packing {
-    /// Not at all.
+    /// Uncompressed.
     None,
-    /// By gzip.
+    /// gzip.
     Gzip,
-    /// By zstd.
+    /// zstd.
     Zstd,
 }
 
-/// A layer as the registry gave it.
+/// A layer as fetched from the registry.
 #[derive(Debug)]
 pub struct Packed {
-    /// It.
+    /// The file.
     pub file: File,
-    /// How it is packed.
+    /// Its compression.
     pub packing: Packing,
-    /// Digest of what is packed.
+    /// Digest of the uncompressed tar.
     pub diff_id: String,
 }
 
-/// What is not made of an image.
+/// Counts of objects of an image that are left out.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Left {
     /// Devices.
     pub devices: u64,
-    /// Files whose set-id bits are gone.
+    /// Files whose set-id bits were removed.
     pub set_ids: u64,
     /// Extended attributes.
     pub xattrs: u64,
@@ -67,7 +68,7 @@ pub struct Left {
     pub store: u64,
 }
 
-/// An inode, and where it is told: the layer, and the number of its entry there.
+/// An inode, and its layer and entry number there.
 struct Inode {
     layer: usize,
     entry_number: u64,
@@ -82,19 +83,19 @@ pub struct Tree {
     trusted: bool,
     read: u64,
     limits: Limits,
-    /// Bytes that it takes in memory.
+    /// Memory in use, in bytes.
     held: u64,
-    /// Directories of which that layer has hidden what was below them, and has names of its own
-    /// there. They are not looked through again for each whiteout of that layer.
+    /// Directories whose lower entries were hidden by the layer, and which contain entries of that
+    /// layer. They are not searched again for each whiteout of the layer.
     hidden: HashMap<Vec<u8>, usize>,
-    /// What is not in it.
+    /// Objects left out.
     pub left: Left,
 }
 
 type Unpacked<'a> = Untar<Hashing<Box<dyn Read + 'a>>>;
 
 impl Packed {
-    /// Reads it from the beginning.
+    /// Opens the layer at its beginning.
     fn open(&self) -> io::Result<Unpacked<'_>> {
         let mut file = &self.file;
         file.rewind()?;
@@ -109,10 +110,10 @@ impl Packed {
 }
 
 impl Tree {
-    /// Reads the layers, the lowest first, each to its end. `progress` is told how many entries.
+    /// Reads all layers to their end, the lowest first. `progress` receives the number of entries.
     ///
     /// # Errors
-    /// `remote-failed`: a layer is not what the image says, or holds what cannot be.
+    /// `remote-failed`: a layer does not match its digest, or is invalid.
     pub fn read(layers: &[Packed], trusted: bool, progress: &dyn Fn(u64)) -> VerbResult<Tree> {
         let mut tree = Tree {
             trusted,
@@ -132,7 +133,7 @@ impl Tree {
         Ok(tree)
     }
 
-    /// One layer; gives the digest of what is packed in it.
+    /// Reads one layer; returns the digest of its uncompressed tar.
     fn add(&mut self, layer: usize, packed: &Packed, progress: &dyn Fn(u64)) -> io::Result<String> {
         let mut from = packed.open()?;
         let mut entry_number = 0;
@@ -163,7 +164,7 @@ impl Tree {
             return self.forget(gone, layer);
         }
         if let Some(hidden) = name.strip_prefix(WHITEOUT) {
-            // `.wh..wh.plnk` and the like are notes of an old driver to itself.
+            // `.wh..wh.plnk` and similar names are internal to an old storage driver.
             if !hidden.starts_with(WHITEOUT) {
                 let above = path.get(..path.len() - name.len()).unwrap_or_default();
                 self.hide(&path_of(&[above, hidden].concat())?, layer)?;
@@ -178,7 +179,7 @@ impl Tree {
             let to = path_of(&entry.link)?;
             let inode = self.names.get(&to).copied();
             let inode = inode.filter(|inode| self.kind(*inode) != Some(Kind::Dir));
-            // A device that was left out has no further names either.
+            // Hard links to an entry that was left out are left out.
             return match inode {
                 Some(inode) => self.put(layer, path, inode),
                 None if self.left.devices > 0 || self.left.store > 0 => Ok(()),
@@ -190,7 +191,7 @@ impl Tree {
             };
         };
         let Some(entry) = self.believed(kind, entry) else {
-            // What was there before is not there any more.
+            // The former entry no longer exists.
             return self.hide(&path, usize::MAX);
         };
         if kind == Kind::Dir
@@ -211,7 +212,7 @@ impl Tree {
         self.put(layer, path, inode)
     }
 
-    /// As it is made here; `None`: it is not.
+    /// Returns the entry to create; `None`: it is left out.
     fn believed(&mut self, kind: Kind, told: untar::Entry) -> Option<ExportEntry> {
         let mut mode = told.mode;
         if !self.trusted {
@@ -244,7 +245,7 @@ impl Tree {
         })
     }
 
-    /// Adds an inode; gives its number.
+    /// Adds an inode; returns its number.
     fn push(&mut self, inode: Inode) -> Result<usize, String> {
         let entry = &inode.entry;
         let target = entry.target.as_ref().map_or(0, |target| target.0.len());
@@ -263,8 +264,8 @@ impl Tree {
         Ok(())
     }
 
-    /// Something more is held, with so many bytes of its own. What goes again still counts: it is
-    /// there while it is looked for what goes.
+    /// Accounts for memory. Removed entries still count, because they exist until the removal is
+    /// complete.
     fn hold(&mut self, bytes: usize) -> Result<(), String> {
         let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
         self.held = self
@@ -282,7 +283,7 @@ impl Tree {
         self.inodes.get(inode).map(|inode| inode.entry.kind)
     }
 
-    /// Gives an inode a name, in the place of what is there.
+    /// Gives an inode a name, replacing any existing entry.
     fn put(&mut self, layer: usize, path: Vec<u8>, inode: usize) -> Result<(), String> {
         if path.is_empty() && self.kind(inode) != Some(Kind::Dir) {
             return Err("its root is no directory".to_owned());
@@ -295,13 +296,13 @@ impl Tree {
         self.insert(path, inode)
     }
 
-    /// The directories above a path, where the image has none.
+    /// Adds the directories above a path that the image lacks.
     fn make_above(&mut self, layer: usize, path: &[u8]) -> Result<(), String> {
         let mut at = path;
         while let Some((above, _)) = split(at) {
             match self.names.get(above).and_then(|inode| self.kind(*inode)) {
                 Some(Kind::Dir) => return Ok(()),
-                // The layer would write elsewhere, wherever that leads.
+                // Through a symbolic link the layer would write elsewhere.
                 Some(_) => {
                     return Err(format!(
                         "{} is below {}, which is no directory",
@@ -319,7 +320,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Hides a path of a layer below this one, and everything that those have below it.
+    /// Hides a path of the lower layers, and everything below it.
     fn hide(&mut self, path: &[u8], layer: usize) -> Result<(), String> {
         if path.is_empty() {
             return Err("it removes its own root".to_owned());
@@ -342,7 +343,7 @@ impl Tree {
             .is_none_or(|inode| inode.layer < layer)
     }
 
-    /// What is below a path and of a layer below this one.
+    /// Returns the entries of the lower layers below a path.
     fn lower_below(&mut self, path: &[u8], layer: usize) -> Result<Vec<Vec<u8>>, String> {
         let mut at = Some(path);
         while let Some(dir) = at {
@@ -378,8 +379,8 @@ impl Tree {
             .map(|(name, inode)| (name, *inode))
     }
 
-    /// Forgets names. A directory of a lower layer in which this one has something stays, as one
-    /// that nobody has told of.
+    /// Removes names. A lower directory that contains entries of this layer stays, with default
+    /// attributes.
     fn forget(&mut self, gone: Vec<Vec<u8>>, layer: usize) -> Result<(), String> {
         for name in &gone {
             self.names.remove(name);
@@ -393,10 +394,10 @@ impl Tree {
         Ok(())
     }
 
-    /// Makes the tree in a directory. Says what could not be made.
+    /// Creates the tree in a directory. Returns the paths that could not be created.
     ///
     /// # Errors
-    /// `remote-failed`: the filesystem would be full, too; those of the scratch file.
+    /// `remote-failed`, also if the filesystem would become full; errors of the scratch file.
     pub fn write(
         &self,
         layers: &[Packed],
@@ -455,7 +456,7 @@ impl Tree {
     }
 }
 
-/// What is being made.
+/// The state of the creation.
 struct Making<'a> {
     writer: &'a Writer,
     parent: Parent,
@@ -464,7 +465,7 @@ struct Making<'a> {
 }
 
 impl Making<'_> {
-    /// An inode under all its names.
+    /// Creates an inode with all its names.
     fn inode(
         &mut self,
         number: usize,
@@ -496,7 +497,7 @@ impl Making<'_> {
     }
 }
 
-/// Writes what comes to a file, zeros as holes.
+/// Writes the content to a file, with holes for zeros.
 fn fill(from: &mut impl Read, file: &mut File, size: u64) -> io::Result<()> {
     file.set_len(0)?;
     file.set_len(size)?;
@@ -519,7 +520,7 @@ fn fill(from: &mut impl Read, file: &mut File, size: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// A directory that no entry tells of.
+/// Returns a directory for which the image has no entry.
 fn nameless_dir(layer: usize) -> Inode {
     Inode {
         layer,
@@ -528,7 +529,7 @@ fn nameless_dir(layer: usize) -> Inode {
     }
 }
 
-/// A name in a layer as a path of the tree; empty for the root.
+/// Converts a name in a layer to a path of the tree; empty for the root.
 fn path_of(name: &[u8]) -> Result<Vec<u8>, String> {
     let mut path: Vec<u8> = Vec::with_capacity(name.len());
     for part in name.split(|byte| *byte == b'/') {

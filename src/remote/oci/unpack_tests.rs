@@ -1,8 +1,8 @@
-//! What a layer hides.
+//! Whiteouts.
 
 use super::*;
 
-/// Layers that have these files.
+/// Reads layers with these files.
 fn read(layers: &[Vec<String>]) -> Tree {
     let mut tree = Tree::default();
     for (layer, names) in layers.iter().enumerate() {
@@ -33,8 +33,8 @@ fn names(tree: &Tree) -> Vec<String> {
         .collect()
 }
 
-/// Each whiteout looked through all names of its own layer: 30,000 of them kept `pull` busy for
-/// minutes, and an image of a few kilobytes can have millions.
+/// Each whiteout searched all names of its own layer: 30,000 of them kept `pull` busy for minutes,
+/// and an image of a few kilobytes can have millions.
 #[test]
 fn whiteouts_of_one_directory_look_through_it_once() {
     const MANY: usize = 300;
@@ -75,7 +75,7 @@ fn a_whiteout_hides_what_is_lower_wherever_it_stands_in_its_layer() {
     ] {
         let tree = read(&[lower.clone(), layer(upper)]);
         assert_eq!(names(&tree), ["d", "d/new", "f"], "{upper:?}");
-        // The next layer hides what this one has.
+        // The next layer hides the entries of this one.
         let next = read(&[lower.clone(), layer(upper), layer(&[".wh.d"])]);
         assert_eq!(names(&next), ["f"], "{upper:?}");
     }

@@ -1,8 +1,7 @@
-//! Reads the tar of a layer that somebody else made: every length has a bound, and nothing of it is
-//! believed.
+//! Reads the tar of an untrusted layer: every length is limited, and every field is checked.
 //!
-//! The headers' fields are read by the crate `tar`. Its archive is not used: it reads extended
-//! headers without a bound, and does not understand values with a line feed in them.
+//! The crate `tar` parses the header fields. Its archive reader is not used: it reads extended
+//! headers without a limit, and does not support values with a line feed.
 
 use std::io::{self, Read};
 
@@ -13,20 +12,21 @@ use crate::sys::{self, Kind, Time};
 use crate::transfer::is_zeros;
 
 const BLOCK: usize = 512;
-/// Extended headers of one entry: names, and extended attributes of at most 64 KiB each.
+/// Size limit of the extended headers of one entry: names, and extended attributes of at most 64
+/// KiB each.
 const EXTENDED_BYTES_MAX: u64 = 8 << 20;
-/// Longer paths lead nowhere (`PATH_MAX`).
+/// The kernel's limit of paths (`PATH_MAX`).
 const PATH_BYTES_MAX: usize = 4096;
 const XATTR_KEY: &[u8] = b"SCHILY.xattr.";
 
-/// One entry.
+/// An entry.
 #[derive(Debug)]
 pub struct Entry {
-    /// Its name, as it is written.
+    /// The name in the archive.
     pub name: Vec<u8>,
-    /// What it is; `None`: one more name for what is at `link`.
+    /// The file type; `None`: a hard link to `link`.
     pub kind: Option<Kind>,
-    /// Where a link leads.
+    /// The target of a link.
     pub link: Vec<u8>,
     /// Permission bits.
     pub mode: u32,
@@ -36,15 +36,15 @@ pub struct Entry {
     pub gid: u32,
     /// Device number.
     pub rdev: u64,
-    /// Bytes of content.
+    /// Size of the content in bytes.
     pub size: u64,
-    /// Last change.
+    /// mtime.
     pub mtime: Time,
     /// Extended attributes, sorted by name.
     pub xattrs: Vec<(TreePath, TreePath)>,
 }
 
-/// What the headers before an entry say of it.
+/// Fields from the extended headers before an entry.
 #[derive(Default)]
 struct Extended {
     name: Option<Vec<u8>>,
@@ -56,10 +56,10 @@ struct Extended {
     xattrs: Vec<(TreePath, TreePath)>,
 }
 
-/// Reads a tar, entry by entry; reading from it gives the content of the last one.
+/// Reads a tar entry by entry; a read returns the content of the last one.
 pub struct Untar<R> {
     from: R,
-    /// Bytes of content that were not read, and of the padding behind.
+    /// Bytes of content not yet read, and of the padding after it.
     content: u64,
     padding: u64,
 }
@@ -69,7 +69,7 @@ fn odd(why: impl Into<String>) -> io::Error {
 }
 
 impl<R: Read> Untar<R> {
-    /// Reads from the beginning.
+    /// Creates a reader at the beginning of a tar.
     pub fn new(from: R) -> Untar<R> {
         Untar {
             from,
@@ -78,10 +78,10 @@ impl<R: Read> Untar<R> {
         }
     }
 
-    /// The next entry; `None`: there is none, and all was read.
+    /// Returns the next entry; `None`: the end was reached.
     ///
     /// # Errors
-    /// Those of reading; it is no tar.
+    /// Errors of reading; it is not a tar.
     pub fn advance(&mut self) -> io::Result<Option<Entry>> {
         let mut extended = Extended::default();
         loop {
@@ -94,7 +94,7 @@ impl<R: Read> Untar<R> {
             let size = header.entry_size()?;
             match header.as_bytes().get(156).copied().unwrap_or_default() {
                 b'x' => extended.take_pax(&self.extended(size)?)?,
-                // What holds for all entries is nothing that an image needs.
+                // Global headers contain nothing that an image needs.
                 b'g' => drop(self.extended(size)?),
                 b'L' => extended.name = Some(until_nul(self.extended(size)?)),
                 b'K' => extended.link = Some(until_nul(self.extended(size)?)),
@@ -114,7 +114,7 @@ impl<R: Read> Untar<R> {
             .name
             .unwrap_or_else(|| header.path_bytes().into_owned());
         let kind = match kind {
-            // Before POSIX only the name said so.
+            // Before POSIX a directory was marked only by its name.
             0 | b'0' if name.ends_with(b"/") => Some(Kind::Dir),
             0 | b'0' | b'7' => Some(Kind::File),
             b'1' => None,
@@ -134,7 +134,7 @@ impl<R: Read> Untar<R> {
             .link
             .or_else(|| header.link_name_bytes().map(|link| link.into_owned()));
         let size = extended.size.unwrap_or(size);
-        // Of what is no file some programs write a size and no content.
+        // Some programs write a size without content for other types.
         self.content = if kind == Some(Kind::File) { size } else { 0 };
         self.padding = self.content.wrapping_neg() % BLOCK as u64;
         let id = |number: u64| u32::try_from(number).map_err(|_| odd("an owner is out of range"));
@@ -170,14 +170,14 @@ impl<R: Read> Untar<R> {
         Ok(entry)
     }
 
-    /// The next header; `None`: the end.
+    /// Returns the next header; `None`: the end.
     fn header(&mut self) -> io::Result<Option<Header>> {
         let mut header = Header::new_old();
         let bytes = header.as_mut_bytes();
         let mut filled = 0;
         while let Some(rest) = bytes.get_mut(filled..).filter(|rest| !rest.is_empty()) {
             match self.from.read(rest)? {
-                // It need not have an end.
+                // The end marker may be missing.
                 0 if filled == 0 => return Ok(None),
                 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
                 read => filled += read,
@@ -200,7 +200,7 @@ impl<R: Read> Untar<R> {
         Ok(Some(header))
     }
 
-    /// The content of an extended header.
+    /// Returns the content of an extended header.
     fn extended(&mut self, size: u64) -> io::Result<Vec<u8>> {
         if size > EXTENDED_BYTES_MAX {
             return Err(odd("an extended header is too long"));
@@ -219,7 +219,7 @@ impl<R: Read> Untar<R> {
         }
     }
 
-    /// What it reads from.
+    /// Returns the underlying reader.
     pub fn into_inner(self) -> R {
         self.from
     }
@@ -244,7 +244,7 @@ impl<R: Read> Read for Untar<R> {
 }
 
 impl Extended {
-    /// Records `LENGTH KEY=VALUE\n`, where the length counts all of it.
+    /// Parses records `LENGTH KEY=VALUE\n`, where the length includes the whole record.
     fn take_pax(&mut self, mut records: &[u8]) -> io::Result<()> {
         let broken = || odd("an extended header cannot be understood");
         while !records.is_empty() {
@@ -294,7 +294,7 @@ fn number(digits: &[u8]) -> Option<u64> {
     std::str::from_utf8(digits).ok()?.parse().ok()
 }
 
-/// Seconds, perhaps with a sign and a fraction.
+/// Parses seconds with an optional sign and fraction.
 fn time(text: &[u8]) -> Option<Time> {
     let text = std::str::from_utf8(text).ok()?;
     let (negative, text) = match text.strip_prefix('-') {
@@ -330,7 +330,7 @@ fn until_nul(mut text: Vec<u8>) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    /// A file with attributes and a directory, as `tar c --format=pax --xattrs` has them.
+    /// Returns a file with attributes and a directory, as written by `tar c --format=pax --xattrs`.
     fn archive() -> Vec<u8> {
         let mut builder = tar::Builder::new(Vec::new());
         let extensions = [
@@ -366,7 +366,7 @@ mod tests {
         let (mut from, mut all) = (Untar::new(bytes), Vec::new());
         while let Some(entry) = from.advance()? {
             let mut content = Vec::new();
-            // Every second is skipped.
+            // Every second entry is skipped.
             if all.len() % 2 == 0 {
                 (&mut from).take(1 << 20).read_to_end(&mut content)?;
             }
@@ -425,7 +425,7 @@ mod tests {
                 let mut changed = whole.clone();
                 changed[at] = value;
                 let _ = read_all(&changed);
-                // With a checksum that fits.
+                // With a valid checksum.
                 if let Some(block) = changed
                     .get_mut(at / BLOCK * BLOCK..)
                     .and_then(|rest| rest.get_mut(..BLOCK))

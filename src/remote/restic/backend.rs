@@ -1,4 +1,4 @@
-//! Where a repository is, and what is written to it.
+//! Access to the files of a repository, with limits, caches and counters.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -25,12 +25,12 @@ use crate::sys::lock::Mutex;
 const KINDS: &str = "a directory, s3:http(s)://HOST[:PORT]/BUCKET[/PATH], rest:http(s)://HOST[:PORT]/[PATH], \
     or rclone:REMOTE:PATH (sftp and all else that rclone reaches)";
 
-/// A repository in a directory of this machine.
+/// Returns whether the repository is a directory on this machine.
 pub fn is_local(url: &str) -> bool {
     url.starts_with('/') || url.starts_with("local:")
 }
 
-/// Checks an address without going there.
+/// Checks the syntax of an address without connecting to it.
 ///
 /// # Errors
 /// `bad-remote`.
@@ -62,7 +62,8 @@ pub fn check(url: &str) -> VerbResult<()> {
     }
 }
 
-/// Goes to an address. `quick`: a server that does not answer is not waited for long, where we say so.
+/// Connects to an address. `quick`: does not wait long for a server that does not answer, where
+/// that is under our control.
 ///
 /// # Errors
 /// `bad-remote`, `remote-failed`.
@@ -79,34 +80,35 @@ pub fn open(url: &str, quick: bool) -> VerbResult<Arc<dyn WriteBackend>> {
     })
 }
 
-/// Who asks a REST server, by the environment, as restic has it.
+/// Returns the credentials for a REST server from the variables of restic.
 fn rest_login() -> Option<Login> {
     let of = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
     let password = of("RESTIC_REST_PASSWORD").unwrap_or_default();
     of("RESTIC_REST_USERNAME").map(|user| (user, password))
 }
 
-/// Bytes of a pack that are fetched at once, first, at least and at most, and how many such pieces are
-/// kept: what is read one after the other lies in a pack one after the other.
+/// Read-ahead in a pack: initial size, limits of the size, and number of cached ranges. Data that
+/// is read sequentially is adjacent in a pack.
 const AHEAD_BYTES: u32 = 1 << 20;
 const AHEAD_RANGE: (u32, u32) = (64 << 10, 4 << 20);
 const AHEAD_PIECES: usize = 8;
-/// After a piece that came sooner the next is larger, after one that took longer smaller.
+/// A range that arrived sooner increases the next one; one that took longer reduces it.
 const AHEAD_QUICK: Duration = Duration::from_millis(300);
 const AHEAD_SLOW: Duration = Duration::from_millis(1500);
 
-/// How many bytes may pass in a second, in both directions together. What is asked for or sent at
-/// once, up to a pack, passes as fast as it can; what comes after it waits for its turn.
+/// Limits the transfer rate of both directions together. A single transfer, up to a pack, is not
+/// limited; the following one waits.
 #[derive(Debug)]
 pub struct Pace {
     bytes_per_second: u64,
     began: Instant,
-    /// When the next may pass, nanoseconds since it began. No lock: somebody may hold one who reads.
+    /// The earliest time of the next transfer, nanoseconds since `began`. Atomic, because readers
+    /// may hold locks.
     next: AtomicU64,
 }
 
 impl Pace {
-    /// At least one byte.
+    /// Creates a limit of at least one byte.
     pub fn new(bytes_per_second: u64) -> Pace {
         Pace {
             bytes_per_second: bytes_per_second.max(1),
@@ -128,41 +130,41 @@ impl Pace {
     }
 }
 
-/// A backend that counts what is sent, and takes no snapshot once something went wrong: rustic
-/// logs what it could not read or write of a tree, and would save a snapshot without it. What is
-/// read of packs that are not on this machine is read in large pieces.
+/// A backend that counts sent bytes, and saves no snapshot after an error: rustic logs parts of a
+/// tree that it could not read or write, and would save a snapshot without them. Packs of a remote
+/// repository are read in large ranges.
 ///
-/// Everything that is read has a limit in size ([`Limits`]), and so has what the library makes of it:
-/// what it decompresses without a limit is checked here first.
+/// The size of everything read is limited ([`Limits`]), and so is the result in memory: data that
+/// the library would decompress without a limit is checked here first.
 #[derive(Debug)]
 pub struct Watched {
     inner: Arc<dyn WriteBackend>,
     limits: Limits,
-    /// The directory of a repository on this machine.
+    /// The directory of a local repository.
     local: Option<PathBuf>,
-    /// Objects that are kept here, once it is known of which repository.
+    /// The cache, once the repository is identified.
     kept: OnceLock<Kept>,
     /// The key, once it is known.
     seal: OnceLock<Seal>,
-    /// Bytes of the index and of snapshots, decompressed, since they were last listed.
+    /// Decompressed bytes of the index and of snapshots since the last listing.
     unpacked: [AtomicU64; 2],
     failed: Mutex<Option<VerbError>>,
-    /// Pieces of packs, the one that was used last behind; `None`: the repository is here.
+    /// Cached ranges of packs, the most recently used last; `None`: the repository is local.
     ahead: Option<Mutex<VecDeque<Piece>>>,
-    /// How fast bytes may come and go; not set: as fast as they can.
+    /// The transfer rate limit, if any.
     pub pace: OnceLock<Pace>,
     ahead_bytes: AtomicU32,
-    /// The whole tree was told: without it no snapshot is saved, however whoever tells it ended.
+    /// The whole tree was received. Until then no snapshot is saved, however its producer ends.
     pub is_told: AtomicBool,
-    /// Something could not be written.
+    /// A write has failed.
     is_gone: AtomicBool,
-    /// Bytes that were written.
+    /// Bytes written.
     pub sent: AtomicU64,
-    /// Reads of packs that failed where they are, and not because of what is in them.
+    /// Failed reads of packs, except those with damaged data.
     pub unread: AtomicU64,
 }
 
-/// A piece of a pack: which, from where, and what is there.
+/// A range of a pack: its start and its bytes.
 #[derive(Clone, Debug)]
 struct Piece {
     pack: Id,
@@ -183,7 +185,7 @@ fn part_of(bytes: &bytes::Bytes, offset: u32, length: u32) -> Option<bytes::Byte
 }
 
 impl Watched {
-    /// Of a repository on this machine nothing is read ahead.
+    /// A local repository is read without read-ahead.
     pub fn new(inner: Arc<dyn WriteBackend>, url: &str, limits: Limits) -> Watched {
         let local = is_local(url).then(|| url.strip_prefix("local:").unwrap_or(url));
         Watched {
@@ -210,7 +212,7 @@ impl Watched {
         }
     }
 
-    /// What has come counts before the next is asked for.
+    /// Received bytes count against the rate before the next request.
     fn come(&self, read: RusticResult<bytes::Bytes>) -> RusticResult<bytes::Bytes> {
         if let Ok(bytes) = &read {
             self.wait_for(bytes.len());
@@ -218,22 +220,22 @@ impl Watched {
         read
     }
 
-    /// Something went wrong: no snapshot is saved from now on. The first error is kept.
+    /// Records an error: no snapshot is saved from now on. The first error is stored.
     pub fn fail(&self, error: VerbError) {
         self.failed.lock().get_or_insert(error);
     }
 
-    /// What went wrong first.
+    /// Returns the first error.
     pub fn failure(&self) -> Option<VerbError> {
         self.failed.lock().clone()
     }
 
-    /// The repository has this key.
+    /// Sets the key of the repository.
     pub fn unseal(&self, seal: Option<Seal>) {
         seal.map(|seal| self.seal.set(seal));
     }
 
-    /// What is kept of the repository is in this directory.
+    /// Sets the directory of the cache.
     pub fn keep(&self, cache: &Path, repository: &str) {
         match Kept::new(cache, repository) {
             Ok(kept) => drop(self.kept.set(kept)),
@@ -246,7 +248,7 @@ impl Watched {
         self.kept.get().filter(|_| is_kept)
     }
 
-    /// An object, whole, from where the repository is.
+    /// Reads a whole object from the repository.
     fn whole(&self, tpe: FileType, id: &Id) -> RusticResult<bytes::Bytes> {
         let most = self.limits.stored(tpe);
         if let Some(dir) = &self.local {
@@ -259,7 +261,7 @@ impl Watched {
                 }
                 _ => dir.join(tpe.dirname()).join(&*hex),
             };
-            // What is not there the library reports.
+            // The library reports a missing file.
             let found = std::fs::metadata(path).ok();
             if found.is_some_and(|found| !found.is_file() || found.len() > most) {
                 return Err(exceeded(tpe, format_args!("has more than {most} bytes")));
@@ -272,9 +274,9 @@ impl Watched {
         }
     }
 
-    /// Whether the library may decompress a whole object.
+    /// Checks that the library may decompress a whole object.
     fn check_whole(&self, tpe: FileType, sealed: &[u8]) -> RusticResult<()> {
-        // What cannot be decrypted it reports itself.
+        // The library reports objects that cannot be decrypted.
         let opened = self.seal.get().and_then(|seal| seal.open(sealed));
         let (Some(opened), false) = (opened, matches!(tpe, FileType::Key | FileType::Pack)) else {
             return Ok(());
@@ -309,7 +311,7 @@ impl Watched {
         }
     }
 
-    /// Whether the library may decompress a tree, and read it.
+    /// Checks that the library may decompress and parse a tree.
     fn check_tree(&self, tpe: FileType, sealed: &[u8]) -> RusticResult<()> {
         let opened = self.seal.get().and_then(|seal| seal.open(sealed));
         let Some(opened) = opened else { return Ok(()) };
@@ -328,11 +330,11 @@ impl Watched {
         }
     }
 
-    /// A piece of content: at `offset` in a pack, of `length` bytes, and of `unpacked` when it is
-    /// decompressed.
+    /// Reads a blob at `offset` in a pack, with `length` bytes, or `unpacked` bytes after
+    /// decompression.
     ///
     /// # Errors
-    /// Those of the repository; it is longer than any, or not what was stored.
+    /// Errors of the repository; the blob exceeds the limit, or is damaged.
     pub fn blob(
         &self,
         pack: &Id,
@@ -360,7 +362,7 @@ impl Watched {
             .into())
     }
 
-    /// A part of a pack, from where the repository is.
+    /// Reads a range of a pack from the repository.
     fn part(
         &self,
         tpe: FileType,
@@ -389,7 +391,7 @@ impl Watched {
         if let Some(part) = known.and_then(|piece| piece.part(offset, length)) {
             return Ok(part);
         }
-        // Behind the end of the pack there is nothing: what is there comes.
+        // A range beyond the end of the pack returns fewer bytes.
         let (ahead_bytes, began) = (self.ahead_bytes.load(Ordering::Relaxed), Instant::now());
         let bytes = read(length.max(ahead_bytes))?;
         let (least, most) = AHEAD_RANGE;
@@ -416,7 +418,7 @@ impl Watched {
     }
 }
 
-/// A limit was reached.
+/// Returns the error for an exceeded limit.
 fn exceeded(tpe: FileType, what: std::fmt::Arguments<'_>) -> Box<RusticError> {
     let trouble = Trouble {
         what: format!("{} {what}", name_of(tpe)),
@@ -425,7 +427,7 @@ fn exceeded(tpe: FileType, what: std::fmt::Arguments<'_>) -> Box<RusticError> {
     RusticError::with_source(ErrorKind::Backend, trouble.what.clone(), trouble)
 }
 
-/// What a person calls an object.
+/// Returns the display name of an object.
 fn name_of(tpe: FileType) -> &'static str {
     match tpe {
         FileType::Config => "the configuration of the repository",
@@ -537,7 +539,7 @@ impl WriteBackend for Watched {
                 "no snapshot is saved: not everything of it was sent",
             ));
         }
-        // Each of the packs that wait would be tried as long as this one was.
+        // Otherwise each waiting pack would be retried as long as this one.
         if self.is_gone.load(Ordering::Relaxed) {
             return Err(RusticError::new(
                 ErrorKind::Backend,

@@ -1,7 +1,7 @@
-//! A cache of a repository on this machine: encrypted files of the index, snapshots and packs of trees.
-//! Only its owner may read it.
+//! A local cache of a repository: encrypted files of the index, snapshots and packs of trees. Only
+//! its owner can read it.
 //!
-//! A file that cannot be written is not kept; one that cannot be read is fetched again.
+//! A file that cannot be written is not cached; one that cannot be read is fetched again.
 
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, Read, Write};
@@ -11,33 +11,33 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 use rustic_core::{FileType, Id};
 
-/// Says to programs that back up that this need not be (bford.info/cachedir).
+/// Marks the directory as a cache for backup programs (bford.info/cachedir).
 const TAG: (&str, &[u8]) = (
     "CACHEDIR.TAG",
     b"Signature: 8a477f597d28d172789f06886806bc55\n",
 );
 
-/// Makes a directory, and those above, for this user alone.
+/// Creates a directory and its parents, accessible only to this user.
 pub fn make_dir(dir: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(dir)
 }
 
-/// Objects of one repository.
+/// The cached objects of one repository.
 #[derive(Debug)]
 pub struct Kept(PathBuf);
 
 impl Kept {
-    /// Those of a repository with this number. `cache`: the directory for all repositories, which is
-    /// closed to others if it was not.
+    /// Opens the cache of a repository with this ID. `cache`: the directory for all repositories;
+    /// access of other users is removed.
     ///
     /// # Errors
-    /// Those of making it.
+    /// Errors of its creation.
     pub fn new(cache: &Path, repository: &str) -> io::Result<Kept> {
         make_dir(cache)?;
         fs::set_permissions(cache, Permissions::from_mode(0o700))?;
         let mut options = File::options();
         let tag = options.write(true).create_new(true).mode(0o600);
-        // It may be there.
+        // It may exist.
         if let Ok(mut tag) = tag.open(cache.join(TAG.0)) {
             tag.write_all(TAG.1)?;
         }
@@ -52,7 +52,7 @@ impl Kept {
         dir.join(hex.get(..2).unwrap_or_default()).join(&*hex)
     }
 
-    /// An object, or a part of it; `most`: bytes that it can have.
+    /// Reads an object, or a part of it; `most`: its maximum size in bytes.
     pub fn read(
         &self,
         kind: FileType,
@@ -79,7 +79,7 @@ impl Kept {
         Some(bytes.into())
     }
 
-    /// Keeps an object.
+    /// Caches an object.
     pub fn write(&self, kind: FileType, id: &Id, content: &[Bytes]) {
         let path = self.path(kind, id);
         let new = path.with_extension(format!("{}.new", std::process::id()));
@@ -103,12 +103,12 @@ impl Kept {
         }
     }
 
-    /// An object is not there any more.
+    /// Removes an object.
     pub fn remove(&self, kind: FileType, id: &Id) {
         let _ = fs::remove_file(self.path(kind, id));
     }
 
-    /// Only these objects of a kind are there, of these sizes.
+    /// Removes all objects of a kind except these with these sizes.
     pub fn retain(&self, kind: FileType, there: &[(Id, u32)]) {
         let there: std::collections::HashMap<_, _> = there.iter().copied().collect();
         let dirs = fs::read_dir(self.0.join(kind.dirname()));

@@ -1,7 +1,8 @@
 //! Key files of a repository, and the key that the password opens.
 //!
-//! A key file says how much memory and work it takes to derive a key from the password, and a server
-//! needs no password to send any file. So all are read and checked before a key is derived of one.
+//! A key file defines the memory and work to derive a key from the password, and a server can send
+//! any file without the password. Therefore all key files are read and checked before any key is
+//! derived.
 
 use rustic_core::repofile::{KeyFile, MasterKey};
 use rustic_core::{FileType, ReadBackend};
@@ -17,7 +18,7 @@ const HOSTILE: &str =
 /// Finds the key file that the password opens.
 ///
 /// # Errors
-/// `bad-password`; `remote-failed`: the key files cannot be read, or ask for too much.
+/// `bad-password`; `remote-failed`: the key files cannot be read, or exceed the limits.
 pub fn find(backend: &dyn ReadBackend, password: &str, limits: Limits) -> VerbResult<MasterKey> {
     let (mut files, mut odd, mut work) = (Vec::new(), None, 0_u64);
     for (id, _) in backend.list_with_size(FileType::Key).map_err(failed)? {
@@ -53,7 +54,7 @@ pub fn find(backend: &dyn ReadBackend, password: &str, limits: Limits) -> VerbRe
                 let (encrypt, k, r) = key.to_keys();
                 return master(&encrypt, &k, &r);
             }
-            // Another password's.
+            // The key of another password.
             Err(cause) if cause.is_code("C001") => {}
             Err(cause) => drop(odd.get_or_insert(failed(cause))),
         }
@@ -61,7 +62,7 @@ pub fn find(backend: &dyn ReadBackend, password: &str, limits: Limits) -> VerbRe
     Err(odd.unwrap_or_else(bad_password))
 }
 
-/// The work of deriving a key, `N * r * p`.
+/// Returns the work to derive a key, `N * r * p`.
 fn cost(file: &KeyFile, limits: Limits) -> Result<u64, String> {
     let (n, r, p) = (u64::from(file.n), u64::from(file.r), u64::from(file.p));
     if file.kdf != "scrypt" || !n.is_power_of_two() || n < 2 || r == 0 || p == 0 {
@@ -84,7 +85,7 @@ fn cost(file: &KeyFile, limits: Limits) -> Result<u64, String> {
     Ok(work)
 }
 
-/// A key as the library takes it.
+/// Converts a key to the library's type.
 fn master(encrypt: &[u8], k: &[u8], r: &[u8]) -> VerbResult<MasterKey> {
     use base64::Engine as _;
     use base64::engine::general_purpose::STANDARD;
@@ -110,10 +111,10 @@ mod tests {
     fn what_a_key_file_asks_for_has_limits() {
         let limits = Limits::new();
         let cost = |n, r, p| cost(&file(n, r, p), limits);
-        // rustic's, and those of restic on fast machines.
+        // rustic's parameters, and those of restic on fast machines.
         assert_eq!(cost(1 << 17, 8, 1), Ok(1 << 20));
         assert!(cost(1 << 15, 8, 16).is_ok());
-        // 256 MiB, less what p takes, and one more.
+        // 256 MiB minus the share of p, and one step above.
         assert!(cost(1 << 18, 7, 1).is_ok() && cost(1 << 18, 8, 1).is_err());
         assert!(cost(1 << 10, 1 << 10, 1 << 6).is_ok());
         assert!(cost(1 << 10, 1 << 10, (1 << 6) + 1).is_err());

@@ -1,7 +1,7 @@
-//! Measures a snapshot before anything of it is made.
+//! Measures a snapshot before any of it is created.
 //!
-//! A directory that is in several places of a snapshot is stored once: 27 of them are enough for 100
-//! million entries. Each is read once here, and the totals of its subdirectories are added up.
+//! A directory that is in several places of a snapshot is stored once: 27 of them suffice for 100
+//! million entries. Each is read once here, and the totals of its subdirectories are added.
 
 use std::collections::HashMap;
 use std::os::unix::ffi::OsStrExt;
@@ -13,20 +13,20 @@ use super::{Pushed, failed, trouble_of};
 use crate::engine::api::{Code, VerbError, VerbResult, hinted};
 use crate::remote::limits::{self, DEPTH_MAX, Limits, NODE_BYTES};
 
-/// Totals of a directory and everything below.
+/// Totals of a directory and everything below it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Entries.
     pub entries: u64,
     /// Bytes of the paths of directories, relative to this one.
     pub paths: u64,
-    /// Bytes of names, attributes and numbers of blobs.
+    /// Bytes of names, attributes and blob IDs.
     pub held: u64,
     /// Directories.
     dirs: u64,
-    /// Directories within each other.
+    /// Depth of directories.
     depth: u64,
-    /// Memory for the nodes that a walk holds at once.
+    /// Memory for the nodes that a walk holds at the same time.
     open: u64,
 }
 
@@ -49,8 +49,8 @@ impl Totals {
         self.open = self.open.saturating_add(held);
     }
 
-    /// Adds a subdirectory; `name`: the length of its name; `own_open`: memory for the nodes of this
-    /// directory.
+    /// Adds a subdirectory; `name`: the length of its name; `own_open`: memory for the nodes of
+    /// this directory.
     fn below(&mut self, name: u64, below: &Totals, own_open: u64) {
         let sum = u64::saturating_add;
         let dirs = sum(below.dirs, 1);
@@ -64,18 +64,18 @@ impl Totals {
     }
 }
 
-/// A directory that is being read.
+/// A directory being read.
 struct Open {
     id: TreeId,
     totals: Totals,
     own_open: u64,
-    /// The directories in it that are still to come, with the lengths of their names.
+    /// Its remaining subdirectories, with the lengths of their names.
     left: Vec<(TreeId, u64)>,
-    /// The length of its own name.
+    /// The length of its name.
     name: u64,
 }
 
-/// The tree of a snapshot cannot be made.
+/// Returns the error for a snapshot whose tree is invalid.
 pub fn broken(pushed: &Pushed, what: &str) -> VerbError {
     hinted(
         Code::Incomplete,
@@ -84,11 +84,11 @@ pub fn broken(pushed: &Pushed, what: &str) -> VerbError {
     )
 }
 
-/// The root directory of a snapshot, and its totals.
+/// Returns the root directory of a snapshot and its totals.
 ///
 /// # Errors
-/// `incomplete`: no directory has the name of the root, or one is in itself; `remote-failed`: a limit
-/// is exceeded.
+/// `incomplete`: no directory has the name of the root, or one contains itself; `remote-failed`: a
+/// limit is exceeded.
 pub fn measure(
     repo: &Repository<IndexedFullStatus>,
     pushed: &Pushed,
@@ -155,8 +155,8 @@ fn below(repo: &Repository<IndexedFullStatus>, pushed: &Pushed, top: TreeId) -> 
     Ok(Totals::default())
 }
 
-/// Reads one directory. One that is not there or is damaged is empty here: whoever makes the tree
-/// reports it.
+/// Reads one directory. A missing or damaged one counts as empty here; the code that creates the
+/// tree reports it.
 fn read(repo: &Repository<IndexedFullStatus>, id: TreeId, name: u64) -> VerbResult<Open> {
     let nodes = match repo.get_tree(&id) {
         Ok(tree) => tree.nodes,

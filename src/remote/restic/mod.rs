@@ -1,8 +1,8 @@
-//! Checkpoints as snapshots of a repository that restic and rustic read.
+//! Checkpoints as snapshots in a repository that restic and rustic can read.
 //!
 //! A snapshot has the tags `ckptfs`, `store=ID`, `checkpoint=N` and those of the checkpoint, its
-//! time and its note, and one directory, `/NAME`, which is the tree's root. What a repository has is
-//! asked there each time: no list of it is kept elsewhere.
+//! time and its note, and one directory, `/NAME`, which is the tree's root. The list of snapshots
+//! is read from the repository each time; no copy of it is stored elsewhere.
 
 mod backend;
 mod kept;
@@ -39,45 +39,45 @@ use crate::engine::api::{Code, VerbError, VerbResult, hinted};
 use crate::remote::limits::Limits;
 use crate::store::ids::CheckpointId;
 
-/// The tag of every snapshot of ours.
+/// The tag of every snapshot that ckptfs created.
 const TAG: &str = "ckptfs";
-/// Begin the tags that say which checkpoint of which store.
+/// Prefixes of the tags that identify the store and the checkpoint.
 const STORE_TAG: &str = "store=";
 const CHECKPOINT_TAG: &str = "checkpoint=";
 
-/// What a repository is opened for.
+/// The purpose of opening a repository.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// One is made if there is none.
+    /// Create one if none exists.
     Create,
-    /// For a verb, which waits for a server that starts again.
+    /// For a verb, which waits for a server that restarts.
     Verb,
-    /// For programs that wait for content: better an error than a long wait.
+    /// For programs that wait for content: an error is better than a long wait.
     Serve,
 }
 
-/// A repository that is open.
+/// An open repository.
 pub struct Remote {
     repo: Repository<OpenStatus>,
     watched: Arc<Watched>,
 }
 
-/// A snapshot of ours.
+/// A snapshot that ckptfs created.
 #[derive(Clone, Debug)]
 pub struct Pushed {
-    /// The snapshot's number in the repository, in hexadecimal digits.
+    /// The ID of the snapshot in the repository, in hexadecimal.
     pub snapshot: String,
-    /// Of which store.
+    /// The store.
     pub store: String,
-    /// Which checkpoint.
+    /// The checkpoint.
     pub checkpoint: CheckpointId,
     /// The checkpoint's tags.
     pub tags: Vec<String>,
     /// Its note.
     pub note: String,
-    /// When the checkpoint was made.
+    /// The time of creation of the checkpoint.
     pub created: Timestamp,
-    /// The machine that it came from.
+    /// The name of the machine that pushed it.
     pub host: String,
     /// The name of the directory in it that is the tree's root.
     pub root: String,
@@ -88,13 +88,13 @@ impl Remote {
     /// Opens the repository at a URL.
     ///
     /// # Errors
-    /// `bad-password`, `unknown-remote` if there is no repository, `remote-failed`.
+    /// `bad-password`, `unknown-remote` if the repository does not exist, `remote-failed`.
     pub fn open(url: &str, password: &str, purpose: Purpose) -> VerbResult<Remote> {
         let opened = backend::open(url, purpose == Purpose::Serve)?;
         let limits = Limits::new();
         let watched = Arc::new(Watched::new(opened, url, limits));
         let backends = RepositoryBackends::new(Arc::clone(&watched) as _, None);
-        // What is kept here passes the limits too, and so it is not the library that keeps it.
+        // The library's cache would bypass the limits; `kept` caches instead.
         let options = RepositoryOptions::default().no_cache(true);
         let repo = Repository::new(&options, &backends).map_err(failed)?;
         let repo = match repo.config_id().map_err(failed)? {
@@ -124,12 +124,12 @@ impl Remote {
         Ok(Remote { repo, watched })
     }
 
-    /// From now on at most so many bytes a second are sent and received, over some packs.
+    /// Limits the bytes sent and received per second, averaged over some packs.
     pub fn limit(&self, bytes_per_second: u64) {
         drop(self.watched.pace.set(Pace::new(bytes_per_second)));
     }
 
-    /// The snapshots of checkpoints, the oldest checkpoint first; `store`: of this one alone.
+    /// Lists the snapshots of checkpoints, the oldest checkpoint first; `store`: only of this one.
     ///
     /// # Errors
     /// `remote-failed`.
@@ -147,7 +147,7 @@ impl Remote {
 
 impl Pushed {
     fn of(file: SnapshotFile) -> Option<Pushed> {
-        // Of a snapshot that says two things of itself neither is believed.
+        // A snapshot with two values of one tag is not trusted.
         let value = |key: &str| {
             let mut all = file.tags.iter().filter_map(|tag| tag.strip_prefix(key));
             all.next().filter(|_| all.next().is_none())
@@ -176,18 +176,18 @@ impl Pushed {
     }
 }
 
-/// A tag by which a snapshot of ours is known.
+/// Returns whether a tag identifies our snapshots.
 fn is_own(tag: &str) -> bool {
     tag == TAG || tag.starts_with(STORE_TAG) || tag.starts_with(CHECKPOINT_TAG)
 }
 
-/// The snapshot of a checkpoint, before there is anything in it.
+/// Returns the snapshot of a checkpoint, still without content.
 fn snapshot(of: &push::What) -> VerbResult<SnapshotFile> {
     let mut tags = StringList::default();
     tags.add(TAG.to_owned());
     tags.add(format!("{STORE_TAG}{}", of.store));
     tags.add(format!("{CHECKPOINT_TAG}{}", of.checkpoint));
-    // A checkpoint's tags are anybody's words: `mkdir .snapshots/store=X` makes one.
+    // A user chooses the checkpoint's tags: `mkdir .snapshots/store=X` creates one.
     let others = of.tags.iter().filter(|tag| !is_own(tag));
     others.for_each(|tag| tags.add(tag.clone()));
     Ok(SnapshotFile {
@@ -199,7 +199,7 @@ fn snapshot(of: &push::What) -> VerbResult<SnapshotFile> {
     })
 }
 
-/// Where what was read of a repository is kept: `$XDG_CACHE_HOME/ckptfs`, or below `~/.cache`.
+/// Returns the directory of cached repositories: `$XDG_CACHE_HOME/ckptfs`, or below `~/.cache`.
 fn cache_dir() -> Option<PathBuf> {
     let of = |name| {
         std::env::var_os(name)
@@ -210,18 +210,18 @@ fn cache_dir() -> Option<PathBuf> {
     Some(cache.join("ckptfs"))
 }
 
-/// Does something with a repository. What is damaged there in a way that rustic does not expect ends
-/// it by a panic, which is a failure like another.
+/// Runs an operation on a repository. rustic panics on some kinds of damage; a panic becomes an
+/// ordinary error.
 ///
 /// # Errors
-/// Those of the work; `remote-failed`.
+/// Errors of the operation; `remote-failed`.
 pub fn guarded<T, E: From<VerbError>>(work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
     static HOOK: Once = Once::new();
     static WORKING: AtomicUsize = AtomicUsize::new(0);
     HOOK.call_once(|| {
         let before = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
-            // Its threads may end so after the work has ended with an error.
+            // rustic's threads may panic after the operation has failed.
             let by_rustic = |at: &std::panic::Location<'_>| at.file().contains("/rustic_");
             if WORKING.load(Ordering::Relaxed) == 0 && !panic.location().is_some_and(by_rustic) {
                 before(panic);
@@ -240,7 +240,7 @@ pub fn guarded<T, E: From<VerbError>>(work: impl FnOnce() -> Result<T, E>) -> Re
     })
 }
 
-/// No key file is for the password.
+/// Returns the error for a password that opens no key file.
 fn bad_password() -> VerbError {
     hinted(
         Code::BadPassword,
@@ -249,13 +249,13 @@ fn bad_password() -> VerbError {
     )
 }
 
-/// What went wrong in a repository, in words for a person. What a server said is in it: whoever
-/// prints it escapes it.
+/// Converts an error of a repository for display. It may contain text from a server, which the
+/// caller must escape.
 fn failed(cause: Box<RusticError>) -> VerbError {
     told(&cause)
 }
 
-/// The same.
+/// As [`failed`], by reference.
 fn told(cause: &RusticError) -> VerbError {
     let again =
         "run the same command again once the cause is gone: what was sent is not sent again";
@@ -271,7 +271,7 @@ fn told(cause: &RusticError) -> VerbError {
     hinted(Code::RemoteFailed, format!("the remote: {said}"), again)
 }
 
-/// Why a server has not done what it was asked for, or that a limit was reached, if that is the cause.
+/// Returns the cause of an error, if it is a failed server or an exceeded limit.
 fn trouble_of(cause: &RusticError) -> Option<&Trouble> {
     let mut source = std::error::Error::source(cause);
     while let Some(found) = source {
@@ -287,7 +287,7 @@ fn trouble_of(cause: &RusticError) -> Option<&Trouble> {
 mod tests {
     use super::*;
 
-    /// `mkdir .snapshots/store=X` made what was pushed somebody else's.
+    /// `mkdir .snapshots/store=X` made a pushed snapshot that of another store.
     #[test]
     fn tags_of_a_checkpoint_do_not_say_which_it_is() {
         let what = push::What {

@@ -1,10 +1,10 @@
-//! The remotes of a user: `~/.config/ckptfs/remotes.toml`, or a file that they name, which only they
-//! may read; and those of the system (`/etc/ckptfs/remotes.toml`), which root has written, for whatever
-//! the user's file does not name.
+//! The remotes of a user, from `~/.config/ckptfs/remotes.toml` or a file that the user names; only
+//! the user can read it. Names that it lacks are taken from the remotes of the system
+//! (`/etc/ckptfs/remotes.toml`, owned by root).
 //!
-//! They are never in a store: somebody else may have made it, and an address or a command in it
-//! would be followed with the rights of whoever pushes. No password is in the file, only where one
-//! is read.
+//! They are never in a store: another user may have created the store, and an address or a command
+//! in it would be used with the credentials of the user who pushes. The file contains no password,
+//! only its source.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, Permissions};
@@ -23,15 +23,15 @@ use crate::sys;
 /// The remotes of the system.
 pub const SYSTEM_FILE: &str = "/etc/ckptfs/remotes.toml";
 
-/// A larger file is none of ours.
+/// Size limit of the file, in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// A remote.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Named {
-    /// Where it is.
+    /// Its address.
     pub url: String,
-    /// A file of 0600 whose first line is the password.
+    /// A file of mode 0600 whose first line is the password.
     #[serde(
         default,
         skip_serializing_if = "Option::is_none",
@@ -45,10 +45,10 @@ pub struct Named {
         rename = "password-command"
     )]
     pub password_command: Option<String>,
-    /// Bytes that may be sent and received in a second.
+    /// Limit of the bytes sent and received per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<u64>,
-    /// It is the system's: the file with the password must be root's.
+    /// It is a remote of the system: root must own the file with the password.
     #[serde(skip)]
     pub system: bool,
 }
@@ -58,15 +58,15 @@ type ByName = BTreeMap<String, Named>;
 /// Remotes by name.
 #[derive(Debug, Default)]
 pub struct Names {
-    /// The file that is changed; `None`: the user has no place for one.
+    /// The file to write; `None`: the user has no configuration directory.
     path: Option<PathBuf>,
     by_name: ByName,
-    /// Those of the system.
+    /// The remotes of the system.
     system: ByName,
 }
 
 impl Names {
-    /// Reads those of one file; none, if it is not there.
+    /// Reads the remotes of one file; a missing file contains none.
     ///
     /// # Errors
     /// `bad-config` if the file cannot be read, or others may write to it.
@@ -78,13 +78,13 @@ impl Names {
         })
     }
 
-    /// Those of a user, and those of the system.
+    /// Reads the remotes of a user and of the system.
     ///
     /// # Errors
-    /// `no-directory`: there is no file of either. As [`Names::read`].
+    /// `no-directory`: neither file can exist. As [`Names::read`].
     pub fn of_user(file: Option<PathBuf>) -> VerbResult<Names> {
         let system = match read(Path::new(SYSTEM_FILE), 0) {
-            // It need not be for others.
+            // It may be unreadable for other users.
             Err(why) if why.code == Code::NoPermission => ByName::new(),
             system => of_system(system?),
         };
@@ -99,10 +99,10 @@ impl Names {
         })
     }
 
-    /// Those of the system, to be changed.
+    /// Reads the remotes of the system, to change them.
     ///
     /// # Errors
-    /// `no-permission`: only root may. As [`Names::read`].
+    /// `no-permission`: the user is not root. As [`Names::read`].
     pub fn of_system() -> VerbResult<Names> {
         if sys::ids().0 != 0 {
             return Err(hinted(
@@ -119,7 +119,7 @@ impl Names {
         })
     }
 
-    /// All of them, those of the user first.
+    /// Iterates over all remotes, those of the user first.
     pub fn all(&self) -> impl Iterator<Item = (&str, &Named)> {
         let of_system = self.system.iter();
         let of_system = of_system.filter(|(name, _)| !self.by_name.contains_key(*name));
@@ -129,7 +129,7 @@ impl Names {
             .map(|(name, named)| (name.as_str(), named))
     }
 
-    /// The file that one of them is in.
+    /// Returns the file of a remote.
     pub fn file_of(&self, named: &Named) -> &Path {
         match &self.path {
             Some(path) if !named.system => path,
@@ -137,7 +137,7 @@ impl Names {
         }
     }
 
-    /// The one with a name.
+    /// Returns the remote of this name.
     ///
     /// # Errors
     /// `unknown-remote`.
@@ -158,17 +158,17 @@ impl Names {
         })
     }
 
-    /// Adds one, or with `force` replaces one, and writes the file. When it returns it is on disk.
+    /// Adds a remote, or with `force` replaces one, and writes the file. Durable on return.
     ///
     /// # Errors
-    /// `bad-name`, `bad-remote`, `remote-exists`; those of writing.
+    /// `bad-name`, `bad-remote`, `remote-exists`; errors of writing.
     pub fn add(&mut self, name: &str, named: Named, force: bool) -> VerbResult<()> {
         self.check(name, &named, force)?;
         self.by_name.insert(name.to_owned(), named);
         self.write()
     }
 
-    /// What [`Names::add`] checks before it does anything.
+    /// Performs the checks of [`Names::add`].
     ///
     /// # Errors
     /// `bad-name`, `bad-remote`, `remote-exists`.
@@ -199,10 +199,10 @@ impl Names {
         Ok(())
     }
 
-    /// Forgets one; what is stored there stays.
+    /// Removes a remote from the file. Its repository is not affected.
     ///
     /// # Errors
-    /// `unknown-remote`; those of writing.
+    /// `unknown-remote`; errors of writing.
     pub fn remove(&mut self, name: &str) -> VerbResult<()> {
         self.get(name)?;
         if self.by_name.remove(name).is_none() {
@@ -240,11 +240,11 @@ impl Names {
 }
 
 impl Named {
-    /// The password: of the environment (`CKPTFS_REMOTE_PASSWORD`), of the file, of the command;
-    /// `None`: none of them is there, and a person is to be asked.
+    /// Returns the password: from the environment (`CKPTFS_REMOTE_PASSWORD`), the file, or the
+    /// command; `None`: none of these is set, and the user must be asked.
     ///
     /// # Errors
-    /// `bad-password` if the file is open to others, or the command fails.
+    /// `bad-password` if others can read the file, or the command fails.
     pub fn password(&self) -> VerbResult<Option<String>> {
         if let Ok(password) = std::env::var("CKPTFS_REMOTE_PASSWORD") {
             return Ok(Some(password));
@@ -271,7 +271,7 @@ fn no_place() -> VerbError {
     )
 }
 
-/// The remotes of a file that this user, or root, has written; none, if it is not there.
+/// Reads the remotes of a file owned by this user or root; a missing file contains none.
 ///
 /// # Errors
 /// `bad-config` if the file cannot be read, or others may write to it.
@@ -311,7 +311,8 @@ fn read(path: &Path, owner: u32) -> VerbResult<ByName> {
     toml_edit::de::from_str(&text).map_err(|cause| bad(cause.message(), "mend or remove it"))
 }
 
-/// A file, and what it is: another may be at its path by now.
+/// Opens a file and returns its metadata. The path may lead to another one than at the check
+/// before.
 fn opened(path: &Path) -> VerbResult<(File, Metadata)> {
     let failed = |cause| io_error(path.display(), cause);
     let file = File::open(path).map_err(failed)?;

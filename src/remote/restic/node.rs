@@ -1,8 +1,8 @@
-//! An entry of a tree as restic's format has it, and back.
+//! Converts entries of a tree to nodes of restic's format, and back.
 //!
-//! The format holds no access times unless asked to (as restic, we put the time of the last change
-//! there), and only names of extended attributes that are UTF-8. An inode's number is its slot; the
-//! device is told only of files with several names, so that equal trees of two machines are one.
+//! Like restic, we store the mtime in place of the access time. The format supports only extended
+//! attributes whose names are UTF-8. The inode number is the slot. The device is set only for files
+//! with several names, so that equal trees of two machines are equal nodes.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -17,7 +17,7 @@ use crate::sys::{Kind, Time};
 /// The device of files with several names.
 const LINKED_DEVICE: u64 = 1;
 
-/// Bits of a mode as Go has them (os.FileMode), which restic's format took over.
+/// File type bits of a mode in Go (os.FileMode), which restic's format uses.
 const GO_KINDS: [(Kind, u32); 7] = [
     (Kind::Dir, 1 << 31),
     (Kind::Symlink, 1 << 27),
@@ -27,12 +27,12 @@ const GO_KINDS: [(Kind, u32); 7] = [
     (Kind::Socket, 1 << 24),
     (Kind::File, 0),
 ];
-/// Set-user-id, set-group-id and sticky: of a mode (inode(7)), and as Go has them.
+/// Set-user-id, set-group-id and sticky: of a mode (inode(7)), and in Go.
 const GO_BITS: [(u32, u32); 3] = [(0o4000, 1 << 23), (0o2000, 1 << 22), (0o1000, 1 << 20)];
 
-/// Why an entry cannot be held.
+/// The reason why the format cannot represent an entry.
 pub enum Unfit {
-    /// Its name does not come back as it was.
+    /// Its name would change.
     Name,
     /// An extended attribute has a name that is not UTF-8.
     Xattr,
@@ -57,7 +57,7 @@ fn timestamp(time: Time) -> Result<Timestamp, Unfit> {
     Timestamp::new(time.sec, nanoseconds).map_err(|_| Unfit::Time)
 }
 
-/// The time of a node; 1970 where it has none.
+/// Returns the time of a node; 1970 if it has no time.
 fn time(timestamp: Option<Timestamp>) -> Time {
     let nanoseconds = timestamp.map_or(0, Timestamp::as_nanosecond);
     Time {
@@ -66,11 +66,11 @@ fn time(timestamp: Option<Timestamp>) -> Time {
     }
 }
 
-/// A node named `name`. `changed_after`: the content differs from what it was then, and so its
-/// ctime is told as a later one.
+/// Converts an entry to a node named `name`. `changed_after`: the content has changed since this
+/// time, so the ctime must be later.
 ///
 /// # Errors
-/// What of it the format cannot hold.
+/// The part that the format cannot represent.
 pub fn of_entry(
     entry: &ExportEntry,
     name: &[u8],
@@ -141,7 +141,7 @@ fn go_mode(kind: Kind, mode: u32) -> u32 {
     special.fold(kind | mode & 0o777, |all, (_, bit)| all | bit)
 }
 
-/// The entry at `path` that a node tells of. `None`: of a kind that is not known.
+/// Converts a node to an entry at `path`.
 pub fn to_entry(node: &Node, path: Vec<u8>) -> Option<ExportEntry> {
     let meta = &node.meta;
     let (kind, rdev) = match &node.node_type {

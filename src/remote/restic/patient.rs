@@ -1,5 +1,5 @@
-//! Requests to a server that keeps a repository. Each is waited for as long as something moves: a
-//! pack may take minutes over a slow line, and a server that has stalled is given up soon.
+//! HTTP requests to the server of a repository. A request has no time limit while data is
+//! transferred: a pack may take minutes over a slow line. A stalled server is abandoned soon.
 
 use std::error::Error;
 use std::pin::Pin;
@@ -19,29 +19,29 @@ use reqwest::{Body, Client, Request, Response, StatusCode, Url};
 
 use crate::remote::http::{self, first_cause, tls_trouble};
 
-/// How long until a connection is made.
+/// Time limit of a connection attempt.
 pub const CONNECT_MAX: Duration = Duration::from_secs(15);
-/// What is sent is handed on in pieces of this size, so that it can be seen to move.
+/// Chunk size of sent data, so that progress is visible.
 const PIECE_BYTES: usize = 64 << 10;
-/// How often is looked whether anything has moved, in the time in which something must.
+/// Number of progress checks within the idle timeout.
 const LOOKS: u32 = 6;
-/// What a server may say of what it was sent.
+/// Size limit of the response to sent data.
 const SAID_BYTES_MAX: usize = 256 << 10;
-/// So much of it is shown.
+/// Limit of characters shown.
 const SHOWN_MAX: usize = 200;
 
-/// Why a server has not done what it was asked for, in words for a person, and what helps.
+/// The reason why a request failed, for display, and a hint.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{what}")]
 pub struct Trouble {
-    /// Without a full stop, and without what nobody may see.
+    /// Without a full stop, and without secrets.
     pub what: String,
-    /// A sentence that says what to do.
+    /// The hint, a sentence.
     pub advice: Option<&'static str>,
 }
 
 impl Trouble {
-    /// Of a failure on the way to a server or back.
+    /// Describes a connection failure.
     pub fn on_the_way(doing: &str, failure: &(dyn Error + 'static)) -> Trouble {
         let said = brief(&first_cause(failure).to_string());
         if let Some((why, advice)) = tls_trouble(&said) {
@@ -57,23 +57,23 @@ impl Trouble {
     }
 }
 
-/// What somebody else said, as it can stand in a sentence.
+/// Shortens foreign text, without control characters.
 pub fn brief(said: &str) -> String {
     let letters = said.chars().filter(|letter| !letter.is_control());
     letters.take(SHOWN_MAX).collect()
 }
 
-/// Nothing was sent or received for too long.
+/// No data was sent or received for too long.
 #[derive(Debug, thiserror::Error)]
 #[error("nothing has moved for {} s", .0.as_secs())]
 struct Stalled(Duration);
 
-/// An answer that is too long.
+/// The response is too long.
 #[derive(Debug, thiserror::Error)]
 #[error("its answer is too long")]
 struct TooLong;
 
-/// Content to be sent.
+/// Splits content into chunks to send.
 pub fn payload(content: impl IntoIterator<Item = Bytes>) -> PutPayload {
     let pieces = content.into_iter().flat_map(|mut bytes| {
         std::iter::from_fn(move || {
@@ -84,19 +84,19 @@ pub fn payload(content: impl IntoIterator<Item = Bytes>) -> PutPayload {
     pieces.collect()
 }
 
-/// See the module. Redirects are not followed.
+/// An HTTP client with an idle timeout. It follows no redirects.
 #[derive(Debug)]
 pub struct Patient {
-    /// For what has nothing to send: the library gives up when nothing comes.
+    /// For requests without a body: the library's read timeout applies.
     reading: Client,
-    /// For what has: while it is sent, nothing comes.
+    /// For requests with a body: no data is received while it is sent.
     sending: Client,
     idle: Duration,
 }
 
 impl Patient {
-    /// Nothing is asked yet. `plain`: without TLS; `direct`: by no proxy, whatever the environment
-    /// says; `connect`: how long until a connection is made.
+    /// Creates a client; sends nothing yet. `plain`: without TLS; `direct`: ignores the proxies of
+    /// the environment; `connect`: time limit of a connection attempt.
     pub fn new(plain: bool, direct: bool, connect: Duration) -> reqwest::Result<Patient> {
         let idle = http::idle();
         let client = || {
@@ -134,7 +134,7 @@ impl Patient {
         self.sent(self.sending.execute(request), &moved).await
     }
 
-    /// What comes of a request whose body counts, piece by piece, what of it was taken.
+    /// Waits for the response to a request whose body counts its consumed chunks.
     async fn sent(
         &self,
         asked: impl Future<Output = reqwest::Result<Response>>,
@@ -153,7 +153,7 @@ impl Patient {
         Err(self.stalled())
     }
 
-    /// The answer to something that was sent, which is short.
+    /// Reads the response to sent data, which is short.
     async fn said(&self, mut answer: Response) -> Result<HttpResponse, HttpError> {
         let mut all = Vec::new();
         loop {
@@ -177,7 +177,7 @@ impl Patient {
     }
 }
 
-/// rclone's server says with a header which part of an object it gives, and not by the status too.
+/// rclone's server marks a partial response only with a header, not with the status.
 fn as_part(mut answer: HttpResponse) -> HttpResponse {
     if answer.status() == StatusCode::OK && answer.headers().contains_key(CONTENT_RANGE) {
         *answer.status_mut() = StatusCode::PARTIAL_CONTENT;
@@ -185,7 +185,7 @@ fn as_part(mut answer: HttpResponse) -> HttpResponse {
     answer
 }
 
-/// The connection has not come.
+/// Returns whether the connection failed.
 fn is_connect(cause: &HttpError) -> bool {
     let source = cause.source();
     source.is_some_and(|source| {
@@ -195,7 +195,7 @@ fn is_connect(cause: &HttpError) -> bool {
     })
 }
 
-/// What was sent has its number, so that it may be sent again whatever became of it.
+/// Marks a failed send as retriable: stored objects have IDs, so sending one twice is harmless.
 fn of_sending(cause: reqwest::Error) -> HttpError {
     let kind = match () {
         () if cause.is_connect() => HttpErrorKind::Connect,
@@ -218,7 +218,8 @@ impl HttpService for Patient {
     }
 }
 
-/// Makes them for a library, which has other options for who tells it a key on a virtual machine.
+/// Creates clients for the library, which uses other options for its requests for credentials on a
+/// virtual machine.
 #[derive(Debug)]
 pub struct Patients;
 

@@ -1,9 +1,9 @@
-//! A snapshot becomes a tree.
+//! Pulls a snapshot into a tree.
 //!
-//! The parts that a daemon would tell of an export are told here of a snapshot, so that the same
-//! [`Writer`](crate::transfer::write::Writer) makes the tree: below a descriptor, without following
-//! anything. Every blob is compared with its hash; a snapshot that somebody else has made is no more
-//! trusted than a tar stream is.
+//! It produces the parts of an export from a snapshot, so that the same
+//! [`Writer`](crate::transfer::write::Writer) creates the tree: below a descriptor, without
+//! following symbolic links. Every blob is verified by its hash; a snapshot is trusted no more than
+//! a tar stream.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -29,46 +29,46 @@ use crate::sys::lock::Mutex;
 use crate::sys::{self, Errno, Kind};
 use crate::transfer::{Feed, is_zeros};
 
-/// Entries of one part, and bytes of files in it, about.
+/// Limit of entries in one part, and approximate limit of the bytes of its files.
 const ENTRIES_MAX: usize = 64;
 const PART_BYTES_MAX: u64 = 8 << 20;
-/// A larger file is not put together in memory.
+/// A larger file is not assembled in memory.
 const MEMORY_BYTES_MAX: u64 = 8 << 20;
-/// Zeros of this many bytes become a hole.
+/// Size of a block of zeros that becomes a hole.
 pub(super) const HOLE_BYTES: usize = 4096;
 
-/// A snapshot that is read.
+/// A snapshot being read.
 pub struct Reading {
     repo: Repository<IndexedFullStatus>,
     watched: Arc<Watched>,
     walk: Mutex<Walk>,
     dest: OwnedFd,
-    /// What is at the destination, if that may be of this tree.
+    /// Existing files at the destination, if they may be of this tree.
     there: Option<There>,
     pushed: Pushed,
 }
 
-/// Where in the tree.
+/// The position in the tree.
 #[derive(Default)]
 struct Walk {
-    /// Directories that are open: path, and the nodes that are still to come.
+    /// Open directories: path and remaining nodes.
     open: Vec<(Vec<u8>, std::vec::IntoIter<Node>)>,
     root: Option<Node>,
-    /// Entries that are still to come, as they were counted before.
+    /// Remaining entries, of the number measured before.
     left: u64,
     parts: u64,
-    /// The inodes of files with several names, by device and number.
+    /// The inodes of hard-linked files, by device and number.
     inodes: HashMap<(u64, u64), u64>,
 }
 
 impl Remote {
-    /// Begins to read a snapshot. `dest`: where the tree is to be made. `there`: the tree that is
-    /// there before; its files are compared with the snapshot's by their hashes, and what is the same,
-    /// under whatever name, is not fetched.
+    /// Begins to read a snapshot. `dest`: the destination of the tree. `there`: an existing tree,
+    /// whose files are compared with those of the snapshot by hashes; equal content of any name is
+    /// not fetched.
     ///
     /// # Errors
-    /// `remote-failed`; `incomplete` if the snapshot holds no tree of ours, or more than there is room
-    /// for.
+    /// `remote-failed`; `incomplete` if the snapshot contains no tree of ckptfs, or does not fit on
+    /// the filesystem.
     pub fn read(
         self,
         pushed: &Pushed,
@@ -84,7 +84,7 @@ impl Remote {
             Limits::new().names(),
             "bytes of paths of directories",
         )?;
-        // What is there already is not made again, and is not known yet.
+        // With an existing tree, the number of new inodes is not yet known.
         if there.is_none() && !limits::has_room(&dest, 0, entries) {
             return Err(limits::no_room());
         }
@@ -104,7 +104,7 @@ impl Remote {
     }
 }
 
-/// One thread's part of a reading.
+/// The share of one thread in reading a snapshot.
 pub struct Reader(pub Arc<Reading>);
 
 impl Feed for Reader {
@@ -160,7 +160,7 @@ impl Reading {
         Ok((part, files))
     }
 
-    /// The next nodes of the walk, with their entries.
+    /// Returns the next nodes of the walk, with their entries.
     fn nodes(
         &self,
         walk: &mut Walk,
@@ -230,7 +230,7 @@ impl Reading {
         }
     }
 
-    /// What is in a file; `None`: the same is there already.
+    /// Returns the content of a file; `None`: the destination has the same file.
     fn content(&self, entry: &ExportEntry, blobs: &[DataId]) -> Result<Option<File>, Unread> {
         if let Some(there) = &self.there {
             if there.has(entry, blobs, &self.repo).unwrap_or(false) {
@@ -248,7 +248,7 @@ impl Reading {
             let length = blob_length(&self.repo, id)
                 .filter(|length| *length <= entry.size.saturating_sub(at))
                 .ok_or(Errno::EIO)?;
-            // A long hole is the same blob over and over.
+            // A long hole repeats the same blob.
             let blob: Bytes = match last.take() {
                 Some((known, blob)) if known == *id => blob,
                 _ => self.blob(id, earlier.as_ref(), (at, length))?,
@@ -257,7 +257,7 @@ impl Reading {
                 return Err(Unread::Failed(limits::no_room()));
             }
             for piece in blob.chunks(HOLE_BYTES) {
-                // Whole pages of zeros are left out: the file is as long at the end.
+                // Blocks of zeros are left as holes; the file is extended at the end.
                 if !is_zeros(piece) {
                     sys::write_all_at(&out, piece, at)?;
                 }
@@ -272,7 +272,7 @@ impl Reading {
         Ok(Some(out))
     }
 
-    /// A blob that has its hash. `earlier`: a file that may hold it, in this place.
+    /// Returns a verified blob. `earlier`: a file that may contain it at this offset.
     fn blob(
         &self,
         id: &DataId,
@@ -291,7 +291,7 @@ impl Reading {
     }
 }
 
-/// Fetches a blob; nobody has compared it with its hash.
+/// Fetches a blob without verifying its hash.
 pub(super) fn blob(
     repo: &Repository<IndexedFullStatus>,
     watched: &Watched,
@@ -303,8 +303,8 @@ pub(super) fn blob(
     watched.blob(&entry.pack, (place.offset, place.length), unpacked)
 }
 
-/// Bytes of a blob, as the index has it; `None`: it has not. So much is asked for at once, of memory
-/// too: whoever reads a blob sees to it first that there is room for it in the file.
+/// Returns the size of a blob from the index; `None`: not in the index. Reading the blob allocates
+/// that much memory, so callers first check that it fits in the file.
 pub(super) fn blob_length(repo: &Repository<IndexedFullStatus>, id: &DataId) -> Option<u64> {
     let known = repo.get_index_entry(id).ok()?.location;
     let stored = u64::from(known.length).saturating_sub(CRYPT_BYTES);
@@ -312,9 +312,9 @@ pub(super) fn blob_length(repo: &Repository<IndexedFullStatus>, id: &DataId) -> 
     Some(unpacked.map_or(stored, |length| length.get().into()))
 }
 
-/// Why a file was not read.
+/// The reason why a file was not read.
 enum Unread {
-    /// What comes after it cannot be read either.
+    /// The following files cannot be read either.
     Failed(crate::engine::api::VerbError),
     Refused(Errno),
 }
@@ -325,12 +325,12 @@ impl From<Errno> for Unread {
     }
 }
 
-/// A blob is what its number, the SHA-256 of its content, says.
+/// Returns whether the ID of a blob is the SHA-256 of its content.
 pub(super) fn is_hash(id: &DataId, blob: &[u8]) -> bool {
     *id.to_hex() == *hash(blob)
 }
 
-/// The hash of a blob, in hexadecimal digits.
+/// Returns the hash of a blob, in hexadecimal.
 pub(super) fn hash(blob: &[u8]) -> String {
     let hash = Sha256::digest(blob);
     hash.iter().map(|byte| format!("{byte:02x}")).collect()

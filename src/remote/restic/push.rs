@@ -1,4 +1,4 @@
-//! A checkpoint becomes a snapshot.
+//! Pushes a checkpoint as a snapshot.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -29,16 +29,16 @@ use crate::transfer::Feed;
 use crate::transfer::held::{self, Content};
 use crate::transfer::tar::Pieces;
 
-/// Entries that are on their way to rustic.
+/// Entries queued for rustic.
 const AHEAD: usize = 64;
 
-/// Opens a file of the checkpoint that is pushed, to be read as it was.
+/// Opens a file of the checkpoint that is pushed, in its past state.
 pub type Opener = Arc<dyn Fn(&TreePath) -> SysResult<File> + Send + Sync>;
 
-/// What is pushed.
+/// The checkpoint to push.
 #[derive(Clone, Debug)]
 pub struct What {
-    /// The store, by its number.
+    /// The ID of the store.
     pub store: String,
     /// The checkpoint.
     pub checkpoint: CheckpointId,
@@ -46,35 +46,35 @@ pub struct What {
     pub tags: Vec<String>,
     /// Its note.
     pub note: String,
-    /// When it was made.
+    /// Its time of creation.
     pub created: Timestamp,
     /// The name of the directory in the snapshot that is the tree's root.
     pub root: String,
 }
 
-/// What was done.
+/// Statistics of a push.
 #[derive(Clone, Debug, Default)]
 pub struct Done {
     /// Entries of the tree.
     pub entries: u64,
-    /// Files that were read, and those that were taken from the snapshot before.
+    /// Files that were read.
     pub read: u64,
-    /// See `read`.
+    /// Files that were taken from the parent snapshot.
     pub kept: u64,
-    /// Bytes that were sent.
+    /// Bytes sent.
     pub sent: u64,
-    /// Sockets, which nothing brings back, though the format has them.
+    /// Sockets, which the format supports but no tool restores.
     pub sockets: u64,
 }
 
 impl Remote {
-    /// Sends a checkpoint, which `feed` tells whole and in the order of names. `parent`: the
-    /// snapshot whose files the feed tells as kept. When it returns the snapshot is in the
-    /// repository and is whole.
+    /// Pushes a checkpoint, which `feed` sends entirely and in the order of names. `parent`: the
+    /// snapshot that files sent as kept refer to. On return the snapshot is complete in the
+    /// repository.
     ///
     /// # Errors
-    /// `incomplete` if something cannot be read or held, `remote-failed`: then there is no
-    /// snapshot.
+    /// `incomplete` if an entry cannot be read or represented, `remote-failed`; no snapshot is
+    /// saved then.
     pub fn push(
         self,
         what: &What,
@@ -84,7 +84,7 @@ impl Remote {
         progress: &(dyn Fn(u64) + Sync),
     ) -> VerbResult<(Remote, Pushed, Done)> {
         let unfinished = Unfinished::begin(&self.repo);
-        // Read anew each time: what was sent last is not in the index of before.
+        // Read again each time, because an earlier index lacks the last push.
         let repo = self.repo.to_indexed_ids().map_err(failed)?;
         let sent = self.watched.sent.load(Ordering::Relaxed);
         let root = parent.map_or(&what.root, |parent| &parent.root);
@@ -110,7 +110,7 @@ impl Remote {
                 told
             });
             let archived = archive(&repo, what, parent, root, &source);
-            // Whoever tells must not wait for a reader that is gone.
+            // The producer must not wait for a receiver that has ended.
             drop(source.0.lock().take());
             (tells.join(), archived)
         });
@@ -135,14 +135,13 @@ impl Remote {
     }
 }
 
-/// Says that a push to a repository was begun and has not ended: a file that is not empty among what
-/// is kept of repositories, locked as long as somebody pushes.
+/// Marks an unfinished push: a non-empty file in the cache directory, locked during a push.
 struct Unfinished(Option<File>);
 
 impl Unfinished {
-    /// If there was one that has not ended, what it has sent, which no index has yet, is put into the
-    /// index and not sent again; where that cannot be done (a repository that only grows) all is sent
-    /// again.
+    /// Marks the beginning of a push. After an unfinished push, adds the packs that it sent to the
+    /// index, so that they are not sent again. If that fails, as in an append-only repository,
+    /// everything is sent again.
     fn begin(repo: &Repository<OpenStatus>) -> Unfinished {
         let open = || {
             let dir = cache_dir()?;
@@ -151,7 +150,7 @@ impl Unfinished {
             options.create(true).read(true).append(true).mode(0o600);
             let id = repo.config().id.to_hex();
             let file = options.open(dir.join(format!("pushing-{}", id.as_str())));
-            // What another is sending is its own matter.
+            // Packs of a concurrent push are left alone.
             file.ok()
                 .filter(|file| sys::flock_exclusive(file) == Ok(true))
         };
@@ -176,7 +175,7 @@ impl Unfinished {
     }
 }
 
-/// Gives the snapshot that was saved.
+/// Archives the tree; returns the saved snapshot.
 fn archive(
     repo: &Repository<IndexedIdsStatus>,
     what: &What,
@@ -194,10 +193,10 @@ fn archive(
         .map_err(failed)
 }
 
-/// Hands the entries of a tree to rustic.
+/// Sends the entries of a tree to rustic.
 struct Teller {
     root: Vec<u8>,
-    /// When the parent's checkpoint was made.
+    /// The creation time of the parent's checkpoint.
     parent: Option<Timestamp>,
     opener: Opener,
     send: SyncSender<ReadSourceEntry<Body>>,
@@ -227,7 +226,7 @@ impl Teller {
                 refused.len(),
             )),
             None => {
-                // Before the last sender goes, which is what ends the tree for rustic.
+                // Must precede the drop of the last sender, which ends the tree for rustic.
                 self.watched.is_told.store(true, Ordering::Release);
                 Ok(self.done)
             }
@@ -301,7 +300,7 @@ impl Teller {
     }
 }
 
-/// A path of the operating system.
+/// Converts bytes to a path.
 fn os(bytes: &[u8]) -> &Path {
     Path::new(OsStr::from_bytes(bytes))
 }
@@ -323,7 +322,7 @@ fn incomplete(path: &[u8], why: &str, all: usize) -> VerbError {
     )
 }
 
-/// The tree, once.
+/// The entries of the tree, which can be taken once.
 struct Source(Mutex<Option<Receiver<ReadSourceEntry<Body>>>>);
 
 impl ReadSource for Source {
@@ -349,7 +348,7 @@ impl Iterator for Entries {
     }
 }
 
-/// What is in a file: it is read only if rustic has not the same from the parent.
+/// The content of a file, read only if rustic does not find it in the parent.
 struct Body {
     from: Origin,
     size: u64,
@@ -382,7 +381,7 @@ impl ReadSourceOpen for Body {
     }
 }
 
-/// Reads a file, and sees to it that a snapshot without all of it is not saved.
+/// Reads a file, and prevents a snapshot with incomplete content.
 struct BodyReader {
     reader: Box<dyn Read + Send>,
     left: u64,
@@ -418,20 +417,20 @@ impl Read for Broken {
     }
 }
 
-/// The content of a file, whose holes are zeros.
+/// The content of a file, with zeros for holes.
 #[derive(Default)]
 struct Bytes {
     bytes: Vec<u8>,
     pieces: Option<Pieces>,
     size: u64,
-    /// Where in the file.
+    /// The offset in the file.
     at: u64,
-    /// How much of `bytes` was given.
+    /// Bytes of `bytes` already returned.
     taken: usize,
 }
 
 impl Bytes {
-    /// How far it is to the end of what is the same here: of a piece, or of a hole.
+    /// Returns whether the offset is in data, and the distance to the end of the data or hole.
     fn ahead(&self) -> (bool, u64) {
         let Some(pieces) = &self.pieces else {
             return (true, self.size - self.at);

@@ -1,4 +1,5 @@
-//! rclone, started to serve a remote of its own as a REST server on the loopback, to us alone.
+//! Runs rclone, which serves one of its remotes as a REST server on the loopback address, for this
+//! process only.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -12,12 +13,12 @@ use crate::engine::api::{Code, VerbError, VerbResult, hinted};
 use crate::remote::http::idle;
 use crate::sys::lock::Mutex;
 
-/// What it says when it does, before the address in brackets.
+/// The message with which it reports its address, in brackets.
 const SERVES: &str = "Serving restic REST API on ";
-/// A longer line is cut.
+/// Size limit of a line; the rest is cut.
 const LINE_BYTES_MAX: u64 = 4 << 10;
 
-/// A running rclone. Dropping it ends it.
+/// A running rclone. Dropping it kills the process.
 #[derive(Debug)]
 pub struct Rclone {
     child: Child,
@@ -25,12 +26,12 @@ pub struct Rclone {
     password: String,
 }
 
-/// The name that it asks for, with a password that nobody else knows.
+/// The user name for the server; its password is known only to this process.
 const USER: &str = "ckptfs";
 
 impl Rclone {
-    /// Starts it. Where the remote is, and who asks there, is in its own configuration, or in
-    /// variables of the environment.
+    /// Starts rclone. The location of the remote and the credentials are in rclone's configuration
+    /// or in environment variables.
     ///
     /// # Errors
     /// `remote-failed`.
@@ -66,7 +67,7 @@ impl Rclone {
             .spawn(move || listen(said, &send, &kept))
             .map_err(|cause| failed(&cause.to_string(), "run the same command again"))?;
         let hint = "rclone lsd REMOTE:PATH shows whether rclone itself reaches it";
-        // It looks at the remote first.
+        // It contacts the remote first.
         let most = idle() * 2;
         match receive.recv_timeout(most) {
             Ok(address) => rclone.address = address,
@@ -81,12 +82,12 @@ impl Rclone {
         Ok(rclone)
     }
 
-    /// Where it serves.
+    /// Returns the address of the server.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// Whom it serves.
+    /// Returns the credentials for the server.
     pub fn login(&self) -> Login {
         (USER.to_owned(), self.password.clone())
     }
@@ -103,7 +104,7 @@ fn failed(why: &str, hint: &str) -> VerbError {
     hinted(Code::RemoteFailed, format!("rclone: {why}"), hint)
 }
 
-/// 128 bits of the kernel's, in hexadecimal digits.
+/// Returns 128 random bits of the kernel, in hexadecimal.
 fn password() -> VerbResult<String> {
     let mut bytes = [0; 16];
     let read = File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
@@ -116,7 +117,7 @@ fn password() -> VerbResult<String> {
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Reads what it says until it ends, and sends the address when it serves.
+/// Reads its messages until it ends, and sends the address when it serves.
 fn listen(said: ChildStderr, serves: &SyncSender<String>, last: &Mutex<String>) {
     let mut said = BufReader::new(said);
     loop {
@@ -133,14 +134,15 @@ fn listen(said: ChildStderr, serves: &SyncSender<String>, last: &Mutex<String>) 
             let _ = serves.try_send(address);
             continue;
         }
-        // Date, time and level stand before what it says.
+        // Date, time and level precede the message.
         let line = brief(line.split_once(": ").map_or(&*line, |(_, said)| said));
         tracing::debug!("rclone: {line}");
         *last.lock() = line;
     }
 }
 
-/// `... Serving restic REST API on [http://127.0.0.1:4711/]`; before rclone 1.61 without brackets.
+/// Parses `... Serving restic REST API on [http://127.0.0.1:4711/]`; before rclone 1.61 without
+/// brackets.
 fn address_in(line: &str) -> Option<String> {
     let address = line.split_once(SERVES)?.1.trim();
     let address = address.trim_matches(['[', ']']);

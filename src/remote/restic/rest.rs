@@ -1,8 +1,9 @@
-//! A repository behind a REST server: `rest:http(s)://HOST[:PORT]/[PATH]`, as restic's own server
-//! has it, and rclone.
+//! A repository behind a REST server: `rest:http(s)://HOST[:PORT]/[PATH]`, as served by restic's
+//! server and rclone.
 //!
-//! Who asks is told by the environment: `RESTIC_REST_USERNAME` and `RESTIC_REST_PASSWORD`; it is said
-//! to this server alone, for redirects are not followed. Every answer has a bound in size.
+//! Credentials are taken from the environment, `RESTIC_REST_USERNAME` and `RESTIC_REST_PASSWORD`.
+//! They are sent only to this server, because redirects are not followed. Every answer is limited
+//! in size.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -26,23 +27,23 @@ use crate::engine::api::{Code, VerbResult, hinted};
 use crate::remote::http::{first_cause, idle};
 use crate::remote::limits::{Limits, RAISE};
 
-/// How often something is tried again, after pauses that double.
+/// Number of retries, after pauses that double.
 const RETRIES: u32 = 6;
-/// The same, for programs that wait.
+/// Number of retries while programs wait.
 const QUICK_RETRIES: u32 = 3;
 const PAUSE: Duration = Duration::from_millis(100);
-/// A shorter answer must be whole in the time in which something must move of a longer one: what is
-/// read before a password counts is short.
+/// A shorter answer must be complete within the idle timeout. Everything read before the password
+/// of the repository is verified is short.
 const SMALL_BYTES: usize = 64 << 10;
-/// So much is read of what a server says about a failure.
+/// Size limit of the body of an error response.
 const REASON_BYTES_MAX: usize = 64 << 10;
-/// The form of lists that has sizes.
+/// The list format with sizes.
 const LISTS: HeaderValue = HeaderValue::from_static("application/vnd.x.restic.rest.v2");
 
 const WHO: &str = "RESTIC_REST_USERNAME and RESTIC_REST_PASSWORD in the environment say who asks: they are wrong or missing, \
      or may not do this";
 
-/// Who asks: a name and a password.
+/// Credentials: a name and a password.
 pub type Login = (String, String);
 
 /// A server.
@@ -54,21 +55,22 @@ pub struct Rest {
     said: Option<HeaderValue>,
     retries: u32,
     runtime: Runtime,
-    /// The server, if it is one of our own; it ends with this.
+    /// Our rclone server, if any; it ends with this.
     _server: Option<Rclone>,
     location: String,
 }
 
-/// Why an attempt has failed, and how often it may be made again.
+/// A failed attempt, by whether it may be retried.
 enum Failed {
     For(Trouble),
     Passing(Trouble),
-    /// Once more, for the connection may be what has stalled.
+    /// Retried once, because the connection may have stalled.
     Stalled(Trouble),
 }
 
 impl Rest {
-    /// A server at `http(s)://HOST[:PORT]/[PATH]`. Nothing is sent yet. `quick`: what fails, fails soon.
+    /// Creates a client for a server at `http(s)://HOST[:PORT]/[PATH]`. Sends nothing yet. `quick`:
+    /// failures are reported soon.
     ///
     /// # Errors
     /// `bad-remote`.
@@ -85,7 +87,7 @@ impl Rest {
         if !matches!(base.scheme(), "http" | "https") {
             return Err(bad("it is neither http nor https".to_owned()));
         }
-        // A proxy is not this machine, and is not told the password of what runs here.
+        // A proxy must not receive the password of a local server.
         let is_here = base.host_str() == Some("127.0.0.1");
         let client = Patient::new(base.scheme() == "http", is_here, CONNECT_MAX)
             .map_err(|cause| bad(first_cause(&cause).to_string()))?;
@@ -112,7 +114,7 @@ impl Rest {
         })
     }
 
-    /// rclone, which serves what it reaches as such a server, for us alone.
+    /// Starts rclone, which serves a remote to this process only.
     ///
     /// # Errors
     /// `remote-failed` if it does not start.
@@ -148,7 +150,7 @@ impl Rest {
         url
     }
 
-    /// Asks, and again if it may go better then. Gives any answer that is not a failure of the server's.
+    /// Sends a request, with retries. Returns any response that is not a failure of the server.
     fn ask(
         &self,
         method: Method,
@@ -211,7 +213,7 @@ impl Rest {
         }))
     }
 
-    /// Asks once; an answer that `is_short` must be whole in the time in which something must move.
+    /// Sends a request once; an answer that `is_short` must be complete within the idle timeout.
     async fn whole(
         &self,
         doing: &str,
@@ -297,7 +299,7 @@ impl Rest {
         })
     }
 
-    /// Asks for something that must be there.
+    /// Requests an object that must exist.
     fn get(
         &self,
         url: &Url,
@@ -324,7 +326,7 @@ fn told(trouble: Trouble) -> Box<RusticError> {
     RusticError::with_source(ErrorKind::Backend, trouble.what.clone(), trouble)
 }
 
-/// What a list has of an object.
+/// An object in a list.
 #[derive(Deserialize)]
 struct Listed<'a> {
     #[serde(borrow)]

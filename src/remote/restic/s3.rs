@@ -1,9 +1,9 @@
-//! A repository in a bucket: `s3:http(s)://HOST[:PORT]/BUCKET[/PATH]`, laid out as restic does.
+//! A repository in a bucket: `s3:http(s)://HOST[:PORT]/BUCKET[/PATH]`, in restic's layout.
 //!
-//! Who asks is told by the environment: `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`,
-//! `AWS_SESSION_TOKEN`, `AWS_REGION`; proxies by `HTTP_PROXY`, `HTTPS_PROXY`, `NO_PROXY`. Retries and
-//! their pauses are the library's, the time in which nothing moves is ours. An object is there whole
-//! or not at all.
+//! Credentials are taken from the environment: `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`,
+//! `AWS_SESSION_TOKEN`, `AWS_REGION`; proxies from `HTTP_PROXY`, `HTTPS_PROXY`, `NO_PROXY`. The
+//! library retries with pauses; the idle timeout is ours. An object exists completely or not at
+//! all.
 
 use bytes::{Bytes, BytesMut};
 use object_store::aws::AmazonS3Builder;
@@ -23,12 +23,12 @@ use crate::engine::api::{Code, VerbResult, hinted};
 use crate::remote::http::{first_cause, idle};
 use crate::remote::limits::{Limits, RAISE};
 
-/// How often a request is made again, after pauses that double from a tenth of a second: some six
-/// seconds for a server that starts again.
+/// Number of retries, after pauses that double from 0.1 s: about six seconds for a server that
+/// restarts.
 const RETRIES: usize = 6;
 /// Less than a second.
 const QUICK_RETRIES: usize = 3;
-/// A list may have so many pages that are empty.
+/// Limit of empty pages in a list.
 const EMPTY_PAGES_MAX: usize = 16;
 
 /// A bucket.
@@ -42,13 +42,13 @@ pub struct S3 {
 }
 
 impl S3 {
-    /// A bucket at `http(s)://HOST[:PORT]/BUCKET[/PATH]`. Nothing is sent yet. `quick`: a request that
-    /// is not answered fails soon.
+    /// Creates a client for a bucket at `http(s)://HOST[:PORT]/BUCKET[/PATH]`. Sends nothing yet.
+    /// `quick`: a request without an answer fails soon.
     ///
     /// # Errors
     /// `bad-remote`.
     pub fn new(at: &str, quick: bool) -> VerbResult<S3> {
-        // What has stalled is tried once more; for programs that wait, not even that.
+        // A stalled request is retried once; if programs wait, not at all.
         let (retries, retry_timeout) = match quick {
             true => (QUICK_RETRIES, idle() / 2),
             false => (RETRIES, idle() * 3 / 2),
@@ -119,7 +119,7 @@ impl S3 {
 }
 
 impl S3 {
-    /// Reads an object or a range of it, of at most `most` bytes whatever the server says.
+    /// Reads an object or a range of it, up to `most` bytes whatever the server sends.
     fn read(&self, at: &Path, range: Option<GetRange>, most: u64) -> RusticResult<Bytes> {
         let options = GetOptions {
             range,
@@ -143,7 +143,7 @@ impl S3 {
     }
 }
 
-/// A limit was reached.
+/// Returns the error for an exceeded limit.
 fn told(what: String) -> Box<RusticError> {
     let trouble = Trouble {
         what,
@@ -152,19 +152,19 @@ fn told(what: String) -> Box<RusticError> {
     RusticError::with_source(ErrorKind::Backend, trouble.what.clone(), trouble)
 }
 
-/// The code that a server gives for a failure, `<Code>NoSuchBucket</Code>`: the rest of what it says
-/// may tell whose key it is.
+/// Extracts the code of a failure, `<Code>NoSuchBucket</Code>`. The rest of the message may reveal
+/// the owner of the key.
 fn code_of(said: &str) -> Option<String> {
     let code = said.split("<Code>").nth(1)?.split("</Code>").next()?;
     Some(brief(code))
 }
 
-/// What to do where a key is wrong, or there is none.
+/// The hint for a missing or wrong key.
 const KEY: &str = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment say who asks, and AWS_REGION where: \
      one of them is wrong or missing, or may not do this";
-/// Begins what the library says of an answer that is a failure, before the status.
+/// Prefix of the library's message for an error response, before the status.
 const STATUS: &str = "Server returned non-2xx status code: ";
-/// Who is asked for a key where the environment has none.
+/// The metadata server that the library asks for credentials if the environment has none.
 const TELLS_KEYS: &str = "169.254.169.254";
 
 fn failed(doing: &str, at: &Path, cause: object_store::Error) -> Box<RusticError> {

@@ -11,13 +11,13 @@ use aes256ctr_poly1305aes::aead::{Aead, Nonce};
 use aes256ctr_poly1305aes::{Aes256CtrPoly1305Aes, Key};
 use rustic_core::repofile::MasterKey;
 
-/// Bytes of the initialization vector, which comes before what is encrypted.
+/// Size of the initialization vector, which precedes the ciphertext.
 const NONCE_BYTES: usize = 16;
-/// How much is decompressed at once.
+/// Size of the decompression buffer.
 const CHUNK_BYTES: usize = 64 << 10;
-/// Begins a whole object that is compressed.
+/// First byte of a compressed object.
 const COMPRESSED: u8 = 2;
-/// Begins a frame of zstd; the JSON of a tree never begins with it.
+/// Magic number of a zstd frame; the JSON of a tree never begins with it.
 const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 
 /// The key of a repository.
@@ -29,7 +29,7 @@ impl fmt::Debug for Seal {
     }
 }
 
-/// How large a text is, and how many objects of JSON are in it, at most.
+/// The size of a text, and an upper bound of its JSON objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Size {
     /// Bytes.
@@ -39,7 +39,7 @@ pub struct Size {
 }
 
 impl Seal {
-    /// `None`: it is no key.
+    /// Creates it from a master key; `None`: the key is invalid.
     pub fn new(master: &MasterKey) -> Option<Seal> {
         let key = [
             master.encrypt.as_slice(),
@@ -50,7 +50,7 @@ impl Seal {
         (key.len() == 64).then(|| Seal(Aes256CtrPoly1305Aes::new(Key::from_slice(&key))))
     }
 
-    /// Decrypts an object; `None`: its code does not match.
+    /// Decrypts an object; `None`: its authentication code does not match.
     pub fn open(&self, sealed: &[u8]) -> Option<Vec<u8>> {
         let (nonce, sealed) = sealed.split_at_checked(NONCE_BYTES)?;
         let nonce = Nonce::<Aes256CtrPoly1305Aes>::from_slice(nonce);
@@ -67,7 +67,7 @@ pub fn size_of_object(opened: &[u8], most: u64) -> Option<Size> {
     .filter(|size| size.bytes <= most)
 }
 
-/// The same of a tree.
+/// As [`size_of_object`], for a tree.
 pub fn size_of_tree(opened: &[u8], most: u64) -> Option<Size> {
     match opened.starts_with(&ZSTD) {
         true => size_of(opened, most),
@@ -83,7 +83,7 @@ fn count(text: &[u8]) -> Size {
     }
 }
 
-/// The size of damaged input is counted up to the damage: it takes no more memory.
+/// Returns the size, of damaged input up to the damage: the library needs no more memory for it.
 fn size_of(packed: &[u8], most: u64) -> Option<Size> {
     let mut size = Size::default();
     let Ok(mut unpacked) = zstd::stream::read::Decoder::new(packed) else {
@@ -130,7 +130,7 @@ mod tests {
         assert_eq!(size_of_tree(&packed(at + 1), most), None);
         assert_eq!(size_of_tree(&vec![b'{'; at], most), Some(size));
         assert_eq!(size_of_tree(&vec![b'{'; at + 1], most), None);
-        // Several frames are one.
+        // Several frames form one object.
         let twice = [packed(at / 2), packed(at / 2)].concat();
         assert_eq!(size_of_tree(&twice, most), Some(size));
         assert_eq!(size_of_tree(&twice, most - 1), None);

@@ -1,4 +1,4 @@
-//! What is at the destination of a pull before: content that is there is not fetched.
+//! Existing files at the destination of a pull: content that they have is not fetched.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -15,15 +15,15 @@ use crate::transfer::inode::is_as_told;
 use crate::transfer::place::{open_below, split};
 use crate::transfer::walk::Walk;
 
-/// A smaller file is sooner fetched than found elsewhere.
+/// Minimum size of a file to be searched elsewhere; a smaller one is fetched sooner.
 const ELSEWHERE_BYTES_MIN: u64 = 64 << 10;
-/// Files of the same size that are compared with one, at most.
+/// Limit of files of the same size compared with one file.
 const ALIKE_MAX: usize = 8;
 
-/// A tree that holds files of a snapshot, perhaps. Whatever it holds is compared by its hashes.
+/// A tree that may contain files of a snapshot. All content is verified by hashes.
 pub(super) struct There {
     root: OwnedFd,
-    /// Its files of some size, once one was looked for.
+    /// Its files by size, once one was searched.
     by_size: OnceLock<HashMap<u64, Vec<Vec<u8>>>>,
 }
 
@@ -35,7 +35,8 @@ impl There {
         }
     }
 
-    /// The file at the path of an entry has the attributes and, by their hashes, the content of it.
+    /// Returns whether the file at the path of an entry has its attributes and, verified by hashes,
+    /// its content.
     pub(super) fn has(
         &self,
         entry: &ExportEntry,
@@ -49,8 +50,8 @@ impl There {
         holds(&sys::reopen(&there, Open::READ)?, entry.size, blobs, repo)
     }
 
-    /// A file that has the content of an entry, whatever its name and attributes: it was renamed or
-    /// copied, or is one of several names.
+    /// Finds a file with the content of an entry, whatever its name and attributes: it was renamed
+    /// or copied, or is a hard link.
     pub(super) fn find(
         &self,
         entry: &ExportEntry,
@@ -72,8 +73,8 @@ impl There {
             .find(|file| holds(file, entry.size, blobs, repo).unwrap_or(false))
     }
 
-    /// The file at the path of an entry, which may hold some blobs of it in their places; of a small
-    /// one it is not asked.
+    /// Returns the file at the path of an entry, which may contain some of its blobs at the same
+    /// offsets; `None` for small files.
     pub(super) fn earlier(&self, entry: &ExportEntry) -> Option<File> {
         if entry.size < ELSEWHERE_BYTES_MIN {
             return None;
@@ -106,7 +107,7 @@ impl There {
     }
 }
 
-/// A file holds just these blobs.
+/// Returns whether a file consists of exactly these blobs.
 fn holds(
     file: &File,
     size: u64,
@@ -127,7 +128,7 @@ fn holds(
     Ok(at == size)
 }
 
-/// What a file holds from one byte on, so many, if that is the blob.
+/// Reads a range of a file, if it is the blob.
 pub(super) fn piece(
     file: &File,
     id: &DataId,

@@ -1,4 +1,4 @@
-//! Looking for damage in a repository, and freeing what no snapshot needs.
+//! Checks a repository for damage, and frees data that no snapshot needs.
 
 use rustic_core::{CheckOptions, PruneOptions};
 
@@ -6,24 +6,25 @@ use super::{Pushed, Remote, failed, guarded};
 use crate::engine::api::VerbResult;
 
 impl Remote {
-    /// What is wrong with the repository, in words; `deep`: every byte is read. Changes nothing.
+    /// Returns descriptions of the damage of the repository; `deep`: reads every byte. Changes
+    /// nothing.
     ///
     /// # Errors
-    /// None: what cannot be looked at is damage.
+    /// None: an unreadable repository counts as damage.
     pub fn damage(&self, deep: bool) -> VerbResult<Vec<String>> {
         let options = CheckOptions::default().read_data(deep);
         let found = guarded(|| self.repo.check(options).map_err(failed));
         Ok(match found {
             Ok(found) => found.0.iter().map(|(_, error)| error.to_string()).collect(),
-            // What cannot be looked at is not in order.
+            // An unreadable repository is damaged.
             Err(error) => vec![error.message],
         })
     }
 
-    /// Removes snapshots; what only they need stays until the next [`Remote::prune`].
+    /// Removes snapshots. Their data stays until the next [`Remote::prune`].
     ///
     /// # Errors
-    /// `remote-failed`; what was removed before stays removed.
+    /// `remote-failed`; earlier removals remain.
     pub fn forget(&self, gone: &[&Pushed]) -> VerbResult<()> {
         let ids: Vec<_> = gone.iter().map(|one| one.file.id).collect();
         if ids.is_empty() {
@@ -32,11 +33,12 @@ impl Remote {
         self.repo.delete_snapshots(&ids).map_err(failed)
     }
 
-    /// Removes snapshots, and marks what no snapshot of anybody needs; what has been marked for 23
-    /// hours, longer than a push lasts, is freed. Gives how many bytes nothing needs.
+    /// Removes snapshots, and marks data that no snapshot needs, including those of other programs.
+    /// Data marked for 23 hours, longer than a push lasts, is freed. Returns the number of unneeded
+    /// bytes.
     ///
     /// # Errors
-    /// `remote-failed`; what was removed before stays removed.
+    /// `remote-failed`; earlier removals remain.
     pub fn prune(&self, gone: &[&Pushed]) -> VerbResult<u64> {
         self.forget(gone)?;
         let options = PruneOptions::default();

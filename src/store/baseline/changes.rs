@@ -1,4 +1,4 @@
-//! What changed since a baseline was written.
+//! Changes since a baseline was written.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::store::index::{Cursor, Run};
 use crate::store::journal::codec::{decode_uint, encode_before, encode_uint};
 use crate::store::record::Child;
 
-/// What changed since a baseline was written, by key as it is in the file.
+/// Changes since a baseline was written, by key as in the file.
 #[derive(Clone, Debug, Default)]
 pub struct Changes(pub(super) BTreeMap<Vec<u8>, Vec<u8>>);
 
@@ -33,17 +33,17 @@ impl Changes {
         Ok(Changes(changes))
     }
 
-    /// How many there are.
+    /// Returns the number of changes.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// There are none.
+    /// Reports whether there are no changes.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// What a name of a directory leads to now.
+    /// Sets the inode that a name of a directory leads to.
     ///
     /// Errors: `Codec`.
     pub fn put_name(&mut self, dir: Slot, name: &Name, child: Option<Child>) -> StoreResult<()> {
@@ -56,7 +56,7 @@ impl Changes {
         Ok(())
     }
 
-    /// What an inode is now.
+    /// Sets the state of an inode.
     ///
     /// Errors: `Codec`.
     pub fn put_inode(&mut self, node: &Node) -> StoreResult<()> {
@@ -66,7 +66,7 @@ impl Changes {
         Ok(())
     }
 
-    /// All names of a directory are among those that are put from now on.
+    /// Discards the names of a directory; all of them will be set again.
     pub fn put_whole(&mut self, dir: Slot, generation: u64) {
         let prefix = slot_key(b'N', dir);
         let known: Vec<Vec<u8>> = self
@@ -82,7 +82,7 @@ impl Changes {
         self.0.insert(slot_key(b'W', dir), value);
     }
 
-    /// These inodes, and no others, have lost their last name in the open epoch.
+    /// Replaces the set of inodes that have lost their last name in the open epoch.
     pub fn set_gone(&mut self, gone: &[Slot]) {
         self.0.retain(|key, _| key.first() != Some(&b'G'));
         self.0

@@ -1,4 +1,4 @@
-//! Writing a baseline.
+//! Writes a baseline.
 
 use std::hash::{BuildHasher, RandomState};
 use std::os::fd::BorrowedFd;
@@ -16,20 +16,20 @@ use crate::store::journal::codec::encode_uint;
 use crate::store::layout::Layout;
 use crate::sys::Kind;
 
-/// Writes a baseline. Dropped before [`Writer::finish`] it leaves nothing that counts.
+/// Writes a baseline. Dropping it before [`Writer::finish`] leaves no valid file.
 pub struct Writer<'a> {
     dir: BorrowedFd<'a>,
     builder: Builder,
     token: Epoch,
-    /// Directories that were listed: slot, number, generation.
+    /// Listed directories: slot, number, generation.
     listed: Vec<(Slot, u64, u64)>,
-    /// Files that are not empty.
+    /// Number of nonempty files.
     files: u64,
 }
 
 impl<'a> Writer<'a> {
-    /// Begins one that counts for as long as the journal ends at `end`; without, together with its
-    /// changes.
+    /// Begins a baseline that is valid as long as the journal ends at `end`; without `end`, only
+    /// together with its changes.
     ///
     /// Errors: `Io`.
     pub fn new(layout: &'a Layout, end: Option<Address>) -> StoreResult<Writer<'a>> {
@@ -44,8 +44,8 @@ impl<'a> Writer<'a> {
         })
     }
 
-    /// Adds a name of the directory with this number. Names come sorted, directories by their
-    /// numbers; the root itself comes first, as number 0 without a name.
+    /// Adds a name of the directory with this number. Names must be sorted, and directories come in
+    /// numeric order; the root itself comes first, with number 0 and no name.
     ///
     /// Errors: `Io`, `Codec`.
     pub fn add(&mut self, number: u64, name: &[u8], node: &Node) -> StoreResult<()> {
@@ -64,12 +64,12 @@ impl<'a> Writer<'a> {
             .map_err(failed("write"))
     }
 
-    /// All names of the directory with this number were added.
+    /// Marks all names of the directory with this number as added.
     pub fn listed(&mut self, number: u64, slot: Slot, generation: u64) {
         self.listed.push((slot, number, generation));
     }
 
-    /// Puts it in place of an older one, which has no changes any more. Durable on return.
+    /// Replaces the previous baseline and removes its changes. Durable on return.
     ///
     /// Errors: `Io`.
     pub fn finish(mut self) -> StoreResult<()> {
@@ -82,7 +82,7 @@ impl<'a> Writer<'a> {
         self.listed.sort_unstable();
         let mut listed = self.listed.iter().peekable();
         while let Some((slot, number, generation)) = listed.next() {
-            // One that was moved meanwhile may have been listed twice.
+            // A directory moved during the walk may have been listed twice.
             if listed.peek().is_none_or(|next| next.0 != *slot) {
                 let mut value = Vec::new();
                 encode_uint(*number, &mut value);
@@ -92,7 +92,7 @@ impl<'a> Writer<'a> {
                     .map_err(failed("write"))?;
             }
         }
-        // The changes of another must not meet it.
+        // The changes of another baseline must not be combined with this one.
         at::remove_tree(self.dir, CHANGES.as_bytes())
             .and_then(|()| at::sync_dir(self.dir))
             .map_err(failed("write"))?;

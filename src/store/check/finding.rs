@@ -1,52 +1,52 @@
-//! What can be wrong with a store.
+//! Kinds of damage to a store.
 
 use serde::{Deserialize, Serialize};
 
 use crate::store::error::StoreError;
 use crate::store::ids::{CheckpointId, ObjectId};
 
-/// What can be wrong with a store: one kind for each damage. `--json` has these names.
+/// A kind of damage, with one variant each. `--json` prints these names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DamageKind {
-    /// The file `format` does not say that this is a store that can be read here.
+    /// The file `format` does not identify a store that this program can read.
     FormatUnreadable,
-    /// Something in the journal is gone or was changed that had been on disk.
+    /// Part of the journal that had been on disk is missing or changed.
     JournalDamaged,
-    /// The journal's end is torn, as a power cut tears it: nothing that was promised is lost.
-    /// Mounting repairs it.
+    /// The end of the journal is torn, as after a power cut. No durable record is lost, and
+    /// mounting repairs it.
     JournalTorn,
-    /// There is no index although there is history; mounting makes it anew.
+    /// History exists without an index; mounting rebuilds it.
     IndexMissing,
-    /// The index cannot be opened or read; mounting makes it anew.
+    /// The index cannot be opened or read; mounting rebuilds it.
     IndexUnreadable,
-    /// The index says something else than the journal.
+    /// The index contradicts the journal.
     IndexWrong,
-    /// The tree as it was written down last cannot be read; without it what is changed while
-    /// nothing is mounted is told worse.
+    /// The baseline cannot be read. Without it, changes made while nothing is mounted are reported
+    /// less precisely.
     BaselineDamaged,
-    /// A version that a checkpoint needs is not in the store.
+    /// A version that a checkpoint needs is missing from the store.
     ObjectMissing,
-    /// A version has another size than it had.
+    /// The size of a version has changed.
     ObjectSize,
-    /// A version has other bytes than when it was hashed.
+    /// The content of a version has changed since it was hashed.
     ObjectChanged,
     /// The filesystem cannot read a version.
     ObjectUnreadable,
-    /// An object that no record speaks of: a daemon was killed between making and recording it.
+    /// No record names the object: a daemon was killed between creating and recording it.
     ObjectUnneeded,
-    /// A file in a layer that is none of ours.
+    /// A layer contains a file that is not an object.
     ForeignFile,
-    /// A checkpoint was not on the disk yet when the power was cut: files in it may be missing, or
-    /// of another moment.
+    /// A checkpoint was not completely on disk at a power cut: its files may be missing or in the
+    /// state of another moment.
     CheckpointIncomplete,
-    /// A file of the tree was changed behind our back, while nothing was mounted or past the mount:
-    /// what it was is not known.
+    /// A file of the tree was changed without a record, while nothing was mounted or past the
+    /// mount. Its earlier content is unknown.
     ChangedUnseen,
 }
 
 impl DamageKind {
-    /// Its name, as in `--json`.
+    /// Returns the name that `--json` prints.
     pub fn name(self) -> &'static str {
         match self {
             DamageKind::FormatUnreadable => "format-unreadable",
@@ -67,7 +67,7 @@ impl DamageKind {
         }
     }
 
-    /// Something of the past is lost or cannot be trusted; the others cost nothing but care.
+    /// Returns whether history is lost or unreliable; the other kinds need no more than a repair.
     pub fn is_loss(self) -> bool {
         use DamageKind::{
             ChangedUnseen, CheckpointIncomplete, FormatUnreadable, JournalDamaged, ObjectChanged,
@@ -87,25 +87,25 @@ impl DamageKind {
     }
 }
 
-/// One thing that is wrong.
+/// One instance of damage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// What kind of damage.
+    /// Kind of damage.
     pub kind: DamageKind,
-    /// What it was found in, relative to `.ckptfs`.
+    /// The damaged file or part, relative to `.ckptfs`.
     pub on: String,
-    /// The object, if it is one.
+    /// The object, if the damage concerns one.
     pub object: Option<ObjectId>,
-    /// Where the file was that it is a version of.
+    /// The path of the file whose version it is.
     pub path: Option<Vec<u8>>,
     /// The kept checkpoints that show it.
     pub checkpoints: Vec<CheckpointId>,
-    /// What was found, in words.
+    /// Description of the damage.
     pub detail: String,
 }
 
 impl Finding {
-    /// About the store as a whole.
+    /// Creates a finding about the store as a whole.
     pub fn of_store(kind: DamageKind, on: impl Into<String>, detail: impl Into<String>) -> Finding {
         Finding {
             kind,
@@ -118,7 +118,7 @@ impl Finding {
     }
 }
 
-/// A damaged journal as a finding; `last`: the newest checkpoint before the damage.
+/// Converts a journal error to a finding; `last` is the newest checkpoint before the damage.
 pub fn journal_finding(error: &StoreError, last: Option<CheckpointId>) -> Finding {
     let known = match last {
         Some(last) => format!("checkpoints after {last} are not reliable"),

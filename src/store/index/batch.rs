@@ -1,4 +1,4 @@
-//! Records on their way into the index.
+//! Batches of journal records that are applied to the index.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,19 +12,19 @@ use crate::store::record::{
     Actor, Dropped, Kept, Key, ObjectHash, Place, Record, Undo, is_tag, range_of,
 };
 
-/// What happens to a key.
+/// The change that a batch makes to a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Change {
-    /// It gets this value unless it has one: the first record of a key in an epoch wins. Only in
+    /// Sets the value unless the key has one: the first record of a key in an epoch wins. Only in
     /// runs.
     Keep(Vec<u8>),
-    /// It gets this value.
+    /// Sets the value.
     Put(Vec<u8>),
-    /// It goes.
+    /// Removes the key.
     Remove,
 }
 
-/// What happens to a checkpoint, beginning with its record if that is in the batch.
+/// The changes to a checkpoint, including its creation if its record is in the batch.
 #[derive(Clone, Debug, Default)]
 pub(super) struct CheckpointChange {
     pub made: Option<(Kept, Address)>,
@@ -35,7 +35,7 @@ pub(super) struct CheckpointChange {
 }
 
 impl CheckpointChange {
-    /// Makes a checkpoint what it is after the change.
+    /// Applies the changes to a checkpoint.
     pub fn change(&self, kept: &mut Kept) {
         if let Some(tags) = &self.tags {
             kept.checkpoint.tags = tags.iter().filter(|tag| is_tag(tag)).cloned().collect();
@@ -47,35 +47,35 @@ impl CheckpointChange {
     }
 }
 
-/// Records of the journal, in its order and without a gap, to be applied to the index at once.
-/// Memory grows with the number of distinct keys.
+/// Consecutive journal records that are applied to the index at once. Memory grows with the number
+/// of distinct keys.
 #[derive(Debug, Default)]
 pub struct Batch {
     pub(super) changes: BTreeMap<Vec<u8>, Change>,
-    /// What goes into a run, by its key without the epoch, and that: undo records, places, objects
-    /// by what they hold.
+    /// Entries for a run, by key without epoch, and epoch: undo records, places, and objects by
+    /// content.
     pub(super) undo: BTreeMap<(Vec<u8>, Epoch), Change>,
-    /// The open epoch, as far as it was told.
+    /// The open epoch after the last record.
     open: Epoch,
     pub(super) checkpoints: BTreeMap<CheckpointId, CheckpointChange>,
-    /// Where the last record begins and ends.
+    /// Start and end of the last record.
     pub(super) applied: Option<(Address, Address)>,
     records: usize,
-    /// Who asked for what the next record says.
+    /// The actor of the next record.
     by: Option<Actor>,
-    /// Where checkpoints come from, if that is not the one before.
+    /// Parents of checkpoints, where they differ from the preceding checkpoint.
     lineage: Lineage,
-    /// The first and the last checkpoint of each record of dropped versions.
+    /// The first and last checkpoint affected by each record of dropped versions.
     dropped: Vec<(CheckpointId, CheckpointId)>,
 }
 
 impl Batch {
-    /// An empty batch, of a journal from its beginning.
+    /// Creates an empty batch for a journal from its start.
     pub fn new() -> Batch {
         Batch::after(None)
     }
 
-    /// An empty batch of what comes after the record of a checkpoint.
+    /// Creates an empty batch for the records after that of a checkpoint.
     pub fn after(last: Option<CheckpointId>) -> Batch {
         Batch {
             open: last.map_or(Epoch(1), |last| last.epoch().next()),
@@ -83,8 +83,8 @@ impl Batch {
         }
     }
 
-    /// Takes data records out whose `Void` came when their epoch was closed. Says nothing of how
-    /// far the journal is applied.
+    /// Creates a batch that removes data records whose `Void` was written when their epoch was
+    /// closed. Does not advance the applied address.
     pub fn voids<'a>(records: impl IntoIterator<Item = &'a (Epoch, Slot)>) -> Batch {
         let mut batch = Batch::default();
         batch.strike(records);
@@ -92,14 +92,14 @@ impl Batch {
         batch
     }
 
-    /// Takes out data records whose `Void` comes later in the journal than what is added here.
+    /// Removes data records whose `Void` follows later in the journal than the records added here.
     pub fn strike<'a>(&mut self, records: impl IntoIterator<Item = &'a (Epoch, Slot)>) {
         records
             .into_iter()
             .for_each(|(epoch, slot)| self.void(*epoch, *slot));
     }
 
-    /// Takes out records of hashes that the journal has no more.
+    /// Creates a batch that removes hash records which the journal no longer contains.
     pub fn forget_hashes(of: &[(Epoch, Address)]) -> Batch {
         Batch::removing(
             of.iter()
@@ -107,7 +107,7 @@ impl Batch {
         )
     }
 
-    /// Takes these keys out. Says nothing of how far the journal is applied.
+    /// Creates a batch that removes these keys. Does not advance the applied address.
     pub(super) fn removing(keys: impl Iterator<Item = Vec<u8>>) -> Batch {
         let changes: BTreeMap<_, _> = keys.map(|key| (key, Change::Remove)).collect();
         Batch {
@@ -117,7 +117,7 @@ impl Batch {
         }
     }
 
-    /// Takes what was added so far; the next records can be added to what is left.
+    /// Takes the records added so far; the emptied batch accepts the next ones.
     pub(super) fn take(&mut self) -> Batch {
         let next = Batch {
             by: self.by.take(),
@@ -127,7 +127,7 @@ impl Batch {
         std::mem::replace(self, next)
     }
 
-    /// What keys of the database get, without the checkpoints.
+    /// Returns the values set for database keys, except those of checkpoints.
     pub(super) fn into_puts(self) -> impl Iterator<Item = (Vec<u8>, Vec<u8>)> {
         self.changes
             .into_iter()
@@ -137,24 +137,24 @@ impl Batch {
             })
     }
 
-    /// It is as large as one should be that is applied at once.
+    /// Returns whether the batch has reached the size that is applied at once.
     pub(super) fn is_full(&self) -> bool {
         self.records.max(self.changes.len() + self.undo.len()) >= super::REBUILD_BATCH
     }
 
-    /// Number of records that were added.
+    /// Returns the number of records added.
     pub fn len(&self) -> usize {
         self.records
     }
 
-    /// Nothing was added.
+    /// Returns whether no record was added.
     pub fn is_empty(&self) -> bool {
         self.records == 0
     }
 
-    /// Adds the record whose frame begins at `at`. Records come in the order of the journal, each
-    /// once, none left out, whatever kind they are: the index then says that it holds everything
-    /// before the end of the last. Fails, and changes nothing, if the record has no encoding.
+    /// Adds the record whose frame starts at `at`. Records of all kinds must be added in journal
+    /// order, each once and without gaps: the applied index claims to contain everything before the
+    /// end of the last one. If the record has no encoding this fails and changes nothing.
     pub fn add(&mut self, at: Address, record: &Record) -> StoreResult<()> {
         let end = at.after(record)?;
         self.note(at, record)?;
@@ -230,9 +230,9 @@ impl Batch {
         Ok(())
     }
 
-    /// The same changes in pieces of at most `keys_max` keys, to be applied one after the other:
-    /// only the last has undo records, and says how far the journal is applied. If not all are
-    /// applied, the same records must be added again later, which leads to the same index.
+    /// Splits the batch into pieces of up to `keys_max` keys, to be applied in order. Only the last
+    /// piece has undo records and advances the applied address. If some pieces are not applied,
+    /// adding the same records again later leads to the same index.
     pub fn pieces(mut self, keys_max: usize) -> Vec<Batch> {
         let mut pieces = Vec::new();
         while self.changes.len() > keys_max {
@@ -251,7 +251,8 @@ impl Batch {
         pieces
     }
 
-    /// The checkpoints that the records made and neither deleted nor hid, as they are at the end.
+    /// Returns the checkpoints created by the records and neither deleted nor hidden, in their
+    /// final state.
     pub(in crate::store) fn into_checkpoints(self) -> Vec<Kept> {
         let alive = self
             .checkpoints
@@ -307,7 +308,7 @@ impl Batch {
         self.undo.insert((key, epoch), Change::Remove);
     }
 
-    /// Objects by what they hold. An empty one is not worth it.
+    /// Adds objects by content, except empty ones.
     fn add_contents(&mut self, objects: &[ObjectHash]) -> StoreResult<()> {
         for ObjectHash { object, size, hash } in objects.iter().filter(|hashed| hashed.size > 0) {
             let mut value = Vec::with_capacity(8);
@@ -318,7 +319,7 @@ impl Batch {
         Ok(())
     }
 
-    /// Where an inode is now. Its home's record of this epoch came before.
+    /// Sets the current place of an inode. Its `Home` record of this epoch precedes it.
     fn add_place(&mut self, slot: Slot, place: &Place) -> StoreResult<()> {
         let mut value = Vec::with_capacity(64);
         codec::encode_place(place, &mut value)?;

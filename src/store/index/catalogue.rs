@@ -1,5 +1,4 @@
-//! What the index tells of checkpoints, operations and what belongs to them, in the order in which
-//! it was made.
+//! Queries on checkpoints, operations and related records, in order of their creation.
 
 use super::{Index, KnownCheckpoint, keys, last_checkpoint, list};
 use crate::store::error::StoreResult;
@@ -8,7 +7,7 @@ use crate::store::journal::Address;
 use crate::store::lineage::Lineage;
 use crate::store::record::Kept;
 
-/// A look at the catalogue of an index.
+/// Read access to the catalogue of an index.
 pub struct Catalogue<'a>(pub(super) &'a Index);
 
 impl Catalogue<'_> {
@@ -20,8 +19,8 @@ impl Catalogue<'_> {
         self.0.with("list", |db| list(db, prefix, parse))
     }
 
-    /// All checkpoints that were not deleted for good, hidden ones too, with where their frames
-    /// begin, in order of their numbers.
+    /// Returns all checkpoints that are not freed, including hidden ones, with the addresses of
+    /// their frames, in order of their ids.
     pub fn checkpoints(&self) -> StoreResult<Vec<(Kept, Address)>> {
         let all = self.list(&[keys::CHECKPOINT], |_, value| {
             KnownCheckpoint::parse(value)
@@ -30,7 +29,7 @@ impl Catalogue<'_> {
         Ok(there.map(|known| (known.kept, known.at)).collect())
     }
 
-    /// Where checkpoints come from, if that is not the one before.
+    /// Returns the parents of checkpoints, where they differ from the preceding checkpoint.
     pub fn lineage(&self) -> StoreResult<Lineage> {
         let parents = self.list(&[keys::LINEAGE], |key, value| {
             let [parent] = keys::parse_all(value)?;
@@ -43,32 +42,33 @@ impl Catalogue<'_> {
         Ok(lineage)
     }
 
-    /// Every operation, oldest first: its number, where its record is, and which other it undoes.
+    /// Returns all operations, oldest first: number, address of the record, and the operation it
+    /// undoes.
     pub fn operations(&self) -> StoreResult<Vec<(u64, Address, Option<u64>)>> {
         self.list(&[keys::OPERATION], keys::parse_operation)
     }
 
-    /// The times in which nobody served the tree, oldest first: from and to, nanoseconds since
-    /// 1970, and whether all that was changed is on record.
+    /// Returns the periods in which no daemon served the tree, oldest first: start and end in
+    /// nanoseconds since 1970, and whether all changes are recorded.
     pub fn absences(&self) -> StoreResult<Vec<(i64, i64, bool)>> {
         self.list(&[keys::ABSENCE], keys::parse_absence)
     }
 
-    /// The records of hashes of an epoch's objects, and whether each says that the epoch is hashed
-    /// whole.
+    /// Returns the addresses of an epoch's hash records, and whether each marks the epoch as
+    /// completely hashed.
     pub fn seals(&self, epoch: Epoch) -> StoreResult<Vec<(Address, bool)>> {
         self.list(&keys::key(keys::SEAL, [epoch.0]), |key, value| {
             Some((keys::parse_seal(key)?, *value.first()? != 0))
         })
     }
 
-    /// The records of dropped versions: the layer, where it is, the first and the last checkpoint
-    /// that show something of it.
+    /// Returns the records of dropped versions: layer, address, and the first and last checkpoint
+    /// that show any of them.
     pub fn dropped(&self) -> StoreResult<Vec<(Epoch, Address, CheckpointId, CheckpointId)>> {
         self.list(&[keys::DROPPED], keys::parse_dropped)
     }
 
-    /// The highest number that a checkpoint ever had, deleted ones included.
+    /// Returns the highest id that a checkpoint ever had, including deleted ones.
     pub fn last_checkpoint(&self) -> StoreResult<Option<CheckpointId>> {
         self.0.with("look up", last_checkpoint)
     }

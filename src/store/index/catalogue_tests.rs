@@ -1,4 +1,4 @@
-//! What the index tells of checkpoints and operations.
+//! Queries on checkpoints and operations.
 
 use super::tests::bench::Bench;
 use super::*;
@@ -76,7 +76,7 @@ fn actor(uid: u32) -> Actor {
     }
 }
 
-/// Checkpoints with who asked for them, pins, restores and operations.
+/// Checkpoints with actors, pins, restores and operations.
 fn asked_for() -> Vec<Record> {
     let (at_ns, id) = (1, CheckpointId);
     let by = |uid| Record::By {
@@ -111,8 +111,7 @@ fn asked_for() -> Vec<Record> {
     records
 }
 
-/// Who asked for a checkpoint is told by the record before it, also where a batch ends between the
-/// two.
+/// The record before a checkpoint names its actor, even if a batch ends between the two.
 #[test]
 fn who_asked_pins_and_lineage_are_kept_within_and_across_batches() {
     for size in [1, 2, 5, 100] {

@@ -1,4 +1,4 @@
-//! Making an index smaller after a deletion.
+//! Compaction of the index after a deletion.
 
 use std::time::Duration;
 
@@ -9,19 +9,21 @@ use crate::store::error::{StoreError, StoreResult};
 use crate::store::forget::Forgotten;
 use crate::sys;
 
-/// sled's files take some three times what is in them; with more than so many times that, and so
-/// many bytes, they are written anew.
+/// The database is rewritten when its files exceed this multiple of its contents by
+/// [`SHRINK_BYTES`]. sled's files usually take three times the contents.
 const SHRINK_FACTOR: u64 = 4;
 pub(super) const SHRINK_BYTES: u64 = 512 << 10;
-/// How long is waited for the place of the database, and how long it is left to readers then.
+/// Time to wait for the write lock on the database, and the pause for readers after a failed
+/// attempt.
 const SWAP_WAIT: Duration = Duration::from_millis(1);
 const SWAP_PAUSE: Duration = Duration::from_millis(20);
-/// Keys that are. sled keeps everybody from its tree meanwhile, and this thread is the last to run.
+/// Keys removed in one batch. sled blocks access to its tree during a batch, and this thread runs
+/// at idle priority.
 const KEYS_AT_ONCE: usize = 64;
 
 impl Index {
-    /// Leaves out of the runs what `needs` says, if that is a twentieth of what they hold or more;
-    /// whether it did. It takes its time: for a helper thread. It is durable on return.
+    /// Rewrites the runs without the records that `needs` excludes, if that frees over a twentieth
+    /// of their epochs. Returns whether it did. Slow: for a helper thread. Durable on return.
     ///
     /// Errors: as [`Index::merge`].
     pub fn compact(&self, needs: &Needs<'_>, stop: &dyn Fn() -> bool) -> StoreResult<bool> {
@@ -37,7 +39,7 @@ impl Index {
         Ok(true)
     }
 
-    /// It has more checkpoints than are kept, by a twentieth of them or more.
+    /// Returns whether the index lists over a twentieth more checkpoints than are kept.
     ///
     /// Errors: `Io`, `Index`.
     pub fn has_forgettable(&self, needs: &Needs<'_>) -> StoreResult<bool> {
@@ -45,7 +47,7 @@ impl Index {
         Ok(known > needs.kept.len() + needs.kept.len() / 20 + 1)
     }
 
-    /// Takes out what nobody can ask for any more. It is durable on return.
+    /// Removes entries that no request can reach any more. Durable on return.
     ///
     /// Errors: as [`Index::apply`].
     pub fn forget(&self, forgotten: &Forgotten) -> StoreResult<()> {
@@ -55,12 +57,12 @@ impl Index {
         self.flush_durable()
     }
 
-    /// Writes the database anew if its files are much larger than what it holds: sled gives nothing
-    /// back. Readers go on in the old one until the new one is open. It takes its time: for a
-    /// helper thread. It is durable on return.
+    /// Rewrites the database if its files are much larger than its contents, because sled never
+    /// returns space. Readers use the old database until the new one is open. Slow: for a helper
+    /// thread. Durable on return.
     ///
-    /// Errors: `Io`, `Index`, `IndexPanic`. If the place cannot be taken the index is closed
-    /// (`IndexClosed`), and the next opening makes it anew.
+    /// Errors: `Io`, `Index`, `IndexPanic`. If the new database cannot be renamed or opened, the
+    /// index is closed (`IndexClosed`), and the next opening rebuilds it.
     pub fn shrink(&self) -> StoreResult<()> {
         let _applying = self.applying.lock();
         let copied = self.with("copy", |db| {
@@ -69,12 +71,11 @@ impl Index {
             };
             let is_wasteful = disk.size_on_disk()?
                 > SHRINK_BYTES.saturating_add(held(disk)?.saturating_mul(SHRINK_FACTOR));
-            // sled has its file open, and looks for blobs by path: with some, what is renamed
-            // cannot be read.
+            // sled opens blobs by path, so existing ones would be unreadable after the rename.
             if !is_wasteful || self.home.has_blobs()? {
                 return Ok(None);
             }
-            // It closes sooner then.
+            // Makes closing faster.
             disk.flush()?;
             self.home.copy(disk).map(Some)
         });
@@ -82,8 +83,7 @@ impl Index {
             return Ok(());
         }
         let new = self.home.replace().and_then(|()| self.home.open());
-        // Who waits to write keeps those away that come to read, and somebody may be reading for
-        // long.
+        // A waiting writer blocks new readers, and a current reader may take long.
         let mut slot = loop {
             match sys::awake(|| self.db.try_write_for(SWAP_WAIT)) {
                 Some(slot) => break slot,

@@ -1,4 +1,4 @@
-//! The index beside what the journal gives.
+//! Comparison of the index with the journal.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -13,25 +13,25 @@ use crate::store::ids::{CheckpointId, Epoch, Slot};
 use crate::store::journal::{Address, Journal};
 use crate::store::layout::StoreId;
 
-/// How an index differs from its journal.
+/// Differences between an index and its journal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Difference {
-    /// Entries that are not there.
+    /// Missing entries.
     pub missing: u64,
-    /// Entries that say something else.
+    /// Entries with a wrong value.
     pub wrong: u64,
-    /// Entries of which the journal knows nothing.
+    /// Entries without a record in the journal.
     pub strange: u64,
 }
 
 impl Difference {
-    /// There is none.
+    /// Returns whether no difference was found.
     pub fn is_none(&self) -> bool {
         *self == Difference::default()
     }
 
-    /// Of one key, what the index says, what the journal gives as far as it is applied, and all of
-    /// it; `counts`: whether somebody asks for it.
+    /// Compares one key: its values in the index, in the journal up to the applied address, and in
+    /// the whole journal. `counts` returns whether the entry is ever read.
     fn take(
         &mut self,
         key: &[u8],
@@ -40,8 +40,8 @@ impl Difference {
     ) -> StoreResult<()> {
         match found {
             Some(_) if found == now || found == later => {}
-            // An entry that a record beyond takes back may be there still; one that was never told
-            // of may not.
+            // An entry voided by a later record may still exist; one that was never recorded may
+            // not.
             Some(_) if now.is_some() || later.is_some() => self.wrong += u64::from(counts()?),
             Some(_) => {
                 let strange = !keys::may_be_stale(key) && (!keys::is_place(key) || counts()?);
@@ -56,22 +56,22 @@ impl Difference {
     }
 }
 
-/// What a journal gives.
+/// The indexes that a journal yields.
 struct Given {
-    /// As far as it is applied to the index, ...
+    /// Up to the address applied in the compared index.
     now: Parts,
-    /// ... and all of it.
+    /// Of the whole journal.
     later: Parts,
-    /// What each record that is not applied says of keys of the database. A batch is applied in
-    /// pieces, so the index may have some of it already; a later batch may say something else.
+    /// Database values set by each record not yet applied. A batch is applied in pieces, so the
+    /// index may already contain some of them, and a later batch may set others.
     told: HashMap<Vec<u8>, Vec<Vec<u8>>>,
-    /// Keys of what nobody can ask for any more.
+    /// Keys of entries that no request can reach any more.
     forgotten: HashSet<Vec<u8>>,
 }
 
 impl Given {
     fn read(id: StoreId, journal: &Journal, applied: Address) -> StoreResult<Given> {
-        // It is read more than once, and all of these must see the same.
+        // The journal is scanned several times, and all scans must see the same records.
         let _packs = journal.hold_packs();
         let now = filled_in_memory(id, journal, Some(applied))?;
         let later = now.copy();
@@ -113,12 +113,11 @@ impl Given {
 }
 
 impl Index {
-    /// How the index differs from what the journal says, as far as it says that it is applied: the
-    /// number of entries that are missing or hold something else, and of those that should not be
-    /// there. What is in runs and no checkpoint reads, and what is forgotten, may be there or not.
-    /// Entries of records that come after are right if they are those records'. It takes the memory
-    /// of another index, whose runs are compressed. While it reads, nothing is applied to the index
-    /// and no segment is replaced by its pack.
+    /// Compares the index with the journal up to the applied address. Counts entries that are
+    /// missing, wrong, or without a record. Run entries that no checkpoint reads, and forgotten
+    /// ones, may exist or not. Values set by later records are valid. Takes the memory of another
+    /// index, whose runs are compressed. Until it returns, nothing is applied to the index and no
+    /// segment is replaced by its pack.
     ///
     /// Errors: those of reading either.
     pub fn compare(&self, journal: &Journal) -> StoreResult<Difference> {
@@ -161,7 +160,7 @@ fn compare_catalogues(difference: &mut Difference, found: &Db, given: &Given) ->
     })
 }
 
-/// The checkpoints that were not deleted for good, oldest first.
+/// Returns the checkpoints that are not freed, oldest first.
 fn kept(db: &Db) -> StoreResult<Vec<CheckpointId>> {
     let all = list(db, &[keys::CHECKPOINT], |key, value| {
         Some((keys::parse_checkpoint(key)?, KnownCheckpoint::parse(value)?))
@@ -170,15 +169,15 @@ fn kept(db: &Db) -> StoreResult<Vec<CheckpointId>> {
     Ok(there.map(|(id, _)| id).collect())
 }
 
-/// All three are walked side by side, in the order of keys and epochs.
+/// Walks all three in parallel, in order of keys and epochs.
 fn compare_runs(difference: &mut Difference, [found, now, later]: [&Parts; 3]) -> StoreResult<()> {
     let kept = kept(&later.db)?;
     let [a, b, c] = [found, now, later].map(|parts| parts.runs.walked());
     let mut walks = [Walk::new(&a)?, Walk::new(&b)?, Walk::new(&c)?];
-    // Inodes of which the index says where they are.
+    // Inodes whose place is in the index.
     let mut placed: HashSet<Slot> = HashSet::new();
     let mut needed: Option<Places> = None;
-    // The last record that the journal gives, as far as it is applied.
+    // The last record in the journal up to the applied address.
     let mut before = (Vec::new(), Epoch(0));
     while let Some((key, epoch)) = walks
         .iter()
@@ -193,8 +192,8 @@ fn compare_runs(difference: &mut Difference, [found, now, later]: [&Parts; 3]) -
         }
         let last = if before.0 == key { before.1 } else { Epoch(0) };
         difference.take(&key, said, || match keys::owner(&key) {
-            // The packs leave out the place of an inode of which no checkpoint reads anything; the
-            // index may have it for longer.
+            // Packs omit the place of an inode of which no checkpoint reads a record; the index may
+            // retain it longer.
             Some(_) if keys::is_place(&key) && !given && !given_later => {
                 if needed.is_none() {
                     needed = Some(Places::needed(&a, &kept)?);
@@ -203,7 +202,8 @@ fn compare_runs(difference: &mut Difference, [found, now, later]: [&Parts; 3]) -
                     .as_ref()
                     .is_some_and(|places| places.is_needed(&key, epoch)))
             }
-            // Where an inode is without a record nobody asks; and of its places the last counts.
+            // The place of an inode without records is never read, and of its places only the last
+            // counts.
             Some(slot) if keys::is_place(&key) => Ok(placed.contains(&slot)
                 && now
                     .runs

@@ -1,4 +1,4 @@
-//! What the index knows of contents: objects by their hash, and hashes of live files.
+//! Contents in the index: objects by hash, and hashes of live files.
 
 use super::contents::Look;
 use super::tests::bench::Bench;
@@ -54,7 +54,7 @@ fn a_hash_leads_to_all_that_have_it_and_what_is_gone_is_no_damage() {
         each.unwrap();
         found
     };
-    // An empty object has no content.
+    // Empty objects are not indexed.
     let both = vec![(objects[0].object, 5), (sealed(1, 10, 5, 7).object, 5)];
     assert_eq!(
         (of(7), of(8), of(9)),
@@ -72,8 +72,7 @@ fn a_hash_leads_to_all_that_have_it_and_what_is_gone_is_no_damage() {
     let grown = index.dump().unwrap();
     index.rebuild(journal, None).unwrap();
     assert_eq!((of(7), index.dump().unwrap()), (both.clone(), grown));
-    // What is gone goes when the runs are put together, and need not be known; of what is there
-    // nothing does.
+    // Compaction removes the entries of removed objects and keeps those of existing ones.
     let upto = journal.position();
     let is_gone = |object: ObjectId| object.epoch == Epoch(0);
     for epoch in 1..=40 {
@@ -117,14 +116,14 @@ fn a_live_file_is_known_while_it_looks_as_it_did() {
         assert_eq!(index.seen(Slot(5), &other).unwrap(), None);
     }
     assert_eq!(index.seen(Slot(6), &look).unwrap(), None);
-    // No record tells of it: the rest of the index is as it was, and a rebuild begins without.
+    // No record describes it: the rest of the index is unchanged, and a rebuild starts without it.
     assert_eq!(index.dump().unwrap(), before);
     assert!(index.compare(journal).unwrap().is_none());
     index.rebuild(journal, None).unwrap();
     assert_eq!(index.seen(Slot(5), &look).unwrap(), None);
 }
 
-/// Where so many records of hashes are, all but the first of which were forgotten.
+/// Adds this many hash records and forgets all except the first.
 fn with_forgotten(bench: &Bench, index: &Index, count: u64) {
     for first in (0..count).step_by(1000) {
         let records: Vec<_> = (first..first + 1000)
@@ -175,13 +174,13 @@ fn files_that_hold_little_are_written_anew() {
     let (index, opening) = bench.index();
     assert_eq!(opening, Opening::Ready);
     assert!(index.dump().unwrap() == held);
-    // Now there is nothing to do.
+    // A second call does nothing.
     let before = disk_bytes(&index);
     index.shrink().unwrap();
     assert_eq!(disk_bytes(&index), before);
 }
 
-/// Whatever fails, the index says the same afterwards, or is made anew.
+/// After any failure the index has the same contents or is rebuilt.
 #[test]
 fn writing_it_anew_can_fail_at_every_call() {
     let bench = Bench::new();
@@ -215,7 +214,7 @@ fn writing_it_anew_can_fail_at_every_call() {
     assert!(failures > 5, "{failures}");
 }
 
-/// On a full disk the index stays as it is, where it is, until there is room.
+/// On a full disk the index stays unchanged and in place until space is available.
 #[test]
 fn without_room_runs_are_not_put_together() {
     let bench = Bench::new();

@@ -1,8 +1,8 @@
-//! Hashes of live files, as they were seen: which file, what it looked like then, and what it held.
+//! Hashes of live files: the inode, its attributes when it was hashed, and the hash of its content.
 //!
-//! They are hints. A file that looks as it did then holds, most probably, what it held; who shares
-//! what two files hold has the kernel compare them. The journal does not tell of them: a rebuild of
-//! the index begins without, and one in memory has none.
+//! They are hints. A file with unchanged attributes most probably has the same content; before data
+//! is shared the kernel compares it. The journal has no record of them: a rebuilt index starts
+//! without, and one in memory never has any.
 //!
 //! ```text
 //! tree "seen" of index/; each value is followed by its checksum, as in the default tree
@@ -17,19 +17,19 @@ use crate::sys::{Stat, Time};
 
 const TREE: &[u8] = b"seen";
 
-/// How a file looked.
+/// Attributes that change with a file's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Look {
     /// Bytes.
     pub size: u64,
-    /// Last change of content.
+    /// Last modification of the content.
     pub mtime: Time,
-    /// Last change of anything.
+    /// Last status change.
     pub ctime: Time,
 }
 
 impl Look {
-    /// Of a file with these attributes.
+    /// Selects the attributes from a stat.
     pub fn of(stat: &Stat) -> Look {
         Look {
             size: stat.size,
@@ -49,10 +49,10 @@ impl Look {
 }
 
 impl Index {
-    /// The hash of a file that was seen, if it looks as it did then.
+    /// Returns the recorded hash of a file if its attributes are unchanged.
     ///
     /// # Errors
-    /// As every look-up; one that is damaged is none.
+    /// As every look-up; a damaged entry counts as missing.
     pub fn seen(&self, slot: Slot, look: &Look) -> StoreResult<Option<Hash>> {
         self.with("look up", |db| {
             let key = slot.0.to_be_bytes();
@@ -67,7 +67,7 @@ impl Index {
         })
     }
 
-    /// Notes what files held while they looked so.
+    /// Records the hashes of files with these attributes.
     ///
     /// # Errors
     /// As [`Index::apply`].

@@ -1,4 +1,4 @@
-//! The database of the index: sled's, or in memory where the filesystem has no room for one.
+//! The database of the index: sled, or a map in memory where the filesystem has no space.
 
 use std::collections::BTreeMap;
 use std::ops::{Bound, RangeBounds};
@@ -10,15 +10,15 @@ use crate::store::error::StoreResult;
 use crate::sys;
 use crate::sys::lock::RwLock;
 
-/// Entries in order of their keys.
+/// Entries in key order.
 pub(super) type Entries<'a> = Box<dyn DoubleEndedIterator<Item = sled::Result<(IVec, IVec)>> + 'a>;
 
-/// What becomes of keys: they get a value, which is sealed, or go.
+/// Edits of keys: a new value with checksum, or removal.
 #[derive(Debug, Default)]
 pub(super) struct Edits(Vec<(Vec<u8>, Option<Vec<u8>>)>);
 
 impl Edits {
-    /// Seals the value.
+    /// Sets the value, with a checksum appended.
     pub fn put(&mut self, key: Vec<u8>, value: Vec<u8>) {
         let value = keys::seal(&key, value);
         self.0.push((key, Some(value)));
@@ -29,8 +29,8 @@ impl Edits {
     }
 }
 
-/// See the module. One in memory lasts as long as the mount; the one on disk stays as it is
-/// meanwhile, and is behind.
+/// See the module. The map in memory lasts as long as the mount; the database on disk stays
+/// unchanged and falls behind.
 pub(super) enum Db {
     Disk(sled::Db),
     Memory(RwLock<BTreeMap<Vec<u8>, Vec<u8>>>),
@@ -66,7 +66,7 @@ impl Db {
         self.range((Bound::Included(prefix.to_vec()), end_of_prefix(prefix)))
     }
 
-    /// Makes all edits, or none of them. Not durable on return.
+    /// Applies all edits or none. Not durable on return.
     pub fn apply(&self, Edits(edits): Edits) -> StoreResult<()> {
         match self {
             Db::Disk(db) => {
@@ -77,7 +77,7 @@ impl Db {
                         None => batch.remove(key),
                     }
                 }
-                // sled keeps everybody from its trees meanwhile.
+                // sled blocks access to its trees during a batch.
                 sys::awake(|| db.apply_batch(batch))?;
             }
             Db::Memory(map) => {
@@ -93,7 +93,7 @@ impl Db {
         Ok(())
     }
 
-    /// The database on disk, if that is where it is.
+    /// Returns the database if it is on disk.
     pub fn disk(&self) -> Option<&sled::Db> {
         match self {
             Db::Disk(db) => Some(db),
@@ -102,7 +102,7 @@ impl Db {
     }
 }
 
-/// The first key that is above all with this prefix; the tags are letters, so there always is one.
+/// Returns the first key above all keys with this prefix. One exists, because tags are letters.
 fn end_of_prefix(prefix: &[u8]) -> Bound<Vec<u8>> {
     let mut end = prefix.to_vec();
     while let Some(last) = end.pop() {

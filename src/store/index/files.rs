@@ -1,5 +1,5 @@
-//! The index as files: opening sled so that it cannot take the process with it, setting a bad index
-//! aside, and making it durable.
+//! The files of the index: opening sled without risk to the process, setting a bad index aside, and
+//! syncing.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,23 +19,22 @@ use crate::sys::fault::{self, Call};
 
 const NAME: &str = "index";
 const ASIDE: &str = "index.bad-";
-/// One that is being made to take the place of the index; left over, it is deleted as any that was
-/// set aside.
+/// A new index that is to replace the current one. A leftover is deleted like an index set aside.
 const NEW: &str = "index.bad-new";
-/// Bytes that sled may cache; it is no bound on its memory.
+/// Bytes of sled's cache; not a bound on its memory.
 const CACHE_BYTES: u64 = 16 << 20;
-/// How often, and how long apart, opening is tried while the last user of the files in this process
-/// lets go of them.
+/// Attempts to open, and the pause between them, while the last user in this process closes the
+/// files.
 const LOCK_TRIES: u32 = 40;
 const LOCK_PAUSE: Duration = Duration::from_millis(25);
 
-/// Where the index is.
+/// The location of the index.
 pub(super) struct Home {
     dir: OwnedFd,
     path: PathBuf,
 }
 
-/// Calls sled, and turns its panics into errors: it panics on some damage instead of reporting it.
+/// Calls sled and converts its panics to errors: it panics on some damage instead of reporting it.
 pub(super) fn guarded<T>(
     what: &'static str,
     call: impl FnOnce() -> StoreResult<T>,
@@ -53,13 +52,13 @@ impl Home {
         Ok(Home { dir, path })
     }
 
-    /// As [`Home::of`], also where nothing else of the store may be written.
+    /// As [`Home::of`], also for a store that is otherwise read-only.
     pub fn to_check(layout: &Layout) -> StoreResult<Home> {
         let (dir, path) = layout.index_home()?;
         Ok(Home { dir, path })
     }
 
-    /// Whether there is an index.
+    /// Returns whether an index exists.
     pub fn exists(&self) -> StoreResult<bool> {
         match at::is_dir(&self.dir, NAME.as_bytes()) {
             Ok(_) => Ok(true),
@@ -68,9 +67,9 @@ impl Home {
         }
     }
 
-    /// Opens the database, and makes it if there is none. It must be a directory, with nothing in
-    /// it that leads elsewhere: sled opens by path, follows links, and waits for ever for somebody
-    /// to write into a FIFO.
+    /// Opens the database and creates it if missing. The directory may contain no links and no
+    /// special files: sled opens by path, follows symbolic links, and would block forever on a
+    /// FIFO.
     pub fn open(&self) -> StoreResult<Db> {
         at::make_dir(&self.dir, NAME).map_err(StoreError::io("make", NAME))?;
         self.check_files()?;
@@ -92,7 +91,7 @@ impl Home {
         }
     }
 
-    /// sled makes its files with what modes the umask leaves, and a daemon's leaves all.
+    /// Restricts file modes: sled creates files under the daemon's umask, which clears no bits.
     fn restrict_files(&self) {
         let restrict = || -> io::Result<()> {
             let dir = at::open_dir(&self.dir, NAME)?;
@@ -106,7 +105,7 @@ impl Home {
         }
     }
 
-    /// Calls with each file of the database, and those of one level of directories below it.
+    /// Calls `call` for each file of the database and of its direct subdirectories.
     fn each_file(&self, mut call: impl FnMut(&OwnedFd, &[u8]) -> io::Result<()>) -> io::Result<()> {
         let dir = at::open_dir(&self.dir, NAME)?;
         for name in at::names(&dir)? {
@@ -122,7 +121,7 @@ impl Home {
         Ok(())
     }
 
-    /// Writes another database that holds what this one does. It is closed.
+    /// Writes a copy of the database, which is closed on return.
     pub fn copy(&self, db: &sled::Db) -> StoreResult<()> {
         at::remove_tree(&self.dir, NEW.as_bytes())
             .map_err(StoreError::io("remove an old", NAME))?;
@@ -134,7 +133,7 @@ impl Home {
         sync().map_err(StoreError::io("sync", NAME))
     }
 
-    /// The database has values in files of their own.
+    /// Returns whether the database has values in separate files.
     pub fn has_blobs(&self) -> StoreResult<bool> {
         let names = at::open_dir(&self.dir, NAME)
             .and_then(|dir| at::open_dir(&dir, "blobs"))
@@ -146,13 +145,13 @@ impl Home {
         }
     }
 
-    /// Removes a copy that was begun.
+    /// Removes an unfinished copy.
     pub fn discard_copy(&self) {
         self.remove(NEW);
     }
 
-    /// The copy takes the place of the index, with its runs. The copy is closed; the index may be
-    /// read on, for it has its files open. Not durable on return.
+    /// Replaces the index by the copy, and moves its runs there. The copy must be closed; readers
+    /// may continue on the old index, whose files are open. Not durable on return.
     pub fn replace(&self) -> StoreResult<()> {
         let runs = || {
             at::move_to(
@@ -166,7 +165,7 @@ impl Home {
         at::rename(self.dir.as_fd(), NEW, NAME).map_err(StoreError::io("replace", NAME))
     }
 
-    /// Removes one that was begun and for which there was no room after all.
+    /// Removes an unfinished index for which the disk has no space.
     pub fn discard(&self) {
         self.remove(NAME);
     }
@@ -177,15 +176,14 @@ impl Home {
         }
     }
 
-    /// Refuses a database in which there is anything but files of its own, and one level of
-    /// directories with such.
+    /// Rejects a database that contains anything except regular files of its own and one level of
+    /// directories.
     fn check_files(&self) -> StoreResult<()> {
         self.each_file(|dir, name| at::check_own_file(dir, name))
             .map_err(StoreError::io("trust", NAME))
     }
 
-    /// Nothing is flushed behind our back: sled's own flush reaches no disk, and its thread would
-    /// fail where nobody looks.
+    /// Disables sled's periodic flush: it reaches no disk, and its thread would fail unnoticed.
     fn config(&self) -> sled::Config {
         sled::Config::new()
             .path(self.path.join(NAME))
@@ -194,7 +192,7 @@ impl Home {
             .print_profile_on_drop(false)
     }
 
-    /// The directory of the runs, which is made if it is not there.
+    /// Opens the directory of the runs and creates it if missing.
     pub fn runs(&self) -> StoreResult<OwnedFd> {
         let open = || {
             let dir = at::open_dir(&self.dir, NAME)?;
@@ -204,7 +202,7 @@ impl Home {
         open().map_err(StoreError::io("open the runs of", NAME))
     }
 
-    /// Gives a bad index another name. The database is closed.
+    /// Renames a bad index. The database must be closed.
     pub fn set_aside(&self) -> StoreResult<()> {
         let taken = self.asides()?;
         let number = (1u64..)
@@ -216,7 +214,7 @@ impl Home {
         }
     }
 
-    /// Deletes what was set aside.
+    /// Deletes the indexes that were set aside.
     pub fn delete_asides(&self) -> StoreResult<()> {
         for name in self.asides()? {
             at::remove_tree(&self.dir, &name).map_err(StoreError::io("remove an old", NAME))?;
@@ -232,8 +230,8 @@ impl Home {
             .collect())
     }
 
-    /// fsync of every file of the database and of its directories: sled writes them, and does not
-    /// do this.
+    /// Syncs every file of the database and its directories, because sled does not call fsync(2) on
+    /// them all.
     pub fn sync(&self) -> StoreResult<()> {
         self.restrict_files();
         let sync = || -> io::Result<()> {
@@ -257,7 +255,7 @@ fn sync_files(dir: &OwnedFd) -> io::Result<()> {
         if at::is_dir(dir, &name)? {
             continue;
         }
-        // sled removes old snapshots in its own time: one that went meanwhile is missed by nobody.
+        // sled removes old snapshots concurrently; a missing one does no harm.
         let file = match rustix::fs::openat(
             dir.as_fd(),
             name,
@@ -277,7 +275,7 @@ fn aside_name(number: u64) -> Vec<u8> {
     format!("{ASIDE}{number}").into_bytes()
 }
 
-/// sled reports a lock that is held as this, among its own words.
+/// Returns whether this is sled's error for a lock that another user holds.
 fn is_lock(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::WouldBlock
         || error.to_string().contains("could not acquire lock")

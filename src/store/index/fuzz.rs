@@ -31,7 +31,7 @@ proptest! {
             prop_assert_eq!(one.cmp(&other), (dir, name).cmp(&(other_dir, other_name)));
             prop_assert_eq!(keys::entry_name(&one), Some(name.clone()));
         }
-        // The order of runs is that of the model, where the epoch stands behind the key.
+        // Runs sort like the model, which appends the epoch to the key.
         prop_assert_eq!(with.cmp(&other_with), (&one, epochs.0).cmp(&(&other, epochs.1)));
         prop_assert_eq!(one == other, a == b);
     }

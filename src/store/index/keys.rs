@@ -1,7 +1,7 @@
-//! Keys and values of the index as bytes. See the parent module for the table.
+//! Keys and values of the index as bytes. The table is in the parent module.
 //!
-//! Invariant: keys sort as (kind, slot, name, epoch), whatever bytes a name holds, so that one
-//! range holds a directory, a name, or a key's later epochs.
+//! Invariant: keys sort by (kind, slot, name, epoch) for any bytes in a name, so one range covers a
+//! directory, a name, or the later epochs of a key.
 
 use super::runs::Line;
 use crate::store::error::CodecError;
@@ -11,13 +11,13 @@ use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, Slot};
 use crate::store::journal::{Address, codec};
 use crate::store::record::{Key, Undo};
 
-/// Version of what is in here: a change makes every older index one to be rebuilt.
+/// Version of the contents. A change forces a rebuild of older indexes.
 pub(super) const VERSION: u32 = 9;
 
 pub(super) const META_STORE: &[u8] = b"ms";
 pub(super) const META_APPLIED: &[u8] = b"ma";
 
-/// What the keys of the database begin with, each of its kind.
+/// Tags of keys in the database.
 pub(super) const ABSENCE: u8 = b'B';
 pub(super) const CHECKPOINT: u8 = b'C';
 pub(super) const DROPPED: u8 = b'T';
@@ -27,7 +27,7 @@ pub(super) const RUN: u8 = b'R';
 pub(super) const SEAL: u8 = b'S';
 pub(super) const STRUCK: u8 = b'V';
 
-/// What those in runs begin with.
+/// Tags of keys in runs.
 const ATTR: u8 = b'A';
 const CONTENT: u8 = b'K';
 const DATA: u8 = b'D';
@@ -36,17 +36,17 @@ const HOME: u8 = b'H';
 const PLACE: u8 = b'P';
 const XATTRS: u8 = b'X';
 
-/// What the keys begin with of records of an inode's data and of its attributes.
+/// Tags of attribute and data records.
 pub(super) const CAPTURES: [u8; 2] = [ATTR, DATA];
 
 /// Bytes of the checksum at the end of each value.
 const SUM: usize = 4;
-/// A tag, and the directory or the hash.
+/// Bytes of a tag and the directory or hash prefix.
 const GROUP_BYTES: usize = 9;
-/// Bytes of a hash that a key has: who finds an object by it compares.
+/// Bytes of the hash in a key. Callers compare the objects that they find.
 const CONTENT_HASH: usize = 8;
 
-/// A key of these numbers.
+/// Returns a key of these numbers.
 pub(super) fn key<const N: usize>(tag: u8, numbers: [u64; N]) -> Vec<u8> {
     let mut key = Vec::with_capacity(32);
     key.push(tag);
@@ -56,14 +56,14 @@ pub(super) fn key<const N: usize>(tag: u8, numbers: [u64; N]) -> Vec<u8> {
     key
 }
 
-/// The numbers that a key consists of.
+/// Returns the numbers of a key.
 pub(super) fn numbers<const N: usize>(key: &[u8]) -> Option<[u64; N]> {
     let (numbers, rest) = key.get(1..)?.as_chunks();
     let numbers: &[[u8; 8]; N] = numbers.try_into().ok()?;
     rest.is_empty().then_some(numbers.map(u64::from_be_bytes))
 }
 
-/// A value of these numbers.
+/// Returns a value of these numbers.
 pub(super) fn value(numbers: &[u64]) -> Vec<u8> {
     numbers
         .iter()
@@ -71,7 +71,7 @@ pub(super) fn value(numbers: &[u64]) -> Vec<u8> {
         .collect()
 }
 
-/// The numbers at the beginning of a value, and the rest.
+/// Splits the numbers off the start of a value.
 pub(super) fn parse<const N: usize>(value: &[u8]) -> Option<([u64; N], &[u8])> {
     let mut numbers = [0; N];
     let mut rest = value;
@@ -82,14 +82,14 @@ pub(super) fn parse<const N: usize>(value: &[u8]) -> Option<([u64; N], &[u8])> {
     Some((numbers, rest))
 }
 
-/// As [`parse`], of a value that is nothing else.
+/// As [`parse`], for a value without trailing bytes.
 pub(super) fn parse_all<const N: usize>(value: &[u8]) -> Option<[u64; N]> {
     parse(value)
         .filter(|(_, rest)| rest.is_empty())
         .map(|(numbers, _)| numbers)
 }
 
-/// An address as a number of a key: they sort as it does.
+/// Encodes an address for a key, in sort order.
 pub(super) fn in_key(at: Address) -> u64 {
     u64::from(at.segment) << 32 | u64::from(at.offset)
 }
@@ -101,7 +101,7 @@ fn from_key(number: u64) -> Address {
     }
 }
 
-/// An address as a number of a value: the segment is written first.
+/// Encodes an address for a value, segment first.
 pub(super) fn in_value(at: Address) -> u64 {
     in_key(at).rotate_left(32)
 }
@@ -110,7 +110,7 @@ pub(super) fn from_value(number: u64) -> Address {
     from_key(number.rotate_left(32))
 }
 
-/// The key of an undo record, without its epoch.
+/// Returns the key of an undo record, without its epoch.
 pub(super) fn undo_prefix(of: &Key) -> Vec<u8> {
     match of {
         Key::Entry(dir, name) => {
@@ -130,7 +130,7 @@ pub(super) fn with_epoch(mut prefix: Vec<u8>, epoch: Epoch) -> Vec<u8> {
     prefix
 }
 
-/// All keys of entries of a directory begin with this.
+/// Returns the prefix of all entries of a directory.
 pub(super) fn entries_prefix(dir: Slot) -> Vec<u8> {
     key(ENTRY, [dir.0])
 }
@@ -143,13 +143,12 @@ pub(super) fn checkpoint_key(id: CheckpointId) -> Vec<u8> {
     key(CHECKPOINT, [id.0])
 }
 
-/// The id in the key of a checkpoint, or of where it comes from.
+/// Parses the id in the key of a checkpoint or of its parent.
 pub(super) fn parse_checkpoint(key: &[u8]) -> Option<CheckpointId> {
     numbers(key).map(|[id]| CheckpointId(id))
 }
 
-/// What an operation's key and value say: its number, where its record is, and which other it
-/// undoes.
+/// Parses an operation: number, address of the record, and the operation it undoes.
 pub(super) fn parse_operation(key: &[u8], value: &[u8]) -> Option<(u64, Address, Option<u64>)> {
     let ([number], [at, undoes]) = (numbers(key)?, parse_all(value)?);
     Some((
@@ -159,33 +158,34 @@ pub(super) fn parse_operation(key: &[u8], value: &[u8]) -> Option<(u64, Address,
     ))
 }
 
-/// The key of a time in which nobody served the tree, by its end (nanoseconds since 1970).
+/// Returns the key of an absence, by its end (nanoseconds since 1970).
 pub(super) fn absence_key(to_ns: i64) -> Vec<u8> {
     key(ABSENCE, [to_ns.cast_unsigned()])
 }
 
-/// The value of an absence's key: its beginning, and whether all that was changed is on record.
+/// Returns the value of an absence: its start, and whether all changes are recorded.
 pub(super) fn absence_value(from_ns: i64, told: bool) -> Vec<u8> {
     [&from_ns.to_le_bytes()[..], &[u8::from(told)]].concat()
 }
 
-/// When an absence began and ended, and whether all that was changed in it is on record.
+/// Parses an absence: start, end, and whether all changes are recorded.
 pub(super) fn parse_absence(key: &[u8], value: &[u8]) -> Option<(i64, i64, bool)> {
     let ([to], ([from], told)) = (numbers(key)?, parse(value)?);
     Some((from.cast_signed(), to.cast_signed(), told == [1]))
 }
 
-/// The key of a record about objects of an epoch, by where it is.
+/// Returns the key of a record about objects of an epoch, by its address.
 pub(super) fn objects_key(tag: u8, epoch: Epoch, at: Address) -> Vec<u8> {
     key(tag, [epoch.0, in_key(at)])
 }
 
-/// Where the record of hashes is, from its key.
+/// Parses the address of a hash record from its key.
 pub(super) fn parse_seal(key: &[u8]) -> Option<Address> {
     numbers(key).map(|[_, at]| from_key(at))
 }
 
-/// Layer, place of the record, first and last checkpoint that show something of it.
+/// Parses a record of dropped versions: layer, address, and the first and last checkpoint that show
+/// any of them.
 pub(super) fn parse_dropped(
     key: &[u8],
     value: &[u8],
@@ -199,7 +199,7 @@ pub(super) fn parse_dropped(
     ))
 }
 
-/// All keys of objects with this hash begin with this.
+/// Returns the prefix of all objects with this hash.
 pub(super) fn content_prefix(hash: &Hash) -> Vec<u8> {
     let mut key = Vec::with_capacity(24);
     key.push(CONTENT);
@@ -207,13 +207,13 @@ pub(super) fn content_prefix(hash: &Hash) -> Vec<u8> {
     key
 }
 
-/// The key of an object by what it holds, without its epoch.
+/// Returns the key of an object by content, without its epoch.
 pub(super) fn content_key(hash: &Hash, object: ObjectId) -> Result<Vec<u8>, CodecError> {
     let mut key = content_prefix(hash);
     codec::encode_in_epoch(&object, &mut key).map(|()| key)
 }
 
-/// The object of this epoch, from its key.
+/// Parses the object of this epoch from its key.
 pub(super) fn parse_content(key: &[u8], epoch: Epoch) -> Option<ObjectId> {
     codec::decode_in_epoch(epoch, key.get(1 + CONTENT_HASH..)?).ok()
 }
@@ -222,13 +222,13 @@ fn is(key: &[u8], tags: &[u8]) -> bool {
     key.first().is_some_and(|tag| tags.contains(tag))
 }
 
-/// The key is that of an object by what it holds.
+/// Whether this is the key of an object by content.
 pub(super) fn is_content(key: &[u8]) -> bool {
     is(key, &[CONTENT])
 }
 
-/// It may speak of something that the journal has no record of any more: who follows it finds that
-/// out. Stores of older programs have records of hashes that a kill brought back.
+/// Whether the entry may refer to a record that the journal no longer contains; readers detect
+/// that. Stores of older versions have hash records that reappeared after a kill.
 pub(super) fn may_be_stale(key: &[u8]) -> bool {
     is(key, &[CONTENT, SEAL])
 }
@@ -238,35 +238,35 @@ pub(super) fn is_hint(key: &[u8]) -> bool {
     is(key, &[CONTENT, SEAL])
 }
 
-/// The key is that of a place that no undo record tells.
+/// Whether this is the key of a place outside undo records.
 pub(super) fn is_place(key: &[u8]) -> bool {
     is(key, &[PLACE])
 }
 
-/// It is that of a record of attributes.
+/// Whether this is the key of an attribute record.
 pub(super) fn is_attr(key: &[u8]) -> bool {
     is(key, &[ATTR])
 }
 
-/// It is that of an undo record.
+/// Whether this is the key of an undo record.
 pub(super) fn is_undo(key: &[u8]) -> bool {
     is(key, &[ENTRY, ATTR, XATTRS, DATA, HOME])
 }
 
-/// It says which runs there are, and not what the journal does.
+/// Whether the key lists runs or void records, which do not follow from the journal.
 pub(super) fn is_list(key: &[u8]) -> bool {
     is(key, &[RUN, STRUCK])
 }
 
-/// The inode that a key tells the place of: by its home's record, or by a place; `None`: it is
-/// another key.
+/// Returns the inode whose place this key records, by its home record or as a place; `None` for
+/// other keys.
 pub(super) fn placed_slot(key: &[u8]) -> Option<Slot> {
     owner(key).filter(|_| is(key, &[HOME, PLACE]))
 }
 
-/// The inode that the record of a name says it led to.
+/// Returns the inode that the name led to according to its record.
 ///
-/// Errors: it cannot be decoded.
+/// Errors: the record cannot be decoded.
 pub(super) fn entry_child(key: &[u8], value: &[u8]) -> Result<Option<Slot>, CodecError> {
     let (Some(name), Some(dir)) = (entry_name(key), owner(key)) else {
         return Ok(None);
@@ -277,8 +277,8 @@ pub(super) fn entry_child(key: &[u8], value: &[u8]) -> Result<Option<Slot>, Code
     }
 }
 
-/// A zero byte becomes `00 ff`, and `00 00` ends the name: a shorter name sorts before all that it
-/// is a prefix of, and no name is a prefix of another key.
+/// Escapes a name: a zero byte becomes `00 ff`, and `00 00` ends it. A shorter name sorts before
+/// all that it is a prefix of, and no name is a prefix of another key.
 fn push_name(key: &mut Vec<u8>, name: &Name) {
     for &byte in name.as_bytes() {
         key.push(byte);
@@ -289,7 +289,7 @@ fn push_name(key: &mut Vec<u8>, name: &Name) {
     key.extend_from_slice(&[0, 0]);
 }
 
-/// The name in an entry's key; `None` if it is no such key.
+/// Returns the name in an entry's key; `None` for other keys.
 pub(super) fn entry_name(key: &[u8]) -> Option<Name> {
     let (tag, rest) = key.split_first()?;
     let (_, mut rest) = rest.split_first_chunk::<8>()?;
@@ -310,14 +310,14 @@ pub(super) fn entry_name(key: &[u8]) -> Option<Name> {
     }
 }
 
-/// The slot of a data record's key; `None` if it is another key.
+/// Returns the slot in a data record's key; `None` for other keys.
 pub(super) fn data_slot(key: &[u8]) -> Option<Slot> {
     numbers(key)
         .filter(|_| is(key, &[DATA]))
         .map(|[slot]| Slot(slot))
 }
 
-/// Of which inode's data or attributes the key of a record is.
+/// Parses the key of a data or attribute record.
 pub(super) fn capture(key: &[u8]) -> Option<Key> {
     let [slot] = numbers(key)?;
     match *key.first()? {
@@ -327,21 +327,21 @@ pub(super) fn capture(key: &[u8]) -> Option<Key> {
     }
 }
 
-/// The key that a filter has of several keys: of all names in a directory, and of all objects with
-/// a hash.
+/// Returns the prefix that a filter contains for several keys: all names in a directory, or all
+/// objects with a hash.
 pub(super) fn group(key: &[u8]) -> Option<&[u8]> {
     key.get(..GROUP_BYTES)
         .filter(|_| is(key, &[ENTRY, CONTENT]))
 }
 
-/// The inode that the key of an undo record is of; of an entry, the directory.
+/// Returns the inode of an undo record's key; for an entry, the directory.
 pub(super) fn owner(key: &[u8]) -> Option<Slot> {
     key.get(1..)?
         .first_chunk::<8>()
         .map(|slot| Slot(u64::from_be_bytes(*slot)))
 }
 
-/// The key of what is in a run and its epoch, from both in one; `None`: it is another key.
+/// Splits the epoch off a key of an entry in a run; `None` for other keys.
 #[cfg(test)]
 pub(super) fn split_epoch(key: &[u8]) -> Option<(&[u8], Epoch)> {
     let (prefix, epoch) = key.split_last_chunk::<8>()?;
@@ -349,12 +349,12 @@ pub(super) fn split_epoch(key: &[u8]) -> Option<(&[u8], Epoch)> {
     in_run.then_some((prefix, Epoch(u64::from_be_bytes(*epoch))))
 }
 
-/// The value of a run's key.
+/// Returns the value of a run's key.
 pub(super) fn run_value(line: &Line) -> Vec<u8> {
     [&value(&[line.number])[..], &[line.level]].concat()
 }
 
-/// What a run's key and value say.
+/// Parses the key and value of a run.
 pub(super) fn parse_run(key: &[u8], value: &[u8]) -> Option<Line> {
     let ([from], ([number], &[level])) = (numbers(key)?, parse(value)?) else {
         return None;
@@ -366,18 +366,18 @@ pub(super) fn parse_run(key: &[u8], value: &[u8]) -> Option<Line> {
     })
 }
 
-/// The key of a data record that was taken back after it came into a run.
+/// Returns the key of a data record that was voided after it was added to a run.
 pub(super) fn struck_key(epoch: Epoch, slot: Slot) -> Vec<u8> {
     key(STRUCK, [epoch.0, slot.0])
 }
 
-/// What is struck, and in which runs: in those that begin before.
+/// Parses a void record, and the address before which the affected runs start.
 pub(super) fn parse_struck(key: &[u8], value: &[u8]) -> Option<((Epoch, Slot), Address)> {
     let ([epoch, slot], [upto]) = (numbers(key)?, parse_all(value)?);
     Some(((Epoch(epoch), Slot(slot)), from_value(upto)))
 }
 
-/// What the index has of things that nobody can ask for any more.
+/// Returns the keys of entries that no request can reach any more.
 pub(super) fn of_forgotten(forgotten: &Forgotten) -> Vec<Vec<u8>> {
     let Forgotten {
         checkpoints,
@@ -398,7 +398,7 @@ pub(super) fn of_forgotten(forgotten: &Forgotten) -> Vec<Vec<u8>> {
             .iter()
             .map(|(epoch, at)| objects_key(DROPPED, *epoch, *at)),
     );
-    // Last: as long as they are there it is seen that something is to be forgotten.
+    // Last: as long as they exist, the index reports that something can be forgotten.
     keys.extend(checkpoints.iter().map(|id| checkpoint_key(*id)));
     keys
 }
@@ -414,7 +414,7 @@ fn sum(key: &[u8], value: &[u8]) -> [u8; SUM] {
     sum
 }
 
-/// Appends the checksum, which covers the key too: a value under the wrong key is as bad as a
+/// Appends the checksum. It covers key and value: a value under the wrong key is as bad as a
 /// changed one.
 pub(super) fn seal(key: &[u8], mut value: Vec<u8>) -> Vec<u8> {
     let sum = sum(key, &value);
@@ -422,7 +422,7 @@ pub(super) fn seal(key: &[u8], mut value: Vec<u8>) -> Vec<u8> {
     value
 }
 
-/// The value without its checksum; `None` if that does not match.
+/// Returns the value without its checksum; `None` on a mismatch.
 pub(super) fn unseal<'a>(key: &[u8], value: &'a [u8]) -> Option<&'a [u8]> {
     let (value, found) = value.split_last_chunk::<SUM>()?;
     (sum(key, value) == *found).then_some(value)

@@ -91,25 +91,26 @@ pub struct Index {
     home: Home,
     id: StoreId,
     reserve: Arc<Reserve>,
-    /// It is in memory because it is small.
+    /// The index is in memory because it is small.
     waits: AtomicBool,
     applying: Mutex<()>,
     db: RwLock<Option<Parts>>,
 }
 
 impl Index {
-    /// What it tells of checkpoints and operations.
+    /// Returns the queries on checkpoints and operations.
     pub fn catalogue(&self) -> Catalogue<'_> {
         Catalogue(self)
     }
 
-    /// It is in memory until there is so much in it that it is worth its files:
+    /// Returns whether the index is in memory because it is too small to be worth its files; see
     /// [`onto_disk`].
     pub fn is_waiting(&self) -> bool {
         self.waits.load(Ordering::SeqCst)
     }
 
-    /// It is not on disk: the filesystem had no room for it, or it waits.
+    /// Returns whether the index is in memory, because of its size or because the filesystem has no
+    /// space.
     pub fn is_in_memory(&self) -> bool {
         self.db
             .read()
@@ -117,8 +118,8 @@ impl Index {
             .is_some_and(|parts| parts.db.disk().is_none())
     }
 
-    /// Applies a batch, whole or not at all, and empties it. Not durable on return. If it fails the
-    /// batch is as before.
+    /// Applies a batch completely or not at all, and empties it. On failure the batch is unchanged.
+    /// Not durable on return.
     pub fn apply(&self, batch: &mut Batch) -> StoreResult<()> {
         if batch.is_empty() {
             return Ok(());
@@ -129,13 +130,12 @@ impl Index {
         Ok(())
     }
 
-    /// Merges runs, so that a look-up asks few, until none is due or `stop` says so. It takes its
-    /// time: for a helper thread.
+    /// Merges runs, so that a look-up reads few, until none is due or `stop` returns true. Slow:
+    /// for a helper thread.
     ///
-    /// Errors: `Io`, `Index`, `IndexDamaged`; then what is listed is what was before.
+    /// Errors: `Io`, `Index`, `IndexDamaged`; the list of runs is then unchanged.
     pub fn merge(&self, stop: &dyn Fn() -> bool) -> StoreResult<()> {
-        // Whoever applies something does not wait for a merge, which has the time of an idle
-        // thread.
+        // `applying` is not held during a merge, which runs at idle priority.
         while let Some(merge) =
             self.if_there_is_room(self.with_parts("merge", |parts| parts.runs.merge(stop)))?
         {
@@ -147,8 +147,7 @@ impl Index {
         Ok(())
     }
 
-    /// What was made to make the index smaller or faster; nothing, if there was no room for it: it
-    /// is as good as before.
+    /// Ignores a lack of space for work that would only make the index smaller or faster.
     fn if_there_is_room<T>(&self, made: StoreResult<Option<T>>) -> StoreResult<Option<T>> {
         made.or_else(|error| {
             if !self.is_for_want_of_room(&error) {
@@ -163,9 +162,8 @@ impl Index {
         })
     }
 
-    /// Every data record and every attribute record, each kind in the order of inodes and epochs.
-    /// Returns the address up to which the journal was applied: a scan from there gives all records
-    /// that are missing.
+    /// Calls `call` for every data record and every attribute record, each kind in order of inodes
+    /// and epochs. Returns the applied address: a scan from there yields all other records.
     ///
     /// Errors: `Io`, `IndexDamaged`.
     pub fn each_capture(&self, mut call: impl FnMut(Epoch, Undo)) -> StoreResult<Address> {
@@ -189,8 +187,8 @@ impl Index {
         Ok(applied.map_or(Address::START, |(_, end)| end))
     }
 
-    /// The first undo record of a key after a checkpoint: with the smallest epoch above it. `None`:
-    /// nothing changed since.
+    /// Returns the first undo record of a key after a checkpoint, the one with the smallest epoch
+    /// above it; `None` if nothing changed since.
     pub fn first_after(
         &self,
         key: &Key,
@@ -202,15 +200,15 @@ impl Index {
         self.with_parts("look up", |parts| parts.runs.first_from(key, Epoch(first)))
     }
 
-    /// Whether a key has an undo record of this epoch.
+    /// Returns whether a key has an undo record of this epoch.
     pub fn has_record(&self, key: &Key, epoch: Epoch) -> StoreResult<bool> {
         Ok(self
             .with_parts("look up", |parts| parts.runs.first_from(key, epoch))?
             .is_some_and(|(found, _)| found == epoch))
     }
 
-    /// For each name in a directory that has an undo record after a checkpoint, the first of them;
-    /// in order of the names.
+    /// Returns, for each name in a directory, its first undo record after a checkpoint, in name
+    /// order.
     pub fn entries_after(
         &self,
         dir: Slot,
@@ -222,19 +220,19 @@ impl Index {
         self.with_parts("list", |parts| parts.runs.entries_from(dir, first))
     }
 
-    /// Where an inode with a past was seen last. `None` if the journal never told: it had no past,
-    /// or it is the root.
+    /// Returns the last recorded place of an inode; `None` without a record: the inode has no
+    /// history, or is the root.
     pub fn place(&self, slot: Slot) -> StoreResult<Option<Place>> {
         self.with_parts("look up", |parts| parts.runs.last_place(slot))
     }
 
-    /// Whether a place of this inode from this epoch is there, which no undo record tells.
+    /// Returns whether the inode has a place of this epoch outside undo records.
     pub(super) fn has_place(&self, slot: Slot, epoch: Epoch) -> StoreResult<bool> {
         self.with_parts("look up", |parts| parts.runs.has_place(slot, epoch))
     }
 
-    /// Calls with objects that may hold what has this hash, and their sizes, until it says `false`:
-    /// their hash begins as this one does, and they may be gone.
+    /// Calls `call` with objects that may have this hash, and their sizes, until it returns
+    /// `false`. Only a prefix of the hash is compared, and the objects may have been removed.
     pub fn each_content(
         &self,
         hash: &Hash,
@@ -243,19 +241,19 @@ impl Index {
         self.with_parts("list", |parts| parts.runs.each_content(hash, call))
     }
 
-    /// Up to where the journal is applied: the end of the last record that is, so a scan from here
-    /// gives those that are not.
+    /// Returns the address up to which the journal is applied, the end of the last applied record.
+    /// A scan from here yields the remaining records.
     pub fn applied(&self) -> StoreResult<Address> {
         Ok(self.last_applied()?.map_or(Address::START, |(_, end)| end))
     }
 
-    /// Where the last applied record begins and ends; `None` if none is.
+    /// Returns start and end of the last applied record.
     pub(super) fn last_applied(&self) -> StoreResult<Option<(Address, Address)>> {
         self.with("look up", applied_in)
     }
 
-    /// Makes the index durable, so that the next opening need not read the journal again. It takes
-    /// its time: for a helper thread.
+    /// Makes the index durable, so that the next opening need not read the journal again. Slow: for
+    /// a helper thread.
     pub fn flush_durable(&self) -> StoreResult<()> {
         if self.is_in_memory() {
             return Ok(());
@@ -267,8 +265,8 @@ impl Index {
         self.with_parts("tidy", |parts| parts.runs.remove_replaced())
     }
 
-    /// Removes what is on disk, if the index is in memory: the last room that there is. True if
-    /// there was something.
+    /// Removes the index on disk if the index is in memory, to free the last space available.
+    /// Returns whether one existed.
     pub fn give_up(&self) -> bool {
         self.is_in_memory()
             && self.home.exists().unwrap_or(false)
@@ -281,7 +279,7 @@ impl Index {
             }
     }
 
-    /// Sets the index aside, so that the next opening makes it anew. What is open stays so.
+    /// Sets the index aside, so that the next opening rebuilds it. The open index stays usable.
     pub fn distrust(&self) {
         if self.is_in_memory() {
             return;
@@ -294,7 +292,7 @@ impl Index {
         }
     }
 
-    /// All that is in the index, in order of the keys: two indexes with the same dump are equal.
+    /// Returns the whole contents in key order. Indexes with equal dumps are equal.
     pub fn dump(&self) -> StoreResult<Vec<(Vec<u8>, Vec<u8>)>> {
         self.with_parts("list", |parts| {
             let pairs = parts
@@ -347,7 +345,7 @@ impl fmt::Debug for Index {
     }
 }
 
-/// What the index keeps of a checkpoint.
+/// The entry of a checkpoint.
 struct KnownCheckpoint {
     deleted: bool,
     at: Address,
@@ -373,7 +371,7 @@ impl KnownCheckpoint {
     }
 }
 
-/// A value that was checked, without its checksum.
+/// Returns a verified value without its checksum.
 fn get(db: &Db, key: &[u8]) -> StoreResult<Option<Vec<u8>>> {
     let Some(value) = db.get(key)? else {
         return Ok(None);
@@ -382,8 +380,7 @@ fn get(db: &Db, key: &[u8]) -> StoreResult<Option<Vec<u8>>> {
     Ok(Some(value.to_vec()))
 }
 
-/// What `parse` makes of each key with a prefix and of its value, which is checked and without its
-/// checksum.
+/// Parses all entries with a prefix, after verifying and removing the checksums.
 fn list<T>(
     db: &Db,
     prefix: &[u8],
@@ -418,7 +415,7 @@ fn last_checkpoint(db: &Db) -> StoreResult<Option<CheckpointId>> {
         .transpose()
 }
 
-/// Bytes of all keys and values.
+/// Returns the total length of all keys and values.
 fn held(disk: &sled::Db) -> StoreResult<u64> {
     let mut bytes = 0;
     for name in disk.tree_names() {
@@ -430,7 +427,7 @@ fn held(disk: &sled::Db) -> StoreResult<u64> {
     Ok(bytes)
 }
 
-/// The value of a checkpoint after a change; `stored`: the value before. Both without their
+/// Returns the value of a checkpoint after a change; `stored` is the value before. Both are without
 /// checksum.
 fn checkpoint_after(
     stored: Option<Vec<u8>>,
@@ -444,7 +441,7 @@ fn checkpoint_after(
         },
         (None, Some(stored)) => KnownCheckpoint::parse(&stored).ok_or(StoreError::IndexDamaged)?,
         (None, None) => {
-            // It is gone from the journal, and this is to follow.
+            // The checkpoint's record has been dropped from the journal, and this one will be.
             tracing::debug!("the journal speaks of a checkpoint that it has not got");
             return Ok(None);
         }

@@ -1,4 +1,4 @@
-//! Opening an index, and making it anew.
+//! Opening and rebuilding an index.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,40 +13,40 @@ use crate::store::journal::{Address, Journal};
 use crate::store::layout::{Layout, StoreId};
 use crate::sys::lock::{Mutex, Rank, RwLock};
 
-/// What opening the index found.
+/// Result of opening the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Opening {
-    /// It is there, and it is of this store.
+    /// The index exists and belongs to this store.
     Ready,
-    /// It is new and empty, for this reason: it is to be rebuilt.
+    /// The index is new and empty, for this reason, and must be rebuilt.
     Rebuild(Doubt),
 }
 
-/// Why an index is not used.
+/// The reason why an index is not used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Doubt {
-    /// There was none.
+    /// No index exists.
     #[error("there was none")]
     Missing,
     /// sled cannot open it.
     #[error("it could not be opened")]
     Unreadable,
-    /// An older program made it. It is as good as none, and no damage.
+    /// An older version wrote it: equivalent to a missing one, and no damage.
     #[error("it is of an older version")]
     Older,
-    /// It is of another store or another version, or does not say.
+    /// It belongs to another store or version, or has no identity.
     #[error("it is not this store's, or of another version")]
     Foreign,
     /// A checksum does not match.
     #[error("it is damaged")]
     Damaged,
-    /// It knows records that the journal does not have.
+    /// It contains records that the journal lacks.
     #[error("it is ahead of the journal")]
     Ahead,
-    /// The journal has something else where it says its last record is.
+    /// The journal has a different record at the address of the index's last one.
     #[error("it does not fit the journal")]
     Unfit,
-    /// The filesystem has no room for it: it is in memory, and that on disk stays as it is.
+    /// The filesystem has no space for it: it is in memory, and the one on disk stays unchanged.
     #[error("the filesystem has no room for it")]
     NoRoom,
 }
@@ -63,10 +63,10 @@ impl Index {
         }
     }
 
-    /// Opens the index of a store. One that cannot be trusted is set aside, and a new one is
-    /// opened: in memory, if there is no room for it on disk.
+    /// Opens the index of a store. An index that cannot be trusted is set aside and a new one is
+    /// opened, in memory if the disk has no space.
     ///
-    /// Errors: `Io`, `Index`, `IndexPanic` if a new one cannot be made either; `ReadOnly`;
+    /// Errors: `Io`, `Index`, `IndexPanic` if a new one cannot be created; `ReadOnly`;
     /// `NoIndexPath`.
     pub fn open(layout: &Layout) -> StoreResult<(Index, Opening)> {
         let index = Index::new(layout, Home::of(layout)?);
@@ -87,8 +87,8 @@ impl Index {
         Ok((index, opening))
     }
 
-    /// Opens the index of a store that nobody serves, to check it; why it cannot be used, if so.
-    /// Nothing is set aside. (sled itself may mend its files.)
+    /// Opens the index of an unmounted store for a check, or returns why it cannot be used. Sets
+    /// nothing aside, although sled itself may repair its files.
     ///
     /// Errors: `Io`, `NoIndexPath`.
     pub fn open_to_check(layout: &Layout) -> StoreResult<Result<Index, Doubt>> {
@@ -99,7 +99,7 @@ impl Index {
         }))
     }
 
-    /// Opens what is on disk; `looked`: only to be looked at.
+    /// Opens the index on disk; `looked`: only for reading.
     fn open_parts(&self, looked: bool) -> StoreResult<Result<Parts, Doubt>> {
         if !self.home.exists()? {
             return Ok(Err(Doubt::Missing));
@@ -141,12 +141,13 @@ impl Index {
         }
     }
 
-    /// It failed because the filesystem is full; sled does not always tell why.
+    /// Returns whether a call failed because the filesystem is full; sled does not always report
+    /// the cause.
     pub(in crate::store) fn is_for_want_of_room(&self, error: &StoreError) -> bool {
         error.errno().is_no_room() || self.reserve.is_full()
     }
 
-    /// Sets aside what is on disk, and makes a new one; in memory, if there is no room.
+    /// Sets the index on disk aside and creates a new one, in memory if the disk has no space.
     fn fresh(&self) -> StoreResult<Parts> {
         let made = self
             .home
@@ -165,12 +166,11 @@ impl Index {
         }
     }
 
-    /// Sets the index aside and makes it anew from the journal, up to `end` or all of it. Readers
-    /// wait meanwhile. One in memory, and one for which there is no room on disk, is made in
-    /// memory.
+    /// Sets the index aside and rebuilds it from the journal, up to `end` or completely. Readers
+    /// wait. An index in memory, or one without space on disk, is rebuilt in memory.
     ///
-    /// Errors: what reading the journal gives (`JournalDamaged` ...), after which the index is
-    /// closed (`IndexClosed`) until a rebuild succeeds.
+    /// Errors: those of reading the journal (`JournalDamaged` ...); the index is then closed
+    /// (`IndexClosed`) until a rebuild succeeds.
     pub fn rebuild(&self, journal: &Journal, end: Option<Address>) -> StoreResult<()> {
         self.replace(|old| {
             let on_disk = old.as_ref().is_none_or(|parts| parts.db.disk().is_some());
@@ -184,15 +184,14 @@ impl Index {
         })
     }
 
-    /// As [`Index::rebuild`], of an index that [`Index::open`] has just made: nothing is set aside.
+    /// As [`Index::rebuild`], for an index just created by [`Index::open`]; sets nothing aside.
     ///
     /// Errors: those of [`Index::rebuild`].
     pub fn fill(&self, journal: &Journal, end: Option<Address>) -> StoreResult<()> {
         self.replace(|made| self.filled(made.ok_or(StoreError::IndexClosed)?, journal, end))
     }
 
-    /// Makes the index anew in memory, as [`Index::rebuild`] does, and leaves what is on disk as it
-    /// is.
+    /// As [`Index::rebuild`], but in memory. The index on disk stays unchanged.
     pub fn rebuild_in_memory(&self, journal: &Journal, end: Option<Address>) -> StoreResult<()> {
         self.replace(|old| {
             old.into_iter().for_each(|parts| close(parts.db));
@@ -200,7 +199,7 @@ impl Index {
         })
     }
 
-    /// Makes another of what is open. Readers wait meanwhile; if it fails the index is closed.
+    /// Replaces the open index. Readers wait; on failure the index is closed.
     fn replace(&self, make: impl FnOnce(Option<Parts>) -> StoreResult<Parts>) -> StoreResult<()> {
         let _applying = self.applying.lock();
         let mut slot = self.db.write();
@@ -209,7 +208,7 @@ impl Index {
         Ok(())
     }
 
-    /// Applies the journal to a new index; to one in memory, if there is no room for it on disk.
+    /// Applies the journal to a new index, or to one in memory if the disk has no space.
     fn filled(&self, parts: Parts, journal: &Journal, end: Option<Address>) -> StoreResult<Parts> {
         match fill(&parts, journal, end) {
             Err(error) if parts.db.disk().is_some() && self.is_for_want_of_room(&error) => {
@@ -222,7 +221,7 @@ impl Index {
     }
 }
 
-/// As [`Index::open`]; where there is none on disk, it is in memory until [`onto_disk`].
+/// As [`Index::open`]; without an index on disk, it is in memory until [`onto_disk`].
 ///
 /// Errors: as [`Index::open`].
 pub fn open_waiting(layout: &Layout) -> StoreResult<(Index, Opening)> {
@@ -235,7 +234,7 @@ pub fn open_waiting(layout: &Layout) -> StoreResult<(Index, Opening)> {
     Ok((index, Opening::Rebuild(Doubt::Missing)))
 }
 
-/// Makes one that waits in memory anew on disk, from the journal up to `end` or all of it.
+/// Rebuilds a small index that is in memory on disk, from the journal up to `end` or completely.
 ///
 /// Errors: those of [`Index::rebuild`].
 pub fn onto_disk(index: &Index, journal: &Journal, end: Option<Address>) -> StoreResult<()> {
@@ -246,7 +245,7 @@ pub fn onto_disk(index: &Index, journal: &Journal, end: Option<Address>) -> Stor
     })
 }
 
-/// Whose index it is, as it stands in it.
+/// Returns the stored identity: version and store id.
 pub(super) fn identity(id: StoreId) -> Vec<u8> {
     let mut value = keys::VERSION.to_le_bytes().to_vec();
     value.extend_from_slice(&id.0);
@@ -267,7 +266,7 @@ fn verify(db: &Db, id: StoreId) -> StoreResult<Option<Doubt>> {
     })
 }
 
-/// sled flushes when it is dropped, and panics if that fails.
+/// Closes the database. sled flushes on drop, and panics if that fails.
 pub(super) fn close(db: Db) {
     let closed = guarded("close", || {
         drop(db);

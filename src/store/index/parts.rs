@@ -1,5 +1,5 @@
-//! The two parts of an index, the database and the runs: what one batch changes in both, and how
-//! they are made.
+//! The two parts of an index, the database and the runs: their creation, and the changes of a
+//! batch.
 
 use super::batch::{Batch, Change};
 use super::db::{Db, Edits};
@@ -19,7 +19,7 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// Of one in memory, another that begins with the same.
+    /// Returns a copy of an index in memory.
     pub fn copy(&self) -> Parts {
         let db = match &self.db {
             Db::Memory(map) => Db::Memory(RwLock::new(map.read().clone())),
@@ -32,7 +32,7 @@ impl Parts {
     }
 }
 
-/// The runs that are listed, in the order of their places, and what is struck in them.
+/// Returns the listed runs in order of their addresses, and the void records.
 pub(super) fn listed(db: &Db) -> StoreResult<(Vec<Line>, runs::Struck)> {
     let struck = list(db, &[keys::STRUCK], keys::parse_struck)?;
     Ok((
@@ -41,7 +41,7 @@ pub(super) fn listed(db: &Db) -> StoreResult<(Vec<Line>, runs::Struck)> {
     ))
 }
 
-/// Opens a new database and says whose it is.
+/// Opens a new database and stores its identity.
 pub(super) fn begin(home: &Home, id: StoreId) -> StoreResult<Parts> {
     let db = home.open()?;
     match guarded("begin", || say_whose(&db, id))
@@ -61,7 +61,7 @@ fn say_whose(db: &Db, id: StoreId) -> StoreResult<()> {
     db.apply(edits)
 }
 
-/// A new one that is on no disk.
+/// Creates an empty index in memory.
 pub(super) fn in_memory(id: StoreId) -> StoreResult<Parts> {
     let db = Db::in_memory();
     say_whose(&db, id)?;
@@ -81,7 +81,7 @@ pub(super) fn filled_in_memory(
     Ok(parts)
 }
 
-/// Puts the journal into one, from where it is applied, up to `end` or all of it.
+/// Applies the journal from the applied address, up to `end` or completely.
 pub(super) fn fill(parts: &Parts, journal: &Journal, end: Option<Address>) -> StoreResult<()> {
     let from = applied_in(&parts.db)?.map_or(journal.start(), |(_, end)| end);
     let mut batch = Batch::after(last_checkpoint(&parts.db)?);
@@ -105,7 +105,7 @@ fn fill_in(parts: &Parts, batch: &Batch) -> StoreResult<()> {
     }
 }
 
-/// Applies a batch, whole or not at all.
+/// Applies a batch completely or not at all.
 pub(super) fn apply(parts: &Parts, batch: &Batch) -> StoreResult<()> {
     let db = &parts.db;
     let Listing { made, struck } = Listing::of(parts, batch)?;
@@ -143,14 +143,14 @@ pub(super) fn apply(parts: &Parts, batch: &Batch) -> StoreResult<()> {
     Ok(())
 }
 
-/// What a batch changes in the list of runs.
+/// The changes of a batch to the list of runs.
 struct Listing {
     made: Option<runs::Listed>,
     struck: runs::Struck,
 }
 
 impl Listing {
-    /// Makes a run of a batch's undo records.
+    /// Writes a run of a batch's undo records.
     fn of(parts: &Parts, batch: &Batch) -> StoreResult<Listing> {
         let from = applied_in(&parts.db)?.map_or(Address::START, |(_, end)| end);
         let mut entries = Vec::with_capacity(batch.undo.len());
@@ -159,7 +159,7 @@ impl Listing {
             if let Change::Keep(value) | Change::Put(value) = change {
                 entries.push((key.as_slice(), *epoch, value.as_slice()));
             }
-            // Only data records are taken back.
+            // Only data records are ever voided.
             if let (Change::Remove | Change::Put(_), Some(slot)) = (change, keys::data_slot(key))
                 && parts.runs.covers(*epoch)
             {
@@ -173,7 +173,7 @@ impl Listing {
     }
 }
 
-/// Merges what is due; `true`: so much was replaced that the index should be made durable now.
+/// Merges the runs that are due. Returns whether enough was replaced to make the index durable now.
 fn merge(parts: &Parts) -> StoreResult<bool> {
     let mut full = false;
     while let Some(merge) = parts.runs.merge(&|| false)? {
@@ -182,7 +182,7 @@ fn merge(parts: &Parts) -> StoreResult<bool> {
     Ok(full)
 }
 
-/// Lists what was merged, if that is still there. Batches are not applied meanwhile.
+/// Lists a merged run if its sources are still listed. The caller excludes concurrent batches.
 pub(super) fn put_merged(parts: &Parts, mut merge: Merge) -> StoreResult<bool> {
     if !parts.runs.settle(&mut merge) {
         return Ok(false);

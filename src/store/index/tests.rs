@@ -1,4 +1,4 @@
-//! The index over real journals: first wins, voids, directories, reopening, setting aside.
+//! The index over real journals: first record wins, voids, directories, reopening, setting aside.
 
 use std::fs;
 
@@ -113,7 +113,7 @@ fn a_void_removes_and_a_later_record_counts() {
     }
 }
 
-/// Names that are prefixes of each other, and that hold what keys are made of.
+/// Names that are prefixes of each other, and names with the bytes that keys use as separators.
 fn awkward_names() -> [Vec<u8>; 13] {
     let short: [&[u8]; 12] = [
         b"\x01",
@@ -145,7 +145,7 @@ fn entries_of_a_directory_come_once_each_and_in_order() {
     sorted.sort();
     let bench = Bench::new();
     let (index, _) = bench.index();
-    // Directories whose numbers are beside.
+    // Directories with neighbouring numbers.
     let others = [
         entry_of(99, b"zz", 7),
         entry_of(101, b"a", 7),
@@ -191,7 +191,7 @@ fn entries_of_a_directory_come_once_each_and_in_order() {
             .len()
     };
     assert_eq!((count(99), count(102)), (1, 0));
-    // Such a name cannot come from a kernel, and must do no harm either.
+    // The kernel never passes such a name, but it must do no harm.
     let key = keys::undo_prefix(&Key::Entry(DIR, Name::new(b"a\0\0b")));
     assert_eq!(keys::entry_name(&key), Some(Name::new(b"a\0\0b")));
 }
@@ -283,7 +283,7 @@ fn a_rebuilt_index_is_equal_to_the_one_that_grew() {
     }
 }
 
-/// On a full filesystem. What is on disk stays as it is, and is only behind.
+/// On a full filesystem: the index on disk stays unchanged and falls behind.
 #[test]
 fn one_in_memory_is_equal_to_one_on_disk() {
     let story = story();

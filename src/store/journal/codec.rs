@@ -1,14 +1,14 @@
-//! The payload of a frame: a [`Record`] as bytes, and back.
+//! Encoding of [`Record`]s as the payload of a frame.
 //!
-//! Compact and canonical: a record has exactly one encoding, so that equal journals are equal
-//! files.
+//! The encoding is compact and canonical: a record has exactly one encoding, so that equal journals
+//! are equal files.
 //!
-//! Invariants: decoding is total (an error for any bytes that are no record, never a panic, never
+//! Invariants: decoding is total (invalid bytes return an error, never panic, and never allocate
 //! more memory than the bytes justify), and `decode(encode(r)) == r` for each record that encodes.
-//! Names are checked both ways: nothing that comes out can climb out of a directory.
+//! Names are checked in both directions: no decoded name can lead out of a directory.
 //!
 //! ```text
-//! uint      LEB128, low seven bits first, at most 10 bytes
+//! uint      LEB128, low seven bits first, up to 10 bytes
 //! int       zigzag of a uint
 //! bytes     uint length, then the bytes;  name, text: bytes with their own limits
 //! option    0, or 1 and the value;  bool: 0 or 1;  list: uint count, then the items
@@ -27,14 +27,13 @@
 //! ```
 //! By the frame's `kind`: 1 Undo `uint epoch, list undo`; 2 Void `uint epoch, uint slot`; 3 Moved
 //! `list (uint slot, place)`; 4 Checkpoint `checkpoint`; 5 Tags `uint id, list text`; 6 Deleted
-//! `uint id`; 7 Replacing `uint slot, place, object`; 8 RestoreBegin
-//! `uint target, uint guard, list bytes`; 9 RestoreEnd; 10 Mounted
-//! `int at_ns, byte 1 and int stopped_ns, or byte 0`; 11 Unmounted `int at_ns`; 12 By
-//! `int at_ns, uint uid, uint gid, uint pid, text process`; 13 ObjectHash `uint epoch, list (uint
-//! slot, uint serial, u8 origin, uint size, 32 B hash), bool whole`; 14 Ahead
-//! `uint epoch, list undo, uint upto`; 15 Pinned `uint id, option text reason`; 16 Hidden
-//! `uint id, bool hidden`; 17 Operation `uint number, int at_ns, uint uid, uint gid, uint pid, text
-//! process, option uint undoes, deed`, where
+//! `uint id`; 7 Replacing `uint slot, place, object`; 8 RestoreBegin `uint target, uint guard, list
+//! bytes`; 9 RestoreEnd; 10 Mounted `int at_ns, byte 1 and int stopped_ns, or byte 0`; 11 Unmounted
+//! `int at_ns`; 12 By `int at_ns, uint uid, uint gid, uint pid, text process`; 13 Hashes `uint
+//! epoch, list (uint slot, uint serial, u8 origin, uint size, 32 B hash), bool whole`; 14 Ahead
+//! `uint epoch, list undo, uint upto`; 15 Pinned `uint id, option text reason`; 16 Hidden `uint id,
+//! bool hidden`; 17 Operation `uint number, int at_ns, uint uid, uint gid, uint pid, text process,
+//! option uint undoes, deed`, where
 //! ```text
 //! deed      u8 tag: 0 Made     uint id
 //!                   1 Restored uint target, uint guard, list bytes paths
@@ -43,20 +42,21 @@
 //!                   4 Tagged   list (uint id, list text lost, list text got)
 //!                   5 Pinned   uint id, option text before, option text after
 //!                   6 Restored uint target, uint guard, list bytes paths: nothing below them
+//!                   7 Branch   uint base, text name, text store, bool dropped
 //! ```
-//! 18, who changes what, is `u8 0, list (uint number, process), list touch`, or `u8 1, uint
-//! checkpoint, list (bytes path, process), uint more`, where
+//! 18, the processes that change the tree, is `u8 0, list (uint number, process), list touch`, or
+//! `u8 1, uint checkpoint, list (bytes path, process), uint more`, where
 //! ```text
 //! process   uint pid, start, uid, parent, session, text name, text cgroup
-//! touch     u8 0 Name  uint by, directory, name, u8 0 it is removed, 1 made, 2 something is moved there
+//! touch     u8 0 Name  uint by, directory, name, u8 0 removed, 1 created, 2 moved there
 //!           u8 1 Data  uint by, slot          u8 2 Attr  uint by, slot         u8 3 Made  uint by, slot
 //!           u8 4 Gone  uint slot              u8 5 Left  uint by, slot
 //! ```
 //! 19 RestoreOnly `list bytes`; 20 Dropped `uint epoch, list text paths, list (uint slot, uint
-//! serial, u8 origin, uint size, uint first, uint last)`; 21 Comparing `u8 0`: it is over, or `u8`
-//! where what differs goes (1: no epoch of its own; 2: one that is to come; 3: one that is there),
-//! `uint segment, uint offset, int left_ns`; 22 Told `int from_ns, int to_ns`; 23 Replacing as 7:
-//! where it was a whiteout is left.
+//! serial, u8 origin, uint size, uint first, uint last)`; 21 Comparing `u8 0`: ended, or `u8` epoch
+//! of the differences (1: the open one; 2: a separate one, not yet begun; 3: a separate one), `uint
+//! segment, uint offset, int left_ns`; 22 Told `int from_ns, int to_ns`; 23 Replacing as 7, with a
+//! whiteout left at the place.
 
 mod forms;
 
@@ -71,36 +71,36 @@ use crate::store::record::{
 };
 use crate::sys::{Kind, Protection, Stat, Time};
 
-/// Most bytes of a name in a directory.
+/// Length limit of a name in a directory, in bytes.
 pub const NAME_MAX: usize = 255;
-/// Most bytes of a checkpoint's note.
+/// Length limit of a checkpoint's note, in bytes.
 pub const NOTE_MAX: usize = 4096;
-/// Most bytes of one tag.
+/// Length limit of a tag, in bytes.
 pub const TAG_MAX: usize = 255;
-/// Most tags of one checkpoint.
+/// Maximum number of tags of a checkpoint.
 pub const TAGS_MAX: usize = 64;
-/// Most undo records in one frame: their number is a `u16` in the index.
+/// Maximum number of undo records in a frame: the index stores it as a `u16`.
 const UNDO_ITEMS_MAX: usize = 65_535;
-/// Most objects in one record of hashes, and versions in one of what was dropped.
+/// Maximum number of objects in a record of hashes, and of versions in a record of dropped content.
 const OBJECTS_MAX: usize = 4096;
-/// Most patterns of a tier, ...
+/// Maximum number of patterns of a tier.
 const TIER_PATHS_MAX: usize = 256;
-/// ... and bytes of one.
+/// Length limit of such a pattern, in bytes.
 const TIER_PATH_MAX: usize = 1024;
-/// Most bytes of the name of a process (Linux has 15).
+/// Length limit of a process name, in bytes (15 on Linux).
 const PROCESS_MAX: usize = 64;
-/// Most bytes of the path of a control group.
+/// Length limit of a control group path, in bytes.
 const CGROUP_MAX: usize = 4096;
-/// Most bytes of a link target or a path.
+/// Length limit of a link target or path, in bytes.
 const PATH_BYTES_MAX: usize = 65_536;
-/// Most bytes of the name of an extended attribute.
+/// Length limit of the name of an extended attribute, in bytes.
 const XATTR_NAME_MAX: usize = 1024;
-/// Most bytes of a payload.
+/// Size limit of a payload, in bytes.
 pub const PAYLOAD_MAX: usize = 4 << 20;
 
 const NSEC_PER_SEC: u32 = 1_000_000_000;
 
-/// The highest kind of frame that there is.
+/// The highest frame kind.
 pub(super) const KIND_MAX: u16 = 23;
 
 type Coded<T> = Result<T, CodecError>;
@@ -193,8 +193,8 @@ variants! {
     }
 }
 
-/// Appends the payload of `record` to `out` and returns the frame's kind. On failure `out` ends in
-/// rubbish that the caller cuts off.
+/// Appends the payload of `record` to `out` and returns the frame's kind. On failure `out` ends
+/// with garbage that the caller truncates.
 pub fn encode(record: &Record, out: &mut Vec<u8>) -> Coded<u16> {
     let begin = out.len();
     check(record)?;
@@ -205,7 +205,7 @@ pub fn encode(record: &Record, out: &mut Vec<u8>) -> Coded<u16> {
     Ok(record.tag())
 }
 
-/// Reads the record that a frame of this kind with this payload holds.
+/// Decodes the record of a frame with this kind and payload.
 pub fn decode(kind: u16, payload: &[u8]) -> Coded<Record> {
     whole(payload, |from| {
         let mut record = Record::take_fields(kind, from)?;
@@ -222,7 +222,7 @@ pub fn decode(kind: u16, payload: &[u8]) -> Coded<Record> {
     })
 }
 
-/// What is made of all these bytes.
+/// Decodes a value that must use all bytes.
 fn whole<T>(mut bytes: &[u8], take: impl FnOnce(&mut &[u8]) -> Coded<T>) -> Coded<T> {
     let value = take(&mut bytes)?;
     if bytes.is_empty() {
@@ -232,7 +232,7 @@ fn whole<T>(mut bytes: &[u8], take: impl FnOnce(&mut &[u8]) -> Coded<T>) -> Code
     }
 }
 
-/// What the parts of a record must be to each other.
+/// Checks the relations between the parts of a record.
 fn check(record: &Record) -> Coded<()> {
     match record {
         Record::Moved { places } => places
@@ -253,7 +253,7 @@ fn check(record: &Record) -> Coded<()> {
     }
 }
 
-/// The store is no part of the tree: no name leads there.
+/// Rejects names of the store, which is not part of the tree.
 fn check_place(dir: Slot, name: &Name) -> Coded<()> {
     if dir == Slot::ROOT && name.as_bytes() == STORE_NAME.as_bytes() {
         Err(CodecError::Reserved)
@@ -262,7 +262,7 @@ fn check_place(dir: Slot, name: &Name) -> Coded<()> {
     }
 }
 
-/// Nothing is in itself, and the root is in nothing.
+/// Rejects a directory in itself, and the root in any directory.
 fn check_below(dir: Slot, child: Slot) -> Coded<()> {
     if child == dir || child == Slot::ROOT || child == Slot::STAGING {
         Err(CodecError::Circle)
@@ -312,7 +312,7 @@ impl Form<Place> for Own {
     }
 }
 
-/// An object in a record that tells its epoch for all of its objects.
+/// An object in a record that states the epoch once for all its objects.
 struct InEpoch;
 
 impl Form<ObjectId> for InEpoch {
@@ -322,7 +322,7 @@ impl Form<ObjectId> for InEpoch {
         Own::put(&object.origin, out)
     }
 
-    /// Without its epoch, which the record's is put in place of.
+    /// Leaves the epoch to be set from the record.
     fn take(from: &mut &[u8]) -> Coded<ObjectId> {
         Ok(ObjectId {
             epoch: Epoch(0),
@@ -355,7 +355,7 @@ impl Form<Time> for Own {
     }
 }
 
-/// A value whose first byte is never zero, or a zero for none.
+/// A value whose first byte is never zero, or a zero for `None`.
 struct OrZero;
 
 impl Form<Option<Comparing>> for OrZero {
@@ -380,7 +380,7 @@ impl Form<Option<Comparing>> for OrZero {
 
 impl Form<Undo> for Own {
     fn put(undo: &Undo, out: &mut Vec<u8>) -> Coded<()> {
-        // As the key is written, without a copy of the name for one.
+        // Encodes the key without cloning its name.
         let (tag, slot) = match undo {
             Undo::Entry { dir, .. } => (0, dir),
             Undo::Attr { slot, .. } => (1, slot),
@@ -401,7 +401,7 @@ impl Form<Undo> for Own {
     }
 }
 
-/// Appends what the key of an undo record held, without the key: the index has that already.
+/// Appends the previous value of an undo record, without the key, which the index already has.
 pub(in crate::store) fn encode_before(undo: &Undo, out: &mut Vec<u8>) -> Coded<()> {
     check_undo(undo)?;
     match undo {
@@ -413,7 +413,7 @@ pub(in crate::store) fn encode_before(undo: &Undo, out: &mut Vec<u8>) -> Coded<(
     }
 }
 
-/// Reads what [`encode_before`] wrote of this key.
+/// Decodes the result of [`encode_before`] for this key.
 pub(in crate::store) fn decode_before(key: Key, bytes: &[u8]) -> Coded<Undo> {
     whole(bytes, |from| take_before(key, from))
 }
@@ -456,8 +456,8 @@ fn check_undo(undo: &Undo) -> Coded<()> {
     }
 }
 
-/// A checkpoint as the index keeps it: as in a frame of kind 4, then `bool hidden, option text
-/// pinned, option (uint uid, uint gid, uint pid, text process)`. Where it comes from is kept apart.
+/// Encodes a checkpoint for the index: as in a frame of kind 4, then `bool hidden, option text
+/// pinned, option (uint uid, uint gid, uint pid, text process)`. Its parent is stored separately.
 pub(in crate::store) fn encode_kept(kept: &Kept, out: &mut Vec<u8>) -> Coded<()> {
     Own::put(&kept.checkpoint, out)?;
     Own::put(&kept.hidden, out)?;
@@ -465,7 +465,7 @@ pub(in crate::store) fn encode_kept(kept: &Kept, out: &mut Vec<u8>) -> Coded<()>
     <Maybe>::put(&kept.by, out)
 }
 
-/// Reads what [`encode_kept`] wrote.
+/// Decodes the result of [`encode_kept`].
 pub(in crate::store) fn decode_kept(bytes: &[u8]) -> Coded<Kept> {
     whole(bytes, |from| {
         let mut kept = Kept::new(Own::take(from)?, None);
@@ -476,22 +476,22 @@ pub(in crate::store) fn decode_kept(bytes: &[u8]) -> Coded<Kept> {
     })
 }
 
-/// Appends a place's bytes; the index keeps the same.
+/// Appends a place, in the same form as in the index.
 pub(in crate::store) fn encode_place(place: &Place, out: &mut Vec<u8>) -> Coded<()> {
     Own::put(place, out)
 }
 
-/// Reads what [`encode_place`] wrote.
+/// Decodes the result of [`encode_place`].
 pub(in crate::store) fn decode_place(bytes: &[u8]) -> Coded<Place> {
     whole(bytes, Own::take)
 }
 
-/// Appends an object of an epoch that is told elsewhere: `uint slot, uint serial, u8 origin`.
+/// Appends an object without its epoch: `uint slot, uint serial, u8 origin`.
 pub(in crate::store) fn encode_in_epoch(object: &ObjectId, out: &mut Vec<u8>) -> Coded<()> {
     InEpoch::put(object, out)
 }
 
-/// Reads what [`encode_in_epoch`] wrote.
+/// Decodes the result of [`encode_in_epoch`].
 pub(in crate::store) fn decode_in_epoch(epoch: Epoch, bytes: &[u8]) -> Coded<ObjectId> {
     whole(bytes, |from| {
         let object = InEpoch::take(from)?;
@@ -504,7 +504,7 @@ pub(in crate::store) fn encode_uint(value: u64, out: &mut Vec<u8>) {
     forms::put_uint(value, out);
 }
 
-/// Takes a uint from the beginning of `bytes`.
+/// Reads a uint from the beginning of `bytes`.
 pub(in crate::store) fn decode_uint(bytes: &mut &[u8]) -> Coded<u64> {
     Own::take(bytes)
 }

@@ -1,4 +1,4 @@
-//! Every record there and back, and bytes that are no record.
+//! Round trips of every record, and rejection of invalid bytes.
 
 use super::*;
 use crate::store::tests::made;
@@ -180,7 +180,7 @@ fn touches() -> Vec<Touch> {
     names.into_iter().chain(nodes).collect()
 }
 
-/// At least one of every variant of every type in it.
+/// Returns at least one of every variant of every type in a record.
 fn records() -> Vec<Record> {
     [changes(), checkpoints(), operations(), others()].concat()
 }
@@ -406,7 +406,7 @@ fn every_record_comes_back_as_it_was() {
 fn a_truncated_record_is_an_error() {
     for record in records() {
         let (kind, bytes) = encoded(&record);
-        // Large ones at both ends and in places between: each cut of all is slow and shows no more.
+        // Large records are cut at both ends and some places between: cutting is slow.
         for len in
             (0..bytes.len()).filter(|len| *len < 2000 || len % 997 == 0 || bytes.len() - len < 100)
         {
@@ -449,7 +449,7 @@ fn a_count_that_lies_takes_no_memory() {
         decode(3, &[0x80, 0x80, 0x80, 0x80, 0x80, 0x20]),
         Err(CodecError::Limit)
     );
-    // 4 Mi places, and no bytes for them.
+    // 4 Mi places without any bytes for them.
     assert_eq!(decode(3, &[0x80, 0x80, 0x80, 0x02]), Err(CodecError::Short));
 }
 
@@ -528,8 +528,8 @@ fn limits_hold_at_n_and_not_at_n_plus_one() {
         encode(&items(UNDO_ITEMS_MAX + 1), &mut Vec::new()),
         Err(CodecError::Limit)
     );
-    // One byte of count, slot, name and tag each, and the length of the value: what is left of the
-    // payload is its.
+    // One byte each for count, slot, name and tag, and the length of the value; the value gets the
+    // rest of the payload.
     let value = |len| Undo::Xattrs {
         slot: Slot(1),
         before: vec![(b"n".to_vec(), vec![0; len])],

@@ -1,4 +1,4 @@
-//! One frame: header, payload, hash. See the parent module for the bytes.
+//! A frame: header, payload, hash. The parent module has the byte layout.
 
 use blake3::Hash;
 
@@ -11,12 +11,12 @@ use crate::store::record::Record;
 pub(super) const HEADER: usize = 56;
 /// Bytes after the payload.
 pub(super) const HASH: usize = 32;
-/// Bytes of a frame that are not payload.
+/// Bytes of a frame in addition to the payload.
 pub(super) const OVERHEAD: usize = HEADER + HASH;
-/// Most bytes of a frame.
+/// Size limit of a frame, in bytes.
 pub(super) const FRAME_MAX: usize = OVERHEAD + codec::PAYLOAD_MAX;
 
-/// The end of a chain of frames: what the next one continues.
+/// The end of a chain of frames, which the next frame continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Link {
     /// Number of the last frame; 0 before the first.
@@ -25,7 +25,7 @@ pub(super) struct Link {
     pub hash: Hash,
 }
 
-/// Whose frames these are.
+/// The store of a journal.
 pub(super) struct Identity {
     pub id: StoreId,
     pub key: [u8; 32],
@@ -39,7 +39,7 @@ impl Identity {
         }
     }
 
-    /// What the first frame continues.
+    /// Returns the link that the first frame continues.
     pub fn genesis(&self) -> Link {
         Link {
             seq: 0,
@@ -48,7 +48,7 @@ impl Identity {
     }
 }
 
-/// What stands before a payload.
+/// The header of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     /// Bytes of payload.
@@ -61,12 +61,12 @@ pub(super) struct Header {
     pub seq: u64,
     /// All frames up to this number were on disk when this one was written.
     pub durable: u64,
-    /// Hash of the frame before.
+    /// Hash of the previous frame.
     pub prev: Hash,
 }
 
 impl Header {
-    /// What the frame continues.
+    /// Returns the link that the frame continues.
     pub fn before(&self) -> Link {
         Link {
             seq: self.seq.saturating_sub(1),
@@ -74,7 +74,7 @@ impl Header {
         }
     }
 
-    /// Hash of the frame with this payload; `raw` is for its bytes.
+    /// Returns the hash of the frame with this payload; `raw` is a buffer for its bytes.
     pub fn hash(&self, payload: &[u8], key: &[u8; 32], raw: &mut Vec<u8>) -> Hash {
         raw.extend_from_slice(&self.bytes());
         raw.extend_from_slice(payload);
@@ -103,7 +103,7 @@ impl Header {
         bytes
     }
 
-    /// The header in these bytes, if they are enough; it may still be rubbish.
+    /// Parses a header if there are enough bytes; it may still be invalid.
     pub fn parse(bytes: &[u8]) -> Option<Header> {
         let (len, rest) = bytes.split_first_chunk::<4>()?;
         let (kind, rest) = rest.split_first_chunk::<2>()?;
@@ -121,7 +121,7 @@ impl Header {
         })
     }
 
-    /// Whether it can be a header at all: most rubbish cannot, and is told without a hash.
+    /// Reports whether the values are possible; rejects most invalid data without a hash.
     pub fn plausible(&self) -> bool {
         self.flags == 0
             && (1..=codec::KIND_MAX).contains(&self.kind)
@@ -129,7 +129,7 @@ impl Header {
             && self.durable < self.seq
     }
 
-    /// Bytes of the whole frame; `None` if it is larger than any frame.
+    /// Returns the size of the whole frame; `None` above the limit.
     pub fn total(&self) -> Option<usize> {
         (self.len as usize)
             .checked_add(OVERHEAD)
@@ -137,31 +137,31 @@ impl Header {
     }
 }
 
-/// Frames that a packed segment has no more.
+/// Frames missing in a packed segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Gap {
-    /// What the first of them continued.
+    /// The link that the first of them continued.
     pub before: Link,
-    /// What the next frame continues.
+    /// The link that the next frame continues.
     pub after: Link,
-    /// Where that is.
+    /// The offset of the next frame.
     pub end: u32,
 }
 
-/// What is at a place where a frame may begin.
+/// The data at an offset where a frame may begin.
 #[derive(Debug)]
 pub(super) enum Seen<'a> {
-    /// A whole frame: header, payload, its hash.
+    /// A complete frame: header, payload, its hash.
     Frame(Header, &'a [u8], Hash),
-    /// Frames that nobody needs any more were here.
+    /// Frames that were left out of a pack.
     Gap(Gap),
-    /// Nothing: zeros, or the end of the file.
+    /// Zeros, or the end of the file.
     Nothing,
-    /// Neither.
+    /// Anything else.
     Rubbish,
 }
 
-/// Looks at the bytes from a place on. They must reach to the end of the frame or of the file.
+/// Examines the bytes at an offset. They must reach to the end of the frame or of the file.
 pub(super) fn look<'a>(bytes: &'a [u8], key: &[u8; 32]) -> Seen<'a> {
     let head = bytes.get(..HEADER).unwrap_or(bytes);
     if head.iter().all(|b| *b == 0) {
@@ -186,8 +186,8 @@ pub(super) fn look<'a>(bytes: &'a [u8], key: &[u8; 32]) -> Seen<'a> {
     }
 }
 
-/// Appends the frame of a record that continues `link`, and returns the new end of the chain. `out`
-/// is as before if it fails.
+/// Appends the frame of a record that continues `link`, and returns the new end of the chain. On
+/// failure `out` is unchanged.
 pub(super) fn push(
     out: &mut Vec<u8>,
     key: &[u8; 32],

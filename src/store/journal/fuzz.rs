@@ -1,5 +1,5 @@
-//! Properties of the journal's bytes: whatever is written comes back, and whatever else is read is
-//! an error, within bounds of memory.
+//! Properties of the journal's encoding: written data is read back, and any other bytes return an
+//! error, within bounded memory.
 
 use proptest::collection::vec;
 use proptest::option;
@@ -17,10 +17,10 @@ use crate::store::record::{
 use crate::sys::fuzz::{config, peak_of};
 use crate::sys::{Kind, Protection, Stat, Time};
 
-/// Bytes of memory that one byte of a payload may take: an undo record of three bytes is a large
-/// struct, in a list that doubles as it grows.
+/// Memory per byte of payload: an undo record of three bytes is a large struct, in a list that
+/// doubles as it grows.
 const MEMORY_PER_BYTE: usize = 400;
-/// And what any takes.
+/// Additional constant memory.
 const MEMORY: usize = 512 << 10;
 
 const KEY: [u8; 32] = [7; 32];
@@ -152,7 +152,7 @@ fn tags() -> impl Strategy<Value = Vec<String>> {
     vec(text(TAG_MAX), 0..4)
 }
 
-/// Any checkpoint.
+/// Generates any checkpoint.
 pub fn checkpoint() -> impl Strategy<Value = Checkpoint> {
     let reason = prop_oneof![
         Just(Reason::Asked),
@@ -320,7 +320,7 @@ fn touch() -> impl Strategy<Value = Touch> {
     ]
 }
 
-/// Any that can be true by itself.
+/// Generates any record that is valid by itself.
 fn record() -> impl Strategy<Value = Record> {
     any_record().prop_filter("it cannot be true", |record| {
         !matches!(
@@ -387,8 +387,8 @@ fn encoded(record: &Record) -> (u16, Vec<u8>) {
     (kind, bytes)
 }
 
-/// Decodes; whatever comes of it takes no more memory than the bytes justify, and encodes to the
-/// same bytes.
+/// Decodes; checks that memory is bounded by the input, and that the result encodes to the same
+/// bytes.
 fn decode(kind: u16, payload: &[u8]) -> Option<Record> {
     let (decoded, peak) = peak_of(|| codec::decode(kind, payload).ok());
     assert!(
@@ -418,7 +418,7 @@ fn framed(records: &[Record]) -> Vec<u8> {
     bytes
 }
 
-/// Changes of some bytes: cut, put in, doubled, overwritten, flipped.
+/// Mutates bytes: truncates, inserts, duplicates, overwrites, flips.
 fn mutated(mut bytes: Vec<u8>, changes: &[(usize, u8, u8)]) -> Vec<u8> {
     for (at, how, value) in changes {
         let at = at % bytes.len().max(1);
@@ -482,7 +482,7 @@ proptest! {
         let bytes = framed(std::slice::from_ref(&record));
         let other = mutated(bytes.clone(), &changes);
         if let Seen::Frame(header, ..) = frame::look(&other, &KEY) {
-            // What follows a frame is not its business.
+            // Bytes after the frame do not matter.
             let total = header.total().expect("a frame has a length");
             prop_assert_eq!(&other[..total], &bytes[..]);
         }

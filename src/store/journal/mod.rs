@@ -1,62 +1,63 @@
-//! The journal: every change to the past, in the order in which it happened.
+//! The journal: all records of the store, in order.
 //!
-//! It is the truth of the store. The index can be made from it; it can be made from nothing. Frames
-//! are appended, in groups of one write each. A closed segment is packed (modules `pack` and
-//! `packing`): compressed, and without what nobody needs any more. Each frame names the hash of the
-//! one before, so that nothing can be changed, left out or put in unseen.
+//! It is authoritative: the index can be rebuilt from it, but it cannot be rebuilt. Frames are
+//! appended in groups, each with one write. A closed segment is packed (modules `pack` and
+//! `packing`): compressed, and without records that are no longer needed. Each frame contains the
+//! hash of its predecessor, so that no frame can be changed, removed or inserted undetected.
 //!
 //! Invariants:
-//! - frames are numbered 1, 2, 3 ... over all segments, and each carries the hash of the one before
-//!   it; the first carries the hash of nothing;
-//! - a frame lies in one segment, whole;
-//! - behind the last frame there are only zeros, or the file ends;
-//! - what [`Journal::append`] returned survives a `kill -9`: it is in the kernel. It survives a
-//!   power cut after [`Journal::sync`];
-//! - after a failed write or sync nothing is appended any more ("latched"): the kernel may have
-//!   dropped pages and told so only once, so that trying again proves nothing. The exceptions left
-//!   nothing behind: no space for the next segment, and no space for a write that could be cut off
-//!   again;
-//! - the last of the space that was allocated ahead is kept for records that mount, unmount and
-//!   free ([`Record::has_last_room`]).
+//! - frames are numbered 1, 2, 3 ... over all segments, and each contains the hash of its
+//!   predecessor; the first contains the hash of no bytes;
+//! - a frame lies within one segment;
+//! - only zeros follow the last frame, or the file ends;
+//! - records appended when [`Journal::append`] returns survive `kill -9`: they are in the kernel.
+//!   They survive a power cut after [`Journal::sync`];
+//! - after a failed write or sync the journal is latched and accepts no further append. The kernel
+//!   may have dropped dirty pages and reports that only once, so a later success proves nothing.
+//!   Exceptions that leave nothing behind: no space for the next segment, and for a write that
+//!   could be truncated again;
+//! - the last part of the preallocated space is reserved for records that mount, unmount and free
+//!   ([`Record::has_last_room`]).
 //!
 //! **Torn or damaged.** Frames are written without waiting for the disk, so a power cut can lose
-//! the last of them, and because the kernel writes pages in any order, some lost ones may lie
-//! before some that were saved. That is no damage: nothing was promised. But a frame that was
-//! promised and is gone must be told. Two facts tell them apart. Each frame says up to which number
-//! all were on disk when it was written (`durable`): where a later frame says that about a lost
-//! one, it is damage. And what a power cut loses in preallocated or fresh space reads as zeros up
-//! to the end of a sector: where a frame is broken and frames follow, but no sector's end between
-//! is zero, it is damage. All else is a torn end: opening for writing saves what follows to
-//! `torn-<segment>-<offset>` and writes zeros over it, so that it cannot come back, and reports it.
-//! (A broken frame with no frame after it counts as torn: DESIGN.md. A frame lost to bit rot at the
-//! very end cannot be told from one that was never written, except by the index, which
-//! [`crate::store::Store::open`] compares.)
+//! the last ones. Because the kernel writes pages in any order, lost frames may precede saved ones.
+//! Such a torn end is not damage: these frames were never durable. The loss of a durable frame must
+//! be reported. Any of these proves damage:
+//! - the `durable` number of a later frame covers the missing one;
+//! - the next frame by number exists but does not continue the chain;
+//! - frames follow the broken one, and no sector between them reads as zeros, as lost space does.
 //!
-//! Locking: `writer` is held while frames are encoded and written; `syncing` over a sync, taken
-//! before `writer`; `making` while a segment is made, taken after either. `packing` is held while a
-//! pack replaces a segment, taken before all of them. `readers` is held for a look-up only and
-//! nothing is taken under it. No lock is held while the caller runs, except `packing` by a caller
-//! of [`Journal::hold_packs`].
+//! Everything else is a torn end. Opening for writing saves the bytes after it to
+//! `torn-<segment>-<offset>`, overwrites them with zeros so that they cannot reappear, and reports
+//! it. A broken frame without a successor counts as torn. Bit rot at the very end is
+//! indistinguishable from a frame that was never written, except by comparison with the index
+//! ([`crate::store::Store::open`]).
+//!
+//! Locking: `writer` is held while frames are encoded and written; `syncing` during a sync,
+//! acquired before `writer`; `making` during the creation of a segment, acquired after either.
+//! `packing` is held while a pack replaces a segment, acquired before all of them. `readers` is
+//! held for a lookup only, and no lock is acquired under it. No lock is held while the caller runs,
+//! except `packing` by a caller of [`Journal::hold_packs`].
 //!
 //! ```text
-//! journal/00000001, 00000002, ...   segments, 8 MiB of preallocated zeros each, where the filesystem can do that
-//! journal/new-NNNNNNNN              a segment that is being made
+//! journal/00000001, 00000002, ...   segments of 8 MiB, preallocated zeros where the filesystem supports it
+//! journal/new-NNNNNNNN              a segment under construction
 //! journal/packs/00000001            a packed segment, in place of 00000001
-//! journal/torn-NNNNNNNN-OFFSET      what followed a torn end, kept for people
+//! journal/torn-NNNNNNNN-OFFSET      the bytes after a torn end, kept for people
 //!
 //! segment   "ckptjrnl", u32 version = 1, u32 number, 16 B store id, 32 B hash of these 32 bytes; then frames to the end
-//! frame     u32 len       bytes of payload, at most 4 MiB
-//!           u16 kind      1 ... 22, see `codec`
+//! frame     u32 len       bytes of payload, up to 4 MiB
+//!           u16 kind      1 ... 23, see `codec`
 //!           u16 flags     0
 //!           u64 seq
 //!           u64 durable   all frames up to this number were on disk when this one was written
-//!           32 B prev     hash of the frame before; of the first frame: the hash of no bytes
+//!           32 B prev     hash of the previous frame; of the first frame: the hash of no bytes
 //!           len B         payload, see `codec`
 //!           32 B hash     of all of the above
 //! ```
-//! Numbers are little-endian. Hashes are BLAKE3 keyed with
-//! `derive_key("ckptfs journal v1", store id)`: what a user writes into a name or an extended
-//! attribute, or what an older store left on the disk, can never pass for a frame.
+//! Numbers are little-endian. Hashes are BLAKE3 keyed with `derive_key("ckptfs journal v1", store
+//! id)`: neither bytes from names or extended attributes nor remains of an older store can pass for
+//! a frame.
 
 pub mod codec;
 mod frame;
@@ -88,28 +89,29 @@ use super::record::Record;
 use crate::sys::lock::{Mutex, Rank};
 use crate::sys::{self, Errno};
 
-/// Bytes of allocated space that only records get that mount and free: some hundred of them.
+/// Preallocated bytes reserved for records that mount and free: some hundred of them.
 const HEADROOM: u32 = 64 << 10;
-/// The same, of the journal of a branch: there may be many, and each is to be small.
+/// The same for the journal of a branch, which must be small because branches may be many.
 const BRANCH_HEADROOM: u32 = 16 << 10;
-/// Bytes of the first segment of a branch, which grows.
+/// Initial size in bytes of a branch's first segment, which grows.
 const BRANCH_FIRST: u32 = 2 * BRANCH_HEADROOM;
-/// The encoding buffer is given back when an append made it larger than this.
+/// An encoding buffer above this size is freed after the append.
 const BUFFER_KEPT_MAX: usize = 1 << 20;
 impl Address {
-    /// Where the first frame of a journal is.
+    /// The address of the first frame of a journal.
     pub const START: Address = Address {
         segment: 1,
         offset: SEGMENT_HEADER,
     };
 
-    /// There is no whole frame here where one should be.
+    /// Returns the error for a missing or incomplete frame at this address.
     pub(super) fn damaged(self) -> StoreError {
         let Address { segment, offset } = self;
         StoreError::JournalDamaged { segment, offset }
     }
 
-    /// Where the frame of `record` ends if it begins here. Fails if the record cannot be encoded.
+    /// Returns the end of the frame of `record` if it begins here. Fails if the record cannot be
+    /// encoded.
     pub fn after(self, record: &Record) -> Result<Address, CodecError> {
         let mut bytes = Vec::with_capacity(256);
         codec::encode(record, &mut bytes)?;
@@ -122,16 +124,16 @@ impl Address {
     }
 }
 
-/// What opening the journal found.
+/// The result of opening the journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Opening {
-    /// The end was torn, as a power cut tears it; frames that had not been synced may be lost.
+    /// The end was torn by a power cut; frames that were not synced may be lost.
     pub torn: bool,
-    /// Where the next frame goes.
+    /// The address of the next frame.
     pub end: Address,
 }
 
-/// The open journal. Shared by reference between threads.
+/// The open journal, shared between threads.
 pub struct Journal {
     dir: OwnedFd,
     identity: Identity,
@@ -149,12 +151,12 @@ pub struct Journal {
 }
 
 struct Writer {
-    /// The segment that is written; `None` if the store is read-only.
+    /// The segment being written; `None` if the store is read-only.
     file: Option<Arc<File>>,
     end: Address,
-    /// Where the last frame begins, if that is known.
+    /// Start of the last frame, if known.
     last: Option<Address>,
-    /// Up to which offset there is space for frames, as far as is known.
+    /// End offset of the allocated space, as far as known.
     room: u32,
     link: Link,
     /// All frames up to this number are on disk.
@@ -165,30 +167,30 @@ struct Writer {
     tail: Tail,
 }
 
-/// What a sync brings to the disk.
+/// The state that a sync makes durable.
 struct Appended {
-    /// Segments that end before `file`.
+    /// Segments before `file`.
     closed: Vec<Arc<File>>,
     file: Option<Arc<File>>,
     /// The last frame.
     seq: u64,
     end: Address,
-    /// Tail files that are not needed then.
+    /// Tail files that are obsolete after the sync.
     tails: Vec<String>,
 }
 
 impl Journal {
-    /// Opens the journal of a store: finds its end and, unless the store is read-only, repairs a
-    /// torn one and makes all that was found durable.
+    /// Opens the journal of a store and finds its end. Unless the store is read-only, repairs a
+    /// torn end and makes all frames durable.
     ///
-    /// Errors: `JournalDamaged` where a frame is broken that cannot have been lost in a power cut;
-    /// `Io`. Only as much of the journal is read as is not known to have been on disk when later
-    /// frames were written; damage before that is found when it is read.
+    /// Errors: `JournalDamaged` for a broken frame that a power cut cannot explain; `Io`. Only
+    /// frames not known to have been on disk when later ones were written are read; damage before
+    /// them is detected when it is read.
     pub fn open(layout: &Layout) -> StoreResult<(Journal, Opening)> {
         Journal::open_with(layout, SEGMENT_BYTES)
     }
 
-    /// There is no segment at all.
+    /// Reports whether the journal has no segment.
     pub(super) fn is_missing(layout: &Layout) -> StoreResult<bool> {
         Ok(segment::list(layout.journal_dir())?.0.is_empty())
     }
@@ -223,8 +225,8 @@ impl Journal {
         Ok((journal, opening))
     }
 
-    /// Opens the journal of a store to check it: its chain is followed from the beginning, and if
-    /// something in it is damaged the journal holds what is whole before that. Nothing is written.
+    /// Opens the journal of a store for a check, following its chain from the beginning. If it is
+    /// damaged, the journal ends before the damage. Writes nothing.
     ///
     /// Errors: `Io`.
     pub fn open_to_check(layout: &Layout) -> StoreResult<(Journal, Opening, Option<StoreError>)> {
@@ -290,12 +292,12 @@ impl Journal {
         })
     }
 
-    /// Appends records, all with one write, and returns where each begins. They survive a `kill -9`
-    /// on return, and a power cut after [`Journal::sync`]. Nothing is appended if it fails.
+    /// Appends records with one write and returns their addresses. On return they survive `kill
+    /// -9`, and after [`Journal::sync`] a power cut. On failure no record is appended.
     ///
-    /// Errors: `Encode` and `TooBig` if the records are beyond the limits; `Io` with ENOSPC if
-    /// there is no space, after which appending may be tried again; any other failed write latches
-    /// the journal, and every later call fails with `Latched`.
+    /// Errors: `Encode` and `TooBig` if the records exceed the limits; `Io` with ENOSPC without
+    /// space, after which an append may be retried. Any other failed write latches the journal, and
+    /// all later calls fail with `Latched`.
     pub fn append(&self, records: &[Record]) -> StoreResult<Vec<Address>> {
         sys::awake(|| self.append_to(records, false))
     }
@@ -353,11 +355,11 @@ impl Journal {
         Ok(places)
     }
 
-    /// Makes all that was appended before the call durable, and then, when half of the segment is
-    /// used, makes the next one ahead of need.
+    /// Makes all records appended before the call durable. Afterwards, if half of the segment is
+    /// used, preallocates the next one.
     ///
-    /// Errors: a failed sync latches the journal: it is not known what is on disk, and never will
-    /// be. A next segment that cannot be made is no error.
+    /// Errors: a failed sync latches the journal, because the state on disk is unknown from then
+    /// on. Failure to preallocate the next segment is not an error.
     pub fn sync(&self) -> StoreResult<()> {
         let syncing = self.syncing.lock();
         let Some(appended) = self.appended()? else {
@@ -385,7 +387,7 @@ impl Journal {
         Ok(())
     }
 
-    /// What is to be synced now; `None` if all is on the disk.
+    /// Returns the state to sync; `None` if everything is on disk.
     fn appended(&self) -> StoreResult<Option<Appended>> {
         let mut writer = self.writer.lock();
         self.check_latch()?;
@@ -403,8 +405,8 @@ impl Journal {
         }))
     }
 
-    /// That is on the disk. A segment that was closed since has frames that are not, so it stays to
-    /// be synced.
+    /// Records a completed sync. A segment closed during the sync stays in `unsynced`, because its
+    /// last frames are not on disk.
     fn synced(&self, appended: Appended) {
         {
             let mut writer = self.writer.lock();
@@ -422,27 +424,27 @@ impl Journal {
         }
     }
 
-    /// Where the next frame goes. Everything before it was appended.
+    /// Returns the address of the next frame. Everything before it was appended.
     pub fn position(&self) -> Address {
         self.writer.lock().end
     }
 
-    /// Number of the last frame that was appended.
+    /// Returns the number of the last appended frame.
     pub fn last_number(&self) -> u64 {
         self.writer.lock().link.seq
     }
 
-    /// Whether the frame of this number, and all before it, are on the disk.
+    /// Reports whether all frames up to this number are on disk.
     pub fn is_on_disk(&self, number: u64) -> bool {
         self.writer.lock().durable >= number
     }
 
-    /// Where the last frame begins, if that is known.
+    /// Returns the start of the last frame, if known.
     pub fn last(&self) -> Option<Address> {
         self.writer.lock().last
     }
 
-    /// Where the first frame is.
+    /// Returns the address of the first frame.
     pub fn start(&self) -> Address {
         Address {
             segment: self.first,
@@ -450,33 +452,33 @@ impl Journal {
         }
     }
 
-    /// Up to where the tree that was on disk when the journal was opened goes. It is the end, but
-    /// after a power cut: of what later frames speak of, nothing was done then (on btrfs: but what
-    /// applications had synced). See `tail`.
+    /// Returns the journal position up to which the tree was on disk at open: the end, except after
+    /// a power cut. No operation recorded after it took effect (on btrfs, except for files synced
+    /// by applications). See `tail`.
     pub fn witness(&self) -> Address {
         self.witness
     }
 
-    /// When the last daemon last appended something, nanoseconds since 1970, if there was a tail
-    /// when the journal was opened. Other than the times of segments, which a power cut may have
-    /// left behind, it is not before any change that was recorded.
+    /// Returns the time of the previous daemon's last append, nanoseconds since 1970, if a tail
+    /// existed at open. Unlike the times of segments, which a power cut may revert, it is not
+    /// before any recorded change.
     pub fn tail_written_ns(&self) -> Option<i64> {
         self.tail_written_ns
     }
 
-    /// A write or sync failed: nothing is appended any more.
+    /// Reports whether a write or sync failed, so that the journal rejects appends.
     pub fn is_latched(&self) -> bool {
         self.latched.load(Ordering::Acquire)
     }
 
-    /// Takes nothing more: something that the journal speaks of, or its own end, may not be on
-    /// disk, and no later sync would tell.
+    /// Rejects all further appends: data that the journal refers to, or its own end, may not be on
+    /// disk, and no later sync would report that.
     pub fn latch(&self) {
         self.latched.store(true, Ordering::Release);
     }
 
-    /// Writes the buffer to the end: as metadata, so that no later change can be on disk without
-    /// it, and into the segment.
+    /// Writes the buffer at the end: to the tail, which is metadata and so reaches the disk before
+    /// any later change, and to the segment.
     fn write(&self, writer: &mut Writer) -> StoreResult<()> {
         let file = writer.file.as_ref().ok_or(StoreError::ReadOnly)?;
         let ordered = writer.tail.put(writer.end, &writer.buffer);
@@ -507,7 +509,7 @@ impl Journal {
         }
     }
 
-    /// Goes on in the next segment. Nothing has changed if that cannot be made.
+    /// Continues in the next segment. On failure to create it nothing has changed.
     fn roll(&self, writer: &mut Writer) -> StoreResult<()> {
         let old = writer.file.clone().ok_or(StoreError::ReadOnly)?;
         let next = writer
@@ -528,10 +530,10 @@ impl Journal {
         Ok(())
     }
 
-    /// Sees to it that behind `total` bytes more there is space left for records that mount and
-    /// free, when there is none on the disk.
+    /// Ensures that `total` further bytes leave space for records that mount and free on a full
+    /// disk.
     ///
-    /// Errors: `Io` with ENOSPC if there is not; nothing has changed then.
+    /// Errors: `Io` with ENOSPC; nothing has changed then.
     fn keep_headroom(&self, writer: &mut Writer, total: u32) -> StoreResult<()> {
         let headroom = self.headroom.min(self.segment_bytes / 64);
         let wanted = writer
@@ -543,7 +545,7 @@ impl Journal {
             return Ok(());
         }
         if wanted > self.segment_bytes {
-            // Made for good: it is there when it is needed.
+            // The segment is permanent: it will exist when needed.
             self.segment_for_writing(writer.end.segment.saturating_add(1))?;
             writer.room = u32::MAX;
             return Ok(());
@@ -564,8 +566,9 @@ impl Journal {
         }
     }
 
-    /// What a failed write leaves is not known, so nothing may follow it. With the disk full it may
-    /// have left nothing, or it is cut off (which fails too where a quota of btrfs is used up).
+    /// Latches the journal unless the failed write provably left nothing. On a full disk it may
+    /// have written nothing or can be truncated; truncation also fails if a btrfs quota is
+    /// exhausted.
     fn write_failed(&self, writer: &Writer, errno: Errno) -> StoreError {
         let end = u64::from(writer.end.offset);
         let cut = errno.is_no_room()

@@ -1,5 +1,5 @@
-//! Finding the end of the journal, and telling a torn end from damage. The parent module says by
-//! what.
+//! Finds the end of the journal and distinguishes a torn end from damage, by the criteria in the
+//! parent module.
 
 use std::fs::File;
 use std::io;
@@ -16,16 +16,16 @@ use crate::store::error::{StoreError, StoreResult};
 use crate::store::ids::Address;
 use crate::sys;
 
-/// What a power cut loses, it loses in whole sectors of at least this many bytes.
+/// A power cut loses whole sectors of at least this size.
 const SECTOR: usize = 512;
-/// Frames in rubbish are believed only if their number is less than this above the last: what is
-/// further away is not of this journal.
+/// Frames after a broken one count only if their number exceeds the last by less than this; others
+/// are not of this journal.
 const SEQ_AHEAD_MAX: u64 = 1 << 32;
-/// Most bytes of a segment file that are looked through for frames.
+/// Maximum number of bytes of a segment file to search for frames.
 const SURVEY_BYTES_MAX: u64 = 64 << 20;
 
-/// Most bytes of a segment that are hashed to find frames: each of them once, and much more for
-/// what claims falsely to be a frame.
+/// Maximum number of bytes of a segment to hash in that search: every byte once, and far more for
+/// false frame headers.
 const SURVEY_HASHED_MAX: usize = 1 << 30;
 
 /// The end of a journal.
@@ -34,24 +34,24 @@ pub(super) struct Found {
     pub first: u32,
     /// The segment with the end, open for writing; `None` if the store is read-only.
     pub file: Option<Arc<File>>,
-    /// Where the next frame goes.
+    /// The address of the next frame.
     pub end: Address,
-    /// What it continues.
+    /// The link that it continues.
     pub link: Link,
-    /// Where the last frame begins, if that is known.
+    /// Start of the last frame, if known.
     pub last: Option<Address>,
-    /// Something followed the end.
+    /// The end was torn.
     pub torn: bool,
-    /// Up to where the tree that is on disk goes, by the tail.
+    /// The position up to which the tree is on disk, from the tail.
     pub witness: Option<Address>,
-    /// When the tail was last changed.
+    /// Last change of the tail.
     pub tail_written_ns: Option<i64>,
     /// Tail files, whose frames are on disk now.
     pub tails: Vec<String>,
 }
 
 impl Found {
-    /// Of a journal without frames that begins with this segment.
+    /// Returns the end of a journal without frames that begins with this segment.
     fn empty(first: u32, identity: &Identity) -> Found {
         Found {
             first,
@@ -70,19 +70,19 @@ impl Found {
     }
 }
 
-/// How the first segment is made.
+/// Options for creating the first segment.
 pub(super) struct First {
-    /// Bytes of it.
+    /// Its size, in bytes.
     pub bytes: u32,
-    /// It is durable at once.
+    /// Make it durable immediately.
     pub synced: bool,
 }
 
-/// Finds the end; with `write`, makes the first segment of a new journal, repairs a torn end, and
+/// Finds the end; with `write`, creates the first segment of a new journal, repairs a torn end, and
 /// makes everything durable.
 ///
-/// `noted`: where the last frame begins that the last orderly end left. All before it was on disk,
-/// so the search begins there: damage before it is found when it is read.
+/// `noted` is the start of the last frame at the last orderly shutdown. All frames before it were
+/// on disk, so the search begins there; damage before it is detected when it is read.
 pub(super) fn open(
     dir: &OwnedFd,
     identity: &Identity,
@@ -104,7 +104,7 @@ pub(super) fn open(
         }
         return Ok(found);
     };
-    // Pairs, and no counting up: the last number that there is has none after it.
+    // Compares neighbours instead of counting up: the highest possible number has no successor.
     for (one, next) in search.segments.iter().zip(search.segments.iter().skip(1)) {
         if one.checked_add(1) != Some(*next) {
             return Err(StoreError::JournalDamaged {
@@ -134,7 +134,7 @@ pub(super) fn open(
         return Ok(found);
     }
     search.repair(end, &rest)?;
-    // What a crash left beside its pack.
+    // Segments that a crash left in addition to their packs.
     search
         .packed
         .iter()
@@ -145,8 +145,8 @@ pub(super) fn open(
     Ok(found)
 }
 
-/// As [`open`] of a store that is read-only, for a check: follows the whole chain from the
-/// beginning to where it breaks or ends, and gives the damage beside what is whole before it.
+/// As [`open`] of a read-only store, for a check: follows the whole chain, and returns the damage
+/// together with the intact part before it.
 pub(super) fn open_to_check(
     dir: &OwnedFd,
     identity: &Identity,
@@ -182,12 +182,12 @@ pub(super) fn open_to_check(
     Ok((found, damage))
 }
 
-/// What follows the end.
+/// The data after the end.
 #[derive(Debug, Default)]
 struct Rest {
-    /// In the segment of the end: the bytes from the end to the last that is not zero.
+    /// In the segment of the end: the bytes from the end to the last nonzero byte.
     bytes: Vec<u8>,
-    /// Later segments that hold more than a header and zeros.
+    /// Later segments with more than a header and zeros.
     segments: Vec<u32>,
 }
 
@@ -200,9 +200,9 @@ impl Rest {
 struct Search<'a> {
     dir: &'a OwnedFd,
     identity: &'a Identity,
-    /// All there are, in order, without a gap.
+    /// All segments, in order, without a gap.
     segments: Vec<u32>,
-    /// Those of them that are packed, in order.
+    /// The packed ones, in order.
     packed: Vec<u32>,
 }
 
@@ -227,8 +227,8 @@ impl Search<'_> {
         ))
     }
 
-    /// See [`Window::first`]. A segment without a header has none: whether that is damage, the
-    /// survey tells.
+    /// See [`Window::first`]. A segment without a header counts as empty; the survey decides
+    /// whether that is damage.
     fn first_frame(&self, number: u32) -> StoreResult<Option<(Link, u64)>> {
         match self.window(number) {
             Ok(mut window) => window.first(&self.identity.key),
@@ -241,15 +241,15 @@ impl Search<'_> {
         self.packed.binary_search(&number).is_ok()
     }
 
-    /// The last segment before which all frames are known to have been on disk: damage before it is
-    /// not the power cut's, and is found when it is read.
+    /// Returns the last segment before which all frames are known to have been on disk. Damage
+    /// before it was not caused by a power cut, and is detected when it is read.
     fn starting_segment(&self) -> StoreResult<u32> {
         let mut durable = None;
         for &number in self.segments.iter().rev() {
             let Some((before, said)) = self.first_frame(number)? else {
                 continue;
             };
-            // What is packed was on disk.
+            // Packed frames were on disk.
             if before.seq <= *durable.get_or_insert(said)
                 || self.is_packed(number.saturating_sub(1))
             {
@@ -259,8 +259,8 @@ impl Search<'_> {
         Ok(self.segments.first().copied().unwrap_or(1))
     }
 
-    /// As [`Search::walk`], from the frame that was noted as the last, if it is there and in no
-    /// segment before `start`.
+    /// As [`Search::walk`], from the noted last frame if it exists in segment `start` or a later
+    /// one.
     fn walk_from(
         &self,
         noted: Option<Address>,
@@ -282,13 +282,13 @@ impl Search<'_> {
         })
     }
 
-    /// Follows the chain from a frame to where it ends. Says where that is, what the next frame
-    /// continues, and where the last one begins.
+    /// Follows the chain from a frame to its end. Returns the end, the link that the next frame
+    /// continues, and the start of the last frame.
     fn walk(&self, from: Address) -> StoreResult<(Address, Link, Option<Address>)> {
         let (mut at, mut last) = (from, None);
         let mut window = self.window(from.segment)?;
-        // The chain before a later frame is not known; it is believed, as all before it was on
-        // disk.
+        // The chain before a later frame is unknown. It is trusted, because all frames before it
+        // were on disk.
         let mut link = (from == Address::START).then(|| self.identity.genesis());
         loop {
             match window.look(at.offset, &self.identity.key)? {
@@ -326,10 +326,10 @@ impl Search<'_> {
         }
     }
 
-    /// Looks at all that follows the end. Fails with `JournalDamaged` if it shows that frames are
-    /// missing which were on disk.
+    /// Examines all data after the end. Fails with `JournalDamaged` if it proves that durable
+    /// frames are missing.
     fn survey(&self, end: Address, link: Link) -> StoreResult<Rest> {
-        // Something is always behind what is packed, and what is packed was on disk.
+        // A segment always follows a pack, and packed frames were on disk.
         if self.packed.last().is_some_and(|last| *last >= end.segment) {
             return Err(end.damaged());
         }
@@ -337,8 +337,8 @@ impl Search<'_> {
             bytes: self.tail(end.segment, end.offset)?,
             segments: Vec::new(),
         };
-        // Bytes that claim to hold more frames than there can be were made to keep us busy, and are
-        // no torn end.
+        // Bytes that claim more frames than possible were crafted to waste time, and are not a torn
+        // end.
         let frames_in = |bytes: &[u8]| self.frames_in(bytes, link.seq).ok_or(end.damaged());
         let mut later = frames_in(&rest.bytes)?;
         let gap = later.first().map(|(gap, _)| *gap);
@@ -353,8 +353,8 @@ impl Search<'_> {
             }
         }
         let promised = later.iter().any(|(_, header)| header.durable > link.seq);
-        // The very next frame is there and does not continue the chain: nothing is missing, so
-        // something was changed.
+        // The direct successor exists but does not continue the chain: no frame is missing, so one
+        // was changed.
         let changed = later
             .iter()
             .any(|(_, header)| header.seq == link.seq.saturating_add(1));
@@ -368,7 +368,7 @@ impl Search<'_> {
         }
     }
 
-    /// The bytes of a segment from an offset to the last that is not zero.
+    /// Returns the bytes of a segment from an offset to the last nonzero byte.
     fn tail(&self, number: u32, offset: u32) -> StoreResult<Vec<u8>> {
         let name = segment::file_name(number);
         let read = || -> io::Result<Vec<u8>> {
@@ -386,10 +386,10 @@ impl Search<'_> {
         read().map_err(StoreError::io("read the journal's segment", &name))
     }
 
-    /// All whole frames in these bytes with a number above `seq`, wherever they begin, with their
-    /// offsets; `None` if telling would take too long.
+    /// Returns all complete frames in these bytes with a number above `seq`, at any offset; `None`
+    /// if the search would take too long.
     fn frames_in(&self, bytes: &[u8], seq: u64) -> Option<Vec<(usize, Header)>> {
-        // They were cut off after the last that is not zero: a frame's hash may end with some.
+        // The bytes end with the last nonzero one, but the hash of a frame may end with zeros.
         let bytes = &[bytes, &[0; frame::HASH]].concat();
         let mut frames = Vec::new();
         let mut at = 0;
@@ -397,7 +397,7 @@ impl Search<'_> {
         while let Some(rest) = bytes.get(at..).filter(|rest| rest.len() >= frame::HEADER) {
             let header = Header::parse(rest).filter(Header::plausible);
             let near = header.filter(|header| header.seq > seq && header.seq - seq < SEQ_AHEAD_MAX);
-            // What claims to be a frame is hashed as far as it says.
+            // The claimed length determines the cost of hashing.
             let claimed = near.and_then(|header| header.total());
             hashed = hashed.checked_sub(claimed.unwrap_or(0))?;
             at += match claimed.map(|_| frame::look(rest, &self.identity.key)) {
@@ -411,8 +411,8 @@ impl Search<'_> {
         Some(frames)
     }
 
-    /// Saves and clears away what follows the end, so that nothing of it can be taken for a frame
-    /// later. Durable on return.
+    /// Saves and clears the data after the end, so that none of it can later pass for a frame.
+    /// Durable on return.
     fn repair(&self, end: Address, rest: &Rest) -> StoreResult<()> {
         if !rest.torn() {
             return Ok(());
@@ -427,7 +427,7 @@ impl Search<'_> {
             }
             if !rest.bytes.is_empty() {
                 let saved = format!("torn-{:08}-{}", end.segment, end.offset);
-                // It is for people only: a full disk must not keep the store closed.
+                // The copy is only for people; a full disk must not prevent opening the store.
                 if let Err(error) = at::write_whole(self.dir, &saved, &rest.bytes) {
                     tracing::warn!(%error, "the torn end of the journal cannot be saved");
                 }
@@ -435,19 +435,19 @@ impl Search<'_> {
                 sys::write_all_at(&file, &vec![0; rest.bytes.len()], u64::from(end.offset))?;
                 sys::fdatasync(&file)?;
             }
-            // The tail files of this directory must not reach the disk before the tree: they prove
-            // which recorded changes the tree on disk has (tail.rs).
+            // The tail files in this directory must not reach the disk before the tree: they prove
+            // which recorded changes are in the tree on disk (tail.rs).
             at::sync_in_order(self.dir)
         };
         clear().map_err(StoreError::io("repair", "journal"))
     }
 
-    /// Makes the frames that were found durable, so that later frames may say so; those before
-    /// `start` are durable already.
+    /// Makes the frames found durable, so that later frames may claim so; frames before `start`
+    /// already are.
     ///
-    /// Syncs the segments and not their directory. The name of a segment is durable since it was
-    /// made. On btrfs a sync of the directory would bring its other files, the tails, to the disk
-    /// ahead of the tree, and a tail proves which recorded changes the tree on disk has.
+    /// Syncs the segments but not their directory. The name of a segment is durable since its
+    /// creation. On btrfs, a sync of the directory would write the tail files to disk ahead of the
+    /// tree, and a tail proves which recorded changes are in the tree on disk.
     fn settle(&self, start: u32, end: Address, last: &File) -> StoreResult<()> {
         let settle =
             || -> io::Result<()> {
@@ -466,8 +466,8 @@ impl Search<'_> {
     }
 }
 
-/// How many bytes there are up to the last that is not zero. Most of a segment are zeros that were
-/// made ahead: they are compared a sector at a time.
+/// Returns the number of bytes up to the last nonzero one. Most of a segment is preallocated zeros,
+/// so whole sectors are compared.
 fn used(bytes: &[u8]) -> usize {
     let sector = bytes
         .chunks(SECTOR)
@@ -481,9 +481,9 @@ fn used(bytes: &[u8]) -> usize {
         .map_or(0, |last| last + 1)
 }
 
-/// Whether a power cut lost a part of the broken frame at the beginning of these bytes, which stand
-/// at `offset` of a file: some sector holds only zeros where the frame should be. It reaches to the
-/// next whole frame, at `gap`; if there is none, as far as its own header says.
+/// Reports whether a power cut lost a part of the broken frame at the beginning of these bytes,
+/// which are at `offset` of a file: a sector of the frame is all zeros. The frame extends to the
+/// next complete frame at `gap`, otherwise as far as its own header claims.
 fn has_lost_sector(bytes: &[u8], gap: Option<usize>, offset: u32) -> bool {
     let said = || {
         Header::parse(bytes)
@@ -494,7 +494,7 @@ fn has_lost_sector(bytes: &[u8], gap: Option<usize>, offset: u32) -> bool {
     let mut from = 0;
     while from < until {
         let to = (from + SECTOR - (offset as usize + from) % SECTOR).min(until);
-        // What is beyond the bytes is zeros: they were cut off there.
+        // Bytes beyond the end are zeros: they were cut off.
         if bytes
             .get(from..)
             .unwrap_or_default()

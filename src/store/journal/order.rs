@@ -1,31 +1,31 @@
-//! What the records of a journal must be to each other: of the epoch that is open where they stand,
-//! and never of a later one.
+//! Order constraints on the records of a journal: a record belongs to the epoch open at its
+//! position, never to a later one.
 //!
-//! A frame with a right hash may still hold what nobody wrote: a store may come from a stranger,
-//! who knows its id and can chain any frames. Every reading in order goes through this, so whoever
-//! replays, indexes or verifies sees one epoch after the other, checkpoints that count up by one,
-//! and operations that undo earlier ones only.
+//! A frame with a valid hash may still contain forged data, because the creator of a foreign store
+//! knows its id and can chain any frames. All sequential reads apply these checks, so that replay,
+//! indexing and verification see epochs in order, consecutive checkpoint numbers, and operations
+//! that undo earlier ones only.
 //!
-//! Where a pack has frames no more, checkpoints may be among them: there the count may jump, by as
-//! many as frames are gone and no further.
+//! A gap in a pack may include checkpoints: there the number may increase by up to the number of
+//! missing frames.
 
 use crate::store::error::CodecError;
 use crate::store::ids::{CheckpointId, Epoch, ObjectId};
 use crate::store::record::{DataState, Record, Undo};
 
-/// Where a reading stands.
+/// The position of a sequential read.
 #[derive(Debug, Default)]
 pub(super) struct Order {
-    /// The open epoch; `None`: the reading began in the middle, and nothing has told yet.
+    /// The open epoch; `None`: unknown because the read began in the middle.
     open: Option<Epoch>,
-    /// Frames that are gone since that was told: it may be later by as many.
+    /// Frames missing since that epoch was determined, the maximum by which it may be later.
     gone: u64,
     /// The last operation.
     operation: Option<u64>,
 }
 
 impl Order {
-    /// Of a reading from the beginning.
+    /// Returns the state at the beginning of the journal.
     pub fn of_all() -> Order {
         Order {
             open: Some(Epoch(1)),
@@ -34,12 +34,12 @@ impl Order {
         }
     }
 
-    /// So many frames are gone here.
+    /// Skips missing frames.
     pub fn pass(&mut self, gone: u64) {
         self.gone = self.gone.saturating_add(gone);
     }
 
-    /// The next record; `OutOfTime`: it cannot stand here.
+    /// Checks the next record; `OutOfTime`: it is invalid at this position.
     pub fn take(&mut self, record: &Record) -> Result<(), CodecError> {
         let fits = match record {
             Record::Undo { epoch, undo } => {
@@ -89,7 +89,7 @@ impl Order {
         }
     }
 
-    /// The open epoch is this one.
+    /// Sets the open epoch.
     fn tell(&mut self, epoch: Epoch) {
         (self.open, self.gone) = (Some(epoch), 0);
     }

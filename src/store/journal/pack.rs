@@ -1,16 +1,16 @@
-//! A packed segment: a closed one, compressed, without the frames that nobody needs any more.
+//! A packed segment: a closed segment, compressed, without frames that are no longer needed.
 //!
-//! It keeps the places of its frames, so whatever leads to one leads there still, and the chain: of
-//! frames that are as they were written the hashes are computed anew when it is read, of others
-//! they are in it, and the last must be the one that it names.
+//! Frames keep their addresses, so references stay valid, and the chain stays verifiable. The
+//! hashes of unchanged frames are recomputed on reading; those of changed and missing frames are
+//! stored. The last hash must equal the one in the header.
 //!
 //! ```text
-//! pack    "ckptpack", u32 version = 1, u32 number, 16 B store id, u32 where its last frame ended,
+//! pack    "ckptpack", u32 version = 1, u32 number, 16 B store id, u32 end of its last frame,
 //!         link (u64 seq, 32 B hash) that its first frame continues, link of its last frame, u32 bytes of the body,
 //!         the body, compressed (Zstandard, RFC 8878), 32 B hash of all of the above
 //! body    of each frame in order: uint 2 * kind + changed, uint seq - 1 - durable, uint bytes of payload, payload;
-//!         of a changed one then: uint bytes of the frame as it was, 32 B its hash
-//!         of frames that are gone: uint 0, uint bytes, uint how many, 32 B hash of the last
+//!         of a changed one then: uint original bytes of the frame, 32 B its original hash
+//!         of missing frames: uint 0, uint bytes, uint count, 32 B hash of the last
 //! ```
 
 use std::fs::File;
@@ -35,20 +35,20 @@ const VERSION: u32 = 1;
 const PREFIX: usize = 8 + 4 + 4 + 16 + 4 + LINK + LINK + 4;
 const LINK: usize = 8 + 32;
 const HASH: usize = 32;
-/// Most bytes of a body: a frame takes less in it than in a segment.
+/// Size limit of a body, in bytes: a frame is smaller in it than in a segment.
 const BODY_MAX: usize = SEGMENT_BYTES as usize;
-/// Zstandard's level.
+/// Zstandard compression level.
 const LEVEL: i32 = 9;
 
-/// The directory of the packs, in that of the journal.
+/// The directory of the packs, in the journal directory.
 const DIR: &str = "packs";
 
-/// The file name of a pack.
+/// Returns the file name of a pack.
 pub(super) fn file_name(number: u32) -> String {
     format!("{number:08}")
 }
 
-/// The directory of the packs; `None`: there is none.
+/// Opens the directory of the packs; `None` if it does not exist.
 pub(super) fn dir(journal: impl AsFd) -> StoreResult<Option<OwnedFd>> {
     match at::open_dir(journal, DIR) {
         Ok(dir) => Ok(Some(dir)),
@@ -57,21 +57,21 @@ pub(super) fn dir(journal: impl AsFd) -> StoreResult<Option<OwnedFd>> {
     }
 }
 
-/// A pack, in memory.
+/// A pack in memory.
 pub(super) struct Pack {
     first: Link,
     last: Link,
     end: u32,
     items: Vec<Item>,
-    /// The payloads, one after the other.
+    /// The payloads, concatenated.
     bytes: Vec<u8>,
 }
 
-/// One frame, or frames that are gone.
+/// A frame, or a run of missing frames.
 struct Item {
     at: u32,
     end: u32,
-    /// 0: frames that are gone.
+    /// 0: missing frames.
     kind: u16,
     changed: bool,
     durable: u64,
@@ -81,8 +81,8 @@ struct Item {
 }
 
 impl Pack {
-    /// Opens and reads a pack; `None`: there is none. Fails with `JournalDamaged` at offset 0 if it
-    /// is not that of this segment of this store, or not whole.
+    /// Opens and reads a pack; `None` if it does not exist. Fails with `JournalDamaged` at offset 0
+    /// if it is incomplete, or does not belong to this segment of this store.
     pub fn open(journal: impl AsFd, identity: &Identity, number: u32) -> StoreResult<Option<Pack>> {
         let Some(dir) = dir(journal)? else {
             return Ok(None);
@@ -130,7 +130,7 @@ impl Pack {
         Some(pack)
     }
 
-    /// Takes the frames from a body. `None`: they are not what the rest says.
+    /// Decodes the frames of a body; `None` if they contradict the header.
     fn unfold(&mut self, mut body: &[u8], key: &[u8; 32]) -> Option<()> {
         let (mut at, mut link) = (SEGMENT_HEADER, self.first);
         let mut raw = Vec::new();
@@ -138,8 +138,8 @@ impl Pack {
             let what = take(&mut body)?;
             let item = if what == 0 {
                 let (bytes, count) = (take(&mut body)?, take(&mut body)?);
-                // No more are gone than there was room for: the order of records goes by their
-                // number.
+                // The count is bounded by the space, because the order check of records relies on
+                // it.
                 if count == 0 || count > bytes / OVERHEAD as u64 {
                     return None;
                 }
@@ -202,13 +202,13 @@ impl Pack {
         (at == self.end && link == self.last).then_some(())
     }
 
-    /// What its first frame continues.
+    /// Returns the link that its first frame continues.
     pub fn first(&self) -> Link {
         self.first
     }
 
-    /// What is at an offset; a gap also where one of the frames was that are gone. The header of a
-    /// frame that was changed tells the length that it had.
+    /// Examines an offset; an offset inside missing frames also returns the gap. The header of a
+    /// changed frame has its original length.
     pub fn look(&self, offset: u32) -> Seen<'_> {
         if offset == self.end {
             return Seen::Nothing;
@@ -253,20 +253,20 @@ impl Pack {
     }
 }
 
-/// A pack that is being made.
+/// A pack under construction.
 pub(super) struct Packer {
     first: Link,
     last: Link,
     end: u32,
     body: Vec<u8>,
-    /// Bytes and number of the frames that are left out, since the last that is not.
+    /// Bytes and number of frames left out since the last included one.
     gap: (u32, u64),
-    /// It has less than what it was made of.
+    /// The pack omits data of its source.
     pub is_less: bool,
 }
 
 impl Packer {
-    /// Of a segment whose first frame continues `first`.
+    /// Begins the pack of a segment whose first frame continues `first`.
     pub fn new(first: Link) -> Packer {
         Packer {
             first,
@@ -278,12 +278,12 @@ impl Packer {
         }
     }
 
-    /// The link of the last frame.
+    /// Returns the link of the last frame.
     pub fn last(&self) -> Link {
         self.last
     }
 
-    /// Adds a frame as it is.
+    /// Adds a frame unchanged.
     pub fn keep(&mut self, header: &Header, payload: &[u8], hash: Hash) {
         self.end_gap();
         let changed = header.flags != 0;
@@ -295,7 +295,7 @@ impl Packer {
         self.pass(header, hash);
     }
 
-    /// Adds a frame with less in it. Fails if that cannot be encoded.
+    /// Adds a frame with a smaller record. Fails if that cannot be encoded.
     pub fn change(&mut self, header: &Header, less: &Record, hash: Hash) -> StoreResult<()> {
         let mut payload = Vec::new();
         codec::encode(less, &mut payload)?;
@@ -316,7 +316,7 @@ impl Packer {
         self.is_less = true;
     }
 
-    /// Passes frames that are gone.
+    /// Adds a run of missing frames.
     pub fn pass_gap(&mut self, offset: u32, gap: &Gap) {
         let count = gap.after.seq.saturating_sub(gap.before.seq);
         self.gap = (
@@ -360,7 +360,7 @@ impl Packer {
         }
     }
 
-    /// The bytes of the pack.
+    /// Returns the encoded pack.
     ///
     /// Errors: `TooBig`, `Io`.
     pub fn finish(mut self, identity: &Identity, number: u32) -> StoreResult<Vec<u8>> {
@@ -387,13 +387,12 @@ impl Packer {
     }
 }
 
-/// Whether these bytes are a whole pack of this segment.
+/// Reports whether these bytes are a complete pack of this segment.
 pub(super) fn is_whole(bytes: &[u8], identity: &Identity, number: u32) -> bool {
     Pack::parse(bytes, identity, number).is_some()
 }
 
-/// Puts a pack in the place of what the segment was, which goes. Durable on return. Nothing has
-/// changed if this fails.
+/// Replaces a segment, packed or not, by a pack. Durable on return; on failure nothing has changed.
 pub(super) fn put(
     journal: impl AsFd,
     identity: &Identity,
@@ -402,7 +401,7 @@ pub(super) fn put(
 ) -> StoreResult<()> {
     let (journal, name) = (journal.as_fd(), file_name(number));
     if at::make_dir(journal, DIR).map_err(StoreError::io("make", "journal/packs"))? {
-        // A new directory comes to the disk with the one that it is in.
+        // Makes a new directory durable with its parent.
         at::sync_in_order(journal).map_err(StoreError::io("sync", "journal"))?;
     }
     let dir = &dir(journal)?.ok_or(StoreError::NotAStore)?;
@@ -415,7 +414,7 @@ pub(super) fn put(
         )?;
         sys::write_all_at(&file, bytes, 0)?;
         sys::fsync(&file)?;
-        // What is about to be removed is not needed only if this one can be read.
+        // The old data is removed only if the pack can be read back.
         if !is_whole(&read(&file)?, identity, number) {
             return Ok(false);
         }
@@ -433,7 +432,7 @@ pub(super) fn put(
     }
 }
 
-/// Removes the segment of which there is a pack.
+/// Removes a segment that has a pack.
 pub(super) fn remove_raw(journal: impl AsFd, number: u32) -> StoreResult<()> {
     let name = super::segment::file_name(number);
     at::remove_tree(journal, name.as_bytes())

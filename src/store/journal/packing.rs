@@ -1,8 +1,8 @@
-//! Packing closed segments. See `pack` for the bytes.
+//! Packing of closed segments. Module `pack` has the byte layout.
 //!
-//! Only what is on disk is packed, and never the segment that is written: so recovery, which looks
-//! at the end, finds segments as they were. Whoever reads a segment while it is packed goes on in
-//! the old file.
+//! Only frames on disk are packed, and never the current segment, so that recovery, which examines
+//! the end, finds segments unchanged. A reader of a segment that is being packed continues with the
+//! old file.
 
 use super::frame::{Link, Seen};
 use super::pack::{self, Packer};
@@ -13,25 +13,25 @@ use crate::store::record::Record;
 use crate::sys;
 use crate::sys::lock::MutexGuard;
 
-/// What becomes of a record when its segment is packed.
+/// The decision about a record when its segment is packed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It stays.
+    /// The record stays.
     Keep,
-    /// This much of it stays.
+    /// It is replaced by this smaller record.
     Less(Record),
-    /// It goes.
+    /// It is left out.
     LeaveOut,
 }
 
-/// A segment as it will be.
+/// The pack of a segment, not yet written.
 pub struct Packed {
     number: u32,
     bytes: Vec<u8>,
 }
 
 impl Journal {
-    /// Numbers of the segments that are closed, in order, and whether each is packed.
+    /// Returns the numbers of the closed segments, in order, and whether each is packed.
     ///
     /// Errors: `Io`.
     pub fn closed(&self) -> StoreResult<Vec<(u32, bool)>> {
@@ -44,24 +44,24 @@ impl Journal {
             .collect())
     }
 
-    /// Closes the segment that is written, if it holds more than `bytes`, so that it can be packed.
-    /// What it appends says nothing.
+    /// Closes the current segment if it is longer than `bytes`, so that it can be packed. Appends
+    /// an empty record.
     ///
     /// Errors: those of [`Journal::append`].
     pub fn close_segment(&self, bytes: u32) -> StoreResult<()> {
         let end = self.position();
         if end.offset > bytes.max(SEGMENT_HEADER) {
-            // Before anybody is kept from appending: on btrfs it syncs the filesystem.
+            // Before appends are blocked, because on btrfs this syncs the filesystem.
             self.segment_for_writing(end.segment.saturating_add(1))?;
             sys::awake(|| self.append_to(&[Record::Moved { places: Vec::new() }], true))?;
         }
         Ok(())
     }
 
-    /// Makes the pack of a closed segment of what `judge` says of its records; nothing is written.
-    /// `None`: it is packed, and all of it stays.
+    /// Builds the pack of a closed segment with the decisions of `judge`; writes nothing. `None`:
+    /// it is already packed, and all records stay.
     ///
-    /// Errors: `JournalDamaged`, `BadRecord`, `Io`, and what the judge returns.
+    /// Errors: `JournalDamaged`, `BadRecord`, `Io`, and those of `judge`.
     pub fn pack(
         &self,
         number: u32,
@@ -100,7 +100,7 @@ impl Journal {
                 Seen::Rubbish => return Err(at.damaged()),
             }
         }
-        // All of it was seen, if the next one goes on where it ends.
+        // The segment was read completely if the next one continues its last link.
         if self.first_link(number.saturating_add(1))? != Some(packer.last()) {
             return Err(at.damaged());
         }
@@ -113,19 +113,19 @@ impl Journal {
         }))
     }
 
-    /// Keeps every segment as it is until the guard is dropped: no pack replaces one, so several
-    /// scans see the same records, and one scan sees no record without those that were left out
-    /// with it. Appends go on.
+    /// Prevents packs from replacing segments until the guard is dropped. Several scans then see
+    /// the same records, and a scan never sees a record without others that were left out with it.
+    /// Appends continue.
     pub fn hold_packs(&self) -> MutexGuard<'_, ()> {
         self.packing.lock()
     }
 
-    /// Puts a pack in the place of its segment, when all that was appended before the call is on
-    /// the disk. Durable on return; nothing has changed if it fails.
+    /// Replaces a segment by its pack, once all records appended before the call are on disk.
+    /// Durable on return; on failure nothing has changed.
     ///
     /// Errors: `Io`, `Latched`.
     pub fn put_packed(&self, packed: &Packed) -> StoreResult<()> {
-        // A thread that waits for this lock does not wait for an idle one.
+        // A thread that waits for this lock must not wait for one in the idle class.
         sys::awake(|| {
             let _packing = self.hold_packs();
             self.sync()?;
@@ -137,7 +137,7 @@ impl Journal {
         })
     }
 
-    /// What the first frame of a segment continues, if it has one.
+    /// Returns the link that the first frame of a segment continues, if it has a frame.
     fn first_link(&self, number: u32) -> StoreResult<Option<Link>> {
         Ok(
             Window::new(self.segment_for_reading(number)?, number, u32::MAX)

@@ -1,4 +1,4 @@
-//! Reading single records, and which segments are kept open for that.
+//! Reading of single records, and the cache of open segments.
 
 use std::collections::BTreeMap;
 
@@ -8,31 +8,31 @@ use super::{Address, Journal, Scan, codec};
 use crate::store::error::{StoreError, StoreResult};
 use crate::store::record::Record;
 
-/// Segment files that are kept open for reading.
+/// Maximum number of segment files kept open for reading.
 const READERS_MAX: usize = 64;
-/// Packed segments that are kept in memory, of some megabytes each.
+/// Maximum number of packed segments in memory, some megabytes each.
 const PACKS_MAX: usize = 2;
-/// [`Journal::read`] reads this much at first: nearly every frame is smaller.
+/// Size of the first read of [`Journal::read`]; nearly all frames are smaller.
 const READ_FIRST: usize = 1024;
 
-/// Segments that are kept open for reading.
+/// Segments kept open for reading.
 #[derive(Default)]
 pub(super) struct Readers {
     pub open: BTreeMap<u32, Source>,
-    /// How many were packed: what was opened before is not kept.
+    /// Number of packs made: sources opened before the last one are not cached.
     pub turn: u64,
 }
 
 impl Journal {
-    /// The record of the frame that begins here; its hash is checked.
+    /// Returns the record of the frame that begins here, after checking its hash.
     ///
-    /// Errors: `JournalDamaged` if there is no whole frame, `BadRecord` if it cannot be decoded,
+    /// Errors: `JournalDamaged` without a complete frame, `BadRecord` if it cannot be decoded,
     /// `Io`.
     pub fn read(&self, at: Address) -> StoreResult<Record> {
         self.read_if_needed(at)?.ok_or(at.damaged())
     }
 
-    /// As [`Journal::read`]; `None`: it was left out when its segment was packed.
+    /// As [`Journal::read`]; `None`: the record was left out when its segment was packed.
     ///
     /// Errors: as [`Journal::read`].
     pub fn read_if_needed(&self, at: Address) -> StoreResult<Option<Record>> {
@@ -72,8 +72,8 @@ impl Journal {
         }
     }
 
-    /// The records from one place up to another, or up to the end as it is now. Each frame's hash
-    /// and the chain between them are checked. After an error it ends.
+    /// Returns the records between two addresses, by default up to the current end. Verifies the
+    /// hash of each frame and the chain. Ends after an error.
     pub fn scan(&self, from: Address, to: Option<Address>) -> Scan<'_> {
         Scan::new(
             self,
@@ -100,7 +100,7 @@ impl Journal {
 }
 
 impl Readers {
-    /// Keeps one open, and closes others if they are too many.
+    /// Caches a source, evicting another if there are too many.
     fn keep(&mut self, number: u32, source: Source) {
         let others = |packed| {
             self.open

@@ -1,4 +1,4 @@
-//! Reading the journal in order.
+//! Sequential reading of the journal.
 
 use super::frame::{Link, Seen};
 use super::order::Order;
@@ -7,7 +7,7 @@ use super::{Address, Journal, codec};
 use crate::store::error::{StoreError, StoreResult};
 use crate::store::record::Record;
 
-/// Records in order, with where they begin; made by [`Journal::scan`].
+/// Iterates over records in order, with their addresses; see [`Journal::scan`].
 pub struct Scan<'a> {
     journal: &'a Journal,
     at: Address,
@@ -34,7 +34,7 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// Where the record that was returned last ends: a scan from here returns the one after it.
+    /// Returns the end of the last returned record; a scan from here returns the next one.
     pub fn position(&self) -> Address {
         self.at
     }

@@ -1,5 +1,5 @@
-//! Segment files: making, opening, listing, and reading them in large blocks. See the parent module
-//! for the bytes.
+//! Segment files: creation, opening, listing, and block-wise reading. The parent module has the
+//! byte layout.
 
 use std::fs::File;
 use std::io;
@@ -15,26 +15,25 @@ use crate::store::error::{StoreError, StoreResult};
 use crate::store::ids::Address;
 use crate::sys::{self, Errno};
 
-/// Bytes of a segment.
+/// Size of a segment, in bytes.
 pub(super) const SEGMENT_BYTES: u32 = 8 << 20;
 /// Bytes before the first frame of a segment.
 pub(super) const SEGMENT_HEADER: u32 = 64;
 /// First bytes of a segment.
 const MAGIC: &[u8; 8] = b"ckptjrnl";
-/// Version of the segment's header and frames.
+/// Version of the segment header and frames.
 const VERSION: u32 = 1;
-/// Less space in advance than this is not worth a segment.
+/// Smallest useful preallocation of a segment, in bytes.
 pub(super) const PREALLOCATED_MIN: u32 = 64 << 10;
-/// Bytes that a [`Window`] reads at once.
+/// Read size of a [`Window`], in bytes.
 const BLOCK: usize = 256 << 10;
 
-/// The file name of a segment.
+/// Returns the file name of a segment.
 pub(super) fn file_name(number: u32) -> String {
     format!("{number:08}")
 }
 
-/// Numbers of the segments there are, in order, and of those that are packed. Files with other
-/// names are not ours to judge.
+/// Returns the numbers of all segments and of the packed ones, sorted. Other files are ignored.
 pub(super) fn list(dir: impl AsFd) -> StoreResult<(Vec<u32>, Vec<u32>)> {
     let numbers = |dir: BorrowedFd<'_>| -> StoreResult<Vec<u32>> {
         let names = at::names(dir).map_err(StoreError::io("list", "journal"))?;
@@ -47,7 +46,7 @@ pub(super) fn list(dir: impl AsFd) -> StoreResult<(Vec<u32>, Vec<u32>)> {
         numbers.sort_unstable();
         Ok(numbers)
     };
-    // In this order: one that is packed meanwhile is in one of the two.
+    // In this order, so that a segment packed during the call is in at least one of the two lists.
     let mut all = numbers(dir.as_fd())?;
     let packed = pack::dir(dir.as_fd())?
         .map(|packs| numbers(packs.as_fd()))
@@ -70,12 +69,12 @@ fn header(identity: &Identity, number: u32) -> Vec<u8> {
     bytes
 }
 
-/// It is not that of this store, not whole, or missing.
+/// Returns the error for a segment that is missing, incomplete, or of another store.
 pub(super) fn damaged(segment: u32) -> StoreError {
     StoreError::JournalDamaged { segment, offset: 0 }
 }
 
-/// Opens a segment. Fails with `JournalDamaged` at offset 0 if its header is not that of this
+/// Opens a segment. Fails with `JournalDamaged` at offset 0 if the header does not match this
 /// segment of this store.
 pub(super) fn open(
     dir: impl AsFd,
@@ -96,9 +95,9 @@ pub(super) fn open(
     }
 }
 
-/// Makes a segment: space for `bytes` where the filesystem can promise it, and the header. Name,
-/// size and header are durable on return if it is `synced`, so that what is written into it later
-/// needs no more than fdatasync. Nothing of it is seen if this fails.
+/// Creates a segment with its header, preallocating `bytes` where the filesystem supports it. With
+/// `synced`, name, size and header are durable on return, so that later writes need only
+/// fdatasync(2). On failure no segment exists.
 pub(super) fn make(
     dir: impl AsFd,
     identity: &Identity,
@@ -122,21 +121,21 @@ pub(super) fn make(
         }
         at::rename(dir, &unfinished, &name)?;
         if synced {
-            // A tail file beside it must not come to the disk before other changes of that moment:
-            // the witness would be there, and not the tree.
+            // A tail file in the directory must not reach the disk before other changes of that
+            // time: the witness would exist without the tree.
             at::sync_in_order(dir)?;
         }
         Ok(file)
     })();
     made.map_err(|error| {
-        // Space that was taken before the disk was full must not stay taken.
+        // Frees space that was allocated before the disk was full.
         let _ = rustix::fs::unlinkat(dir, &unfinished, rustix::fs::AtFlags::empty());
         StoreError::io("make the journal's segment", name)(error)
     })
 }
 
-/// Takes space that reads as zeros; on a filesystem that is nearly full, as much as there is. Where
-/// the filesystem cannot, the segment simply grows as it is written.
+/// Allocates space that reads as zeros, on a nearly full filesystem as much as is available.
+/// Without support for this, the segment grows with each write.
 fn preallocate(file: &File, bytes: u32) -> io::Result<()> {
     let mut bytes = bytes;
     loop {
@@ -152,15 +151,15 @@ fn preallocate(file: &File, bytes: u32) -> io::Result<()> {
     }
 }
 
-/// Bytes of a segment's file.
+/// Returns the size of a segment file, in bytes.
 pub(super) fn size(file: &File) -> u32 {
     file.metadata().map_or(0, |metadata| {
         u32::try_from(metadata.len()).unwrap_or(u32::MAX)
     })
 }
 
-/// Takes more space, up to `wanted` or somewhat more, but not above `max`; says up to where there
-/// is some. Where the filesystem cannot, there is no end.
+/// Allocates space up to `wanted`, if possible somewhat more, but not above `max`. Returns the end
+/// of the allocated space, `u32::MAX` if the filesystem cannot preallocate.
 pub(super) fn extend(file: &File, wanted: u32, max: u32) -> io::Result<u32> {
     let generous = wanted.next_multiple_of(PREALLOCATED_MIN).min(max);
     for upto in [generous, wanted] {
@@ -176,25 +175,25 @@ pub(super) fn extend(file: &File, wanted: u32, max: u32) -> io::Result<u32> {
 
 fn preallocate_all(file: &File, bytes: u32) -> io::Result<()> {
     match sys::fallocate(file, 0, 0, u64::from(bytes)) {
-        // macOS takes the space and leaves the size.
+        // macOS allocates the space without changing the size.
         Ok(()) => Ok(sys::truncate(file, u64::from(bytes))?),
         Err(Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EINVAL) => Ok(()),
         Err(errno) => Err(errno.into()),
     }
 }
 
-/// Fills `buf` from `offset`, as far as the file goes; returns how much that is.
+/// Fills `buf` from `offset` up to the end of the file; returns the number of bytes read.
 pub(super) fn read_up_to(file: &File, buf: &mut [u8], offset: u64) -> io::Result<usize> {
     Ok(sys::read_full_at(file, buf, offset)?)
 }
 
-/// Nothing was written at `offset`: no frame has a header of zeros.
+/// Reports whether nothing was written at `offset`: no frame has a header of zeros.
 pub(super) fn is_blank(file: &File, offset: u64) -> bool {
     let mut begin = [0; frame::HEADER];
     read_up_to(file, &mut begin, offset).is_ok_and(|_| begin.iter().all(|byte| *byte == 0))
 }
 
-/// A segment to be read.
+/// An open segment for reading.
 #[derive(Clone)]
 pub(super) enum Source {
     File(Arc<File>),
@@ -202,8 +201,8 @@ pub(super) enum Source {
 }
 
 impl Source {
-    /// Opens a segment, packed or not. Fails with `JournalDamaged` at offset 0 if it is not that of
-    /// this segment of this store.
+    /// Opens a segment, packed or not. Fails with `JournalDamaged` at offset 0 if it does not
+    /// belong to this segment of this store.
     pub fn open(dir: impl AsFd, identity: &Identity, number: u32) -> StoreResult<Source> {
         let dir = dir.as_fd();
         let packed = || -> StoreResult<Option<Source>> {
@@ -224,7 +223,7 @@ impl Source {
     }
 }
 
-/// Reads a segment front to back.
+/// Reads a segment sequentially.
 pub(super) struct Window {
     number: u32,
     from: From,
@@ -240,7 +239,7 @@ struct Blocks {
     file: Arc<File>,
     number: u32,
     begin: u32,
-    /// Nobody asks for what is behind this.
+    /// Bytes from this offset on are not needed.
     end: u32,
     bytes: Vec<u8>,
 }
@@ -260,12 +259,12 @@ impl Window {
         Window { number, from }
     }
 
-    /// Number of the segment.
+    /// Returns the number of the segment.
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// What is at this offset.
+    /// Examines this offset.
     pub fn look(&mut self, offset: u32, key: &[u8; 32]) -> StoreResult<Seen<'_>> {
         match &mut self.from {
             From::Pack(pack) => Ok(pack.look(offset)),
@@ -280,10 +279,10 @@ impl Window {
         }
     }
 
-    /// What the first frame continues, and up to which number all frames were on disk when it was
-    /// written; `None`: there is no whole one.
+    /// Returns the link that the first frame continues, and the number up to which all frames were
+    /// on disk when it was written; `None` if no complete frame exists.
     pub fn first(&mut self, key: &[u8; 32]) -> StoreResult<Option<(Link, u64)>> {
-        // Only what is on disk is packed.
+        // Only frames on disk are packed.
         if let From::Pack(pack) = &self.from {
             return Ok(Some((pack.first(), pack.first().seq)));
         }
@@ -293,7 +292,7 @@ impl Window {
         })
     }
 
-    /// Where the frame at `offset` ends.
+    /// Returns the end of the frame at `offset`.
     pub fn end_of(&self, offset: u32, header: &Header) -> Address {
         let total = header
             .total()
@@ -307,7 +306,7 @@ impl Window {
 }
 
 impl Blocks {
-    /// The bytes from an offset on: at least `need` of them, or all there are.
+    /// Returns the bytes from an offset on: at least `need`, or up to the end of the file.
     fn bytes(&mut self, offset: u32, need: usize) -> StoreResult<&[u8]> {
         let from = offset.checked_sub(self.begin).map(|from| from as usize);
         let from = match from {

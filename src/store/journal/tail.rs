@@ -1,22 +1,21 @@
-//! The tail: what was appended since the last sync, a second time, in extended attributes.
+//! The tail: a second copy of the records appended since the last sync, in extended attributes.
 //!
-//! Frames are file data, and the changes that follow them are metadata. XFS and btrfs bring
-//! metadata to the disk in the order in which it was made, but data whenever it suits them: a power
-//! cut could leave a rename and not the record that was made before it, and a view would show what
-//! it should not, with nothing to tell. Extended attributes are metadata. So each append puts its
-//! bytes there too: whatever change is on the disk, its record is.
+//! Frames are file data; the changes they describe are metadata. XFS and btrfs write metadata to
+//! disk in order, but data at any time. A power cut could thus leave a rename without the record
+//! made before it, and a view would show a wrong state undetectably. Extended attributes are
+//! metadata, so each append also stores its bytes there: if a change is on disk, its record is.
 //!
-//! A sync begins a new tail file and removes the ones before once the frames in them are on disk.
-//! The name of a tail file says where the journal ended when it was made: together with what is in
-//! it, it is the **witness**, the place up to which the tree that is on disk goes. Of operations
-//! whose frames lie beyond it nothing is on disk (but on btrfs, what an application has synced
-//! itself).
+//! A sync begins a new tail file and removes the older ones once their frames are on disk. The name
+//! of a tail file contains the end of the journal at its creation. Name and content form the
+//! **witness**: the journal position up to which the tree is on disk. No operation recorded beyond
+//! it is on disk (on btrfs, except for changes that an application synced).
 //!
 //! ```text
 //! journal/tail-SSSSSSSS-OOOOOOOO     segment and offset, hexadecimal; empty, mode 0600
-//!   user.ckptfs.SSSSSSSSOOOOOOOO     bytes of the journal from this place on, at most 2,000
+//!   user.ckptfs.SSSSSSSSOOOOOOOO     bytes of the journal from this address on, up to 2,000
 //! ```
-//! A filesystem without such attributes has no tail: what it loses with the power, it loses.
+//! On a filesystem without such attributes no tail exists, and records not yet synced are lost in a
+//! power cut.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -29,12 +28,13 @@ use crate::store::error::{StoreError, StoreResult};
 use crate::store::ids::Address;
 use crate::sys::{self, Errno};
 
-/// Bytes of one attribute: XFS keeps values of more than 3,072 outside of its log, and ext4 has
-/// room for about 4,000 in all.
+/// Size of an attribute, in bytes: XFS stores values above 3,072 outside its log, and ext4 has
+/// space for about 4,000 in total.
 const CHUNK_BYTES: usize = 2000;
-/// An append of more than so many bytes is synced instead.
+/// A longer append, in bytes, is synced instead.
 const APPEND_BYTES_MAX: usize = 256 * 1024;
-/// Attributes of one file: the kernel lists names of 64 KiB together, which are 2,259 of ours.
+/// Maximum number of attributes of a file: the kernel lists up to 64 KiB of names, 2,259 of this
+/// length.
 const CHUNKS_MAX: usize = 1024;
 const FILE_PREFIX: &str = "tail-";
 const NAME_PREFIX: &[u8] = crate::store::layout::XATTR_PREFIX;
@@ -43,11 +43,11 @@ const NAME_PREFIX: &[u8] = crate::store::layout::XATTR_PREFIX;
 #[derive(Debug)]
 pub(super) struct Tail {
     dir: OwnedFd,
-    /// The file that is written, and how many attributes it has.
+    /// The current file, and its number of attributes.
     current: Option<(File, usize)>,
-    /// All tail files there are, the current one last.
+    /// All tail files, the current one last.
     names: Vec<String>,
-    /// The filesystem has no such attributes.
+    /// The filesystem does not support such attributes.
     unsupported: bool,
 }
 
@@ -70,7 +70,7 @@ fn parse(digits: &[u8]) -> Option<u32> {
     u32::from_str_radix(text, 16).ok()
 }
 
-/// The pieces of an append, with where each begins.
+/// Splits an append into chunks with their addresses.
 fn chunks(at: Address, bytes: &[u8]) -> impl Iterator<Item = (Address, &[u8])> {
     let offsets = (at.offset..).step_by(CHUNK_BYTES);
     offsets
@@ -87,8 +87,8 @@ fn chunks(at: Address, bytes: &[u8]) -> impl Iterator<Item = (Address, &[u8])> {
 }
 
 impl Tail {
-    /// The tail of the journal in `dir`, whose old tail files have been read and are of no more use
-    /// once `names` are removed by the next sync.
+    /// Returns the tail of the journal in `dir`. The old tail files `names` have been read, and the
+    /// next sync removes them.
     pub(super) fn new(dir: OwnedFd, names: Vec<String>) -> Tail {
         Tail {
             dir,
@@ -98,8 +98,8 @@ impl Tail {
         }
     }
 
-    /// Puts what is appended at `at`; `false`: it cannot, and the append must be synced to be as
-    /// safe.
+    /// Stores the bytes appended at `at`. Returns `false` if they cannot be stored, so that the
+    /// append must be synced for the same durability.
     pub(super) fn put(&mut self, at: Address, bytes: &[u8]) -> bool {
         if self.unsupported {
             return true;
@@ -113,7 +113,7 @@ impl Tail {
                 self.unsupported = true;
                 true
             }
-            // One file is full (ext4): the next.
+            // The file is full (ext4); continue in a new one.
             Err(Errno::ENOSPC | Errno::E2BIG | Errno::ERANGE) if self.begin(at).is_ok() => {
                 self.try_put(at, bytes).is_ok()
             }
@@ -135,9 +135,9 @@ impl Tail {
             .try_for_each(|(at, chunk)| sys::set_file_xattr(file, &chunk_name(at), chunk))
     }
 
-    /// Begins a new file: the journal ends at `at`.
+    /// Begins a new file at the journal end `at`.
     fn begin(&mut self, at: Address) -> Result<(), Errno> {
-        // One that ext4 filled has the name already.
+        // A file that ext4 filled may have the name already.
         let name = (0..).map(|turn| {
             if turn == 0 {
                 file_name(at)
@@ -156,7 +156,7 @@ impl Tail {
         Ok(())
     }
 
-    /// Takes back what was put for an append that failed.
+    /// Removes the attributes of a failed append.
     pub(super) fn take_back(&self, at: Address, bytes: &[u8]) {
         let Some((file, _)) = &self.current else {
             return;
@@ -166,14 +166,14 @@ impl Tail {
         }
     }
 
-    /// All frames are on disk: what is here is of no more use. Returns the files to be removed.
+    /// Empties the tail, because all frames are on disk. Returns the files to remove.
     pub(super) fn clear(&mut self) -> Vec<String> {
         self.current = None;
         std::mem::take(&mut self.names)
     }
 
-    /// A sync begins with the journal ending at `at`: what comes goes to a new file. Returns those
-    /// that can be removed after the sync.
+    /// Begins a new file for a sync of the journal up to `at`. Returns the files to remove after
+    /// the sync.
     pub(super) fn turn(&mut self, at: Address) -> Vec<String> {
         if self.unsupported || self.begin(at).is_err() {
             return Vec::new();
@@ -182,14 +182,14 @@ impl Tail {
         self.names.drain(..old).collect()
     }
 
-    /// Puts names back that could not be removed.
+    /// Puts back names that could not be removed.
     pub(super) fn keep(&mut self, mut names: Vec<String>) {
         names.append(&mut self.names);
         self.names = names;
     }
 }
 
-/// Removes tail files; returns those that are still there.
+/// Removes tail files; returns those that remain.
 pub(super) fn remove(dir: impl AsFd, names: Vec<String>) -> Vec<String> {
     let stays = |name: &String| {
         !matches!(
@@ -200,11 +200,11 @@ pub(super) fn remove(dir: impl AsFd, names: Vec<String>) -> Vec<String> {
     names.into_iter().filter(stays).collect()
 }
 
-/// As [`remove`], of files that a later one follows, which witnesses as much.
+/// As [`remove`], for files followed by a later one with at least the same witness.
 ///
-/// On XFS their attributes are removed first. Kernels without commit b854e1c4eff3 ("xfs: close crash
-/// window in attr dabtree inactivation", 2026) free the attribute blocks of an unlinked file in steps:
-/// a power cut between two of them leaves an inode that only `xfs_repair` can remove.
+/// On XFS their attributes are removed first. Kernels without commit b854e1c4eff3 ("xfs: close
+/// crash window in attr dabtree inactivation", 2026) free the attribute blocks of an unlinked file
+/// in steps. A power cut between two of them leaves an inode that only `xfs_repair` can remove.
 pub(super) fn remove_old(dir: impl AsFd, names: Vec<String>) -> Vec<String> {
     let dir = dir.as_fd();
     if sys::statfs_fd(dir).is_ok_and(|info| sys::fs_name(info.fs_type) == "xfs") {
@@ -213,7 +213,7 @@ pub(super) fn remove_old(dir: impl AsFd, names: Vec<String>) -> Vec<String> {
     remove(dir, names)
 }
 
-/// What cannot be removed goes with the file.
+/// Attributes that cannot be removed are freed with the file.
 fn remove_attributes(dir: BorrowedFd<'_>, name: &str) {
     let Ok(file) = at::open_file(dir, name, OFlags::RDWR) else {
         return;
@@ -223,17 +223,17 @@ fn remove_attributes(dir: BorrowedFd<'_>, name: &str) {
     }
 }
 
-/// What the tail files of a journal hold.
+/// The content of the tail files of a journal.
 #[derive(Debug, Default)]
 pub(super) struct Found {
     /// The files.
     pub(super) names: Vec<String>,
-    /// Up to where the tree that is on disk goes, if there is a tail.
+    /// The journal position up to which the tree is on disk, if a tail exists.
     pub(super) witness: Option<Address>,
-    /// When the last of them was changed, nanoseconds since 1970. Each append changes an attribute
-    /// and so the ctime, in one with what it was made for.
+    /// Last change of any of them, nanoseconds since 1970. Each append changes an attribute and so
+    /// the ctime, atomically with the record that it stores.
     pub(super) written_ns: Option<i64>,
-    /// Bytes of the journal by where they begin.
+    /// Bytes of the journal, by address.
     chunks: Vec<(Address, Vec<u8>)>,
 }
 
@@ -302,12 +302,12 @@ fn parse_file(name: &[u8]) -> Option<(Address, String)> {
 }
 
 impl Found {
-    /// Writes into the segments what they lack from `end` on; `true` if there was something. What
-    /// is before it is whole.
+    /// Writes bytes that the segments lack from `end` on; returns `true` if any were written.
+    /// Everything before `end` is intact.
     pub(super) fn fill(&self, dir: impl AsFd, end: Address) -> StoreResult<bool> {
         let mut filled = false;
         for (at, bytes) in &self.chunks {
-            // What is before the end is whole: it is not written to, whatever the tail says.
+            // Bytes before the end are intact and never overwritten, whatever the tail contains.
             let before = if at.segment == end.segment {
                 end.offset.saturating_sub(at.offset) as usize
             } else {

@@ -1,4 +1,4 @@
-//! The journal over real files: reopening, torn ends, damage, roll-over, latching.
+//! The journal on real files: reopening, torn ends, damage, segment changes, latching.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -35,7 +35,7 @@ impl Bench {
         self.journal().join(segment::file_name(number))
     }
 
-    /// Opens it as if the filesystem had no extended attributes: without what the tail would mend.
+    /// Opens it without the tail, as on a filesystem without extended attributes.
     fn open(&self) -> (Journal, Opening) {
         self.remove_tail();
         self.open_with_tail()
@@ -77,7 +77,7 @@ fn record(n: u64) -> Record {
     }
 }
 
-/// A record with a payload of about this size, without zeros.
+/// Returns a record with a payload of about this size, without zeros.
 fn large(n: u64, size: usize) -> Record {
     let undo = Undo::Xattrs {
         slot: Slot(n),
@@ -234,7 +234,7 @@ fn a_segment_that_is_left_with_its_end_unused_is_followed_by_the_next() {
             .map(|r| Address::START.after(&r).unwrap().offset)
             .unwrap(),
     };
-    // From the end of what is in the first segment: what an index says that was brought up to
+    // From the end of the first segment: the position stored in an index that was updated up to
     // there.
     assert_eq!(
         journal
@@ -280,7 +280,7 @@ fn a_failed_sync_latches() {
     ));
 }
 
-/// Its last frames came after the sync had begun.
+/// A segment closed during a sync may have frames appended after the sync began.
 #[test]
 fn what_is_closed_during_a_sync_is_in_the_next() {
     let bench = Bench::new();
@@ -433,7 +433,7 @@ fn many_threads_append_and_sync() {
     assert_eq!(bench.open().1, Opening { torn: false, end });
 }
 
-/// Not a test of truth but of a promise: run with `--release -- --ignored --nocapture`.
+/// A measurement; run with `--release -- --ignored --nocapture`.
 #[test]
 #[ignore = "a measurement"]
 fn cost_of_a_small_append() {

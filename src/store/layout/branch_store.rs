@@ -1,9 +1,9 @@
-//! The store of a branch: its mark, the tree in it, and how it is made. Nothing of it is synced one
-//! by one, but all of it once, before the first change in the branch.
+//! The store of a branch: its mark, its tree, and its creation. It is synced as a whole once,
+//! before the first change in the branch.
 //!
-//! What a tree that looks through to another has of its own is in `tree/`, and not beside the store:
-//! its names, whiteouts and marks say what it shows of the other, so nobody else may write them,
-//! whether or not something is mounted (docs/adr/0039-branch-marks.md).
+//! The own part of a tree that looks through to another is in `tree/` inside the store. Its names,
+//! whiteouts and marks determine which parts of the other tree it shows, so no other process may
+//! write them, mounted or not (docs/adr/0039-branch-marks.md).
 
 use std::io::Read as _;
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,10 +17,10 @@ use super::{Layout, STORE_NAME, StoreId, TREE_NAME, open_trusted, read_format};
 use crate::store::error::{StoreError, StoreResult};
 use crate::sys::{self, Kind, Open, SysResult};
 
-/// Bytes of the file `.git` of a branch at most: a path has 4096 at most.
+/// Size limit of a branch's file `.git`, in bytes; a path has up to 4096.
 const GIT_BYTES_MAX: u64 = 8192;
 
-/// What the store in the directory `root` says of whose branch it is; `None`: of nobody's.
+/// Returns the branch entry in the store of the directory `root`; `None` if it is not a branch.
 ///
 /// # Errors
 /// `BadBranch`; those of open(2).
@@ -31,12 +31,12 @@ pub fn branch_mark(root: impl AsFd) -> StoreResult<Option<BranchEntry>> {
     }
 }
 
-/// Which store is to be made here, if it is that of a branch.
+/// Returns the id for a new store, if it is that of a branch.
 pub(super) fn marked(store: &OwnedFd) -> StoreResult<Option<StoreId>> {
     Ok(read_entry(store, MARK)?.map(|mark| mark.id))
 }
 
-/// The id of the store in the directory `root`, if there is one that can be read.
+/// Returns the id of the store in the directory `root`, if readable.
 pub fn store_id(root: impl AsFd) -> Option<StoreId> {
     let dir = open_trusted(&root, &root, STORE_NAME).ok()?;
     read_format(&dir).ok().map(|format| format.id)
@@ -55,10 +55,10 @@ impl BranchEntry {
 }
 
 impl Layout {
-    /// The root directory of what a tree that looks through to another has of its own.
+    /// Opens the root directory of the own part of a tree that looks through to another.
     ///
     /// # Errors
-    /// `Forgeable`: an older program made it. Those of open(2).
+    /// `Forgeable`: an older version created it. Those of open(2).
     pub fn tree(&self) -> StoreResult<OwnedFd> {
         at::open_dir(&self.dir, TREE_NAME).map_err(|error| match Errno::from_io_error(&error) {
             Some(Errno::NOENT) => StoreError::Forgeable,
@@ -67,7 +67,7 @@ impl Layout {
     }
 }
 
-/// Nothing was changed in the tree that is in this store, if there is one.
+/// Reports whether the own tree in this store is missing or unchanged.
 pub(super) fn has_nothing(store: &OwnedFd) -> StoreResult<bool> {
     let names = match at::open_dir(store, TREE_NAME) {
         Err(error) if Errno::from_io_error(&error) == Some(Errno::NOENT) => return Ok(true),
@@ -77,8 +77,8 @@ pub(super) fn has_nothing(store: &OwnedFd) -> StoreResult<bool> {
     Ok(names.iter().all(|name| name == DOT_GIT))
 }
 
-/// Gives a tree a file `.git` as the directory that it is for has. Whoever has that open has nothing
-/// of the tree.
+/// Copies the file `.git` of the backing directory into a tree. It is a copy, because a process
+/// that has the original open must not have an inode of the tree.
 fn copy_link_of_git(root: impl AsFd, tree: &OwnedFd) -> SysResult<()> {
     if !is_link_of_git(&root) {
         return Ok(());
@@ -98,12 +98,11 @@ fn copy_link_of_git(root: impl AsFd, tree: &OwnedFd) -> SysResult<()> {
     sys::set_file_mode(&copy, stat.mode & 0o777)
 }
 
-/// Makes the directory of a branch's store in `root`, with the mark of whose it is, so that whatever
-/// is made in it afterwards can be told from something else, and its tree. Not durable on return:
-/// see [`sync_branch`].
+/// Creates the directory of a branch's store in `root`, with its mark and its tree. The mark comes
+/// first, so that a partial store can be identified. Not durable on return; see [`sync_branch`].
 ///
 /// # Errors
-/// EEXIST: there is a store. Those of mkdir(2), write(2).
+/// EEXIST: a store exists. Those of mkdir(2), write(2).
 pub fn mark_branch(root: impl AsFd, entry: &BranchEntry) -> StoreResult<()> {
     let failed = || StoreError::io("mark", STORE_NAME);
     if !at::make_dir(&root, STORE_NAME).map_err(failed())? {
@@ -117,8 +116,8 @@ pub fn mark_branch(root: impl AsFd, entry: &BranchEntry) -> StoreResult<()> {
         .map_err(failed())
 }
 
-/// Makes a branch in which nothing was changed yet durable: its directory, with the file that tells
-/// git of it, and of its store all but the index, which is a cache.
+/// Syncs a branch without changes: its directory with the file `.git`, and its store except the
+/// index, which is a cache.
 ///
 /// # Errors
 /// Those of fsync(2).
@@ -127,7 +126,7 @@ pub fn sync_branch(root: impl AsFd) -> StoreResult<()> {
     let dir = open_trusted(&root, &root, STORE_NAME)?;
     let sync_all = |of: &OwnedFd| -> std::io::Result<()> {
         for name in at::names(of)? {
-            // The socket is of this process, the index can be made anew.
+            // The socket belongs to this process; the index can be rebuilt.
             if !matches!(name.as_slice(), b"control.sock" | b"index") {
                 at::sync_name(of, &name)?;
             }
@@ -144,9 +143,9 @@ pub fn sync_branch(root: impl AsFd) -> StoreResult<()> {
         .map_err(failed())
 }
 
-/// Takes back the store of a branch in which nothing was changed, if `root` has nothing else in it
-/// but the file `.git` that it may begin with; `false`: it has, and was left alone. After a power
-/// cut it may be there in part.
+/// Removes the store of a branch without changes if `root` contains only that and perhaps an
+/// initial `.git` file; otherwise returns `false` and changes nothing. After a power cut the store
+/// may be partial.
 ///
 /// # Errors
 /// Those of unlink(2).
@@ -160,7 +159,7 @@ pub fn unmake_store(root: impl AsFd, id: StoreId) -> StoreResult<bool> {
             let dir = open_trusted(&root, &root, STORE_NAME)?;
             let ours = match read_entry(&dir, MARK) {
                 Ok(Some(mark)) => mark.id == id,
-                // It was not written to its end, or its bytes did not reach the disk.
+                // The mark was written partly, or its data did not reach the disk.
                 Err(StoreError::BadBranch { .. }) => match read_format(&dir) {
                     Ok(format) => format.id == id,
                     Err(StoreError::NotAStore) => true,
@@ -180,7 +179,7 @@ pub fn unmake_store(root: impl AsFd, id: StoreId) -> StoreResult<bool> {
     }
 }
 
-/// As [`unmake_store`], and takes the file `.git` away too; whether `root` is empty then.
+/// As [`unmake_store`], and removes the file `.git`. Reports whether `root` is empty then.
 ///
 /// # Errors
 /// Those of unlink(2).

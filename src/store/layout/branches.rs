@@ -1,11 +1,11 @@
-//! The registry of branches: which there are, where their directories are, and which checkpoint of
-//! this store each of them began as.
+//! The registry of branches: their directories, and the checkpoint of this store that each is based
+//! on.
 //!
 //! ```text
 //! .ckptfs/branches/NAME       a branch, see below
-//! .ckptfs/dropped/ID          the directory of a branch that was dropped; ID.gone: it is being removed
-//! .ckptfs/dropped/ID.branch   what branches/NAME was
-//! .ckptfs/branch              in the store of a branch: whose it is, the same text; written before anything else
+//! .ckptfs/dropped/ID          the directory of a dropped branch; ID.gone: it is being removed
+//! .ckptfs/dropped/ID.branch   the former branches/NAME
+//! .ckptfs/branch              in the store of a branch: its entry, the same text; written before anything else
 //!
 //!   ckptfs branch
 //!   version 1
@@ -13,17 +13,18 @@
 //!   name fix-login
 //!   id 00112233445566778899aabbccddeeff   of the branch's own store
 //!   base 12                        the checkpoint of the parent
-//!   since 1                        the checkpoint of the branch that is as the base is
+//!   since 1                        the checkpoint of the branch that equals the base
 //!   made 1764117933000000000       ns since 1970
-//!   depth 1                        how many branches are between it and a tree that is none, and itself
-//!   path /srv/project@fix-login    all that follows but the last line feed: any bytes
+//!   depth 1                        number of branches up to a tree that is not a branch, including this one
+//!   path /srv/project@fix-login    the rest of the file except its last line feed: any bytes
 //! ```
 //!
-//! Each file is written whole, and durable with its name when [`Registry::register`] returns. Until
-//! the branch is on the disk its entry is a symbolic link with that text, which leads nowhere: it is
-//! metadata, so it is whole after a power cut, and there if anything is that was done after it
-//! ([`Registry::note`]). To drop a branch and to bring it back is in that order too, and no more
-//! durable. Locking: none; whoever changes an entry sees to it that nobody else does.
+//! Each file is written atomically, and durable with its name when [`Registry::register`] returns.
+//! Until the branch is on disk its entry is a dangling symbolic link with that text. A link target
+//! is metadata: after a power cut it is complete, and it exists if any later operation does
+//! ([`Registry::note`]). Dropping and reviving a branch have the same ordering and durability.
+//!
+//! Locking: none; the caller serializes changes of an entry.
 
 use std::ffi::OsString;
 use std::io;
@@ -42,34 +43,34 @@ use crate::store::ids::CheckpointId;
 use crate::sys::fault::{self, Call};
 use crate::sys::host;
 
-/// So many branches a tree has at most, those in the trash apart.
+/// Maximum number of branches of a tree, without dropped ones.
 pub const BRANCHES_MAX: usize = 1000;
-/// So deep branches of branches go.
+/// Maximum nesting depth of branches.
 pub const DEPTH_MAX: u32 = 8;
-/// Bytes of a branch's name at most.
+/// Length limit of a branch name, in bytes.
 const NAME_BYTES_MAX: usize = 64;
-/// Names that are listed in a directory of the registry.
+/// Maximum number of names read from a registry directory.
 const LISTED_MAX: usize = 8 * BRANCHES_MAX;
-/// Bytes of an entry at most: a path has 4096 at most.
+/// Size limit of an entry, in bytes; a path has up to 4096.
 const ENTRY_BYTES_MAX: u64 = 8192;
 const MAGIC: &str = "ckptfs branch";
 const VERSION: &str = "1";
-/// What the state of a branch begins with that may not be on the disk.
+/// Prefix of the state of a branch that may not be on disk.
 const UNSYNCED: &str = "unsynced ";
 const BRANCHES: &str = "branches";
 const DROPPED: &str = "dropped";
-/// What a directory may have in it when a branch is made there: a file that tells git of it.
+/// The only file that the directory of a new branch may contain: it links to a git worktree.
 pub const DOT_GIT: &[u8] = b".git";
-/// The file in a branch's own store.
+/// The entry in a branch's own store.
 pub(super) const MARK: &str = "branch";
 const ENTRY_SUFFIX: &str = ".branch";
 const GONE_SUFFIX: &str = ".gone";
 
-/// What a file of the registry is called while it is written, as [`at::write_whole`] has it.
+/// Suffix of a registry file during a write, as in [`at::write_whole`].
 const UNFINISHED_SUFFIX: &str = ".new";
 
-/// Whether a branch can have this name: it is one component of a path, never hidden, never an
-/// option, and no name of a file that is being written.
+/// Reports whether a branch can have this name: one path component, not hidden, not an option, and
+/// not the name of a temporary file.
 pub fn is_branch_name(name: &str) -> bool {
     (1..=NAME_BYTES_MAX).contains(&name.len())
         && !name.starts_with(['.', '-'])
@@ -79,28 +80,28 @@ pub fn is_branch_name(name: &str) -> bool {
             .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-'))
 }
 
-/// A branch, as the registry has it.
+/// A branch in the registry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BranchEntry {
-    /// What it is called.
+    /// Its name.
     pub name: String,
-    /// The store of its directory.
+    /// The id of its own store.
     pub id: StoreId,
     /// The checkpoint of this store that it looks through to.
     pub base: CheckpointId,
-    /// The checkpoint of its own store that is as the base is.
+    /// The checkpoint of its own store that equals the base.
     pub since: CheckpointId,
-    /// When it was made, nanoseconds since 1970.
+    /// Creation time, nanoseconds since 1970.
     pub made_ns: i64,
-    /// 1 for a branch of a tree that is no branch.
+    /// 1 for a branch of a tree that is not a branch.
     pub depth: u32,
-    /// Where its directory is: absolute.
+    /// The absolute path of its directory.
     pub path: PathBuf,
-    /// It is whole; else its making was begun, and nobody has been told of it.
+    /// Creation has finished; otherwise it began and was never acknowledged.
     pub made: bool,
-    /// It was made, and may not be on the disk: on which mount of the filesystem it was made
-    /// ([`host::mount_instance`]). On another one a power cut may have taken its store, in which
-    /// nothing is yet: whatever is changed in the branch comes after its entry is durable.
+    /// Created but perhaps not on disk: the mount of the filesystem it was created on
+    /// ([`host::mount_instance`]). On another mount a power cut may have destroyed its store. That
+    /// store has no changes yet, because the first change waits for a durable entry.
     pub unsynced: Option<String>,
 }
 
@@ -174,17 +175,17 @@ impl BranchEntry {
     }
 }
 
-/// What the registry has of branches.
+/// The content of the registry.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Registered {
-    /// Those that can be read, by name.
+    /// The valid entries, by name.
     pub entries: Vec<BranchEntry>,
-    /// Files that cannot be understood. What they hold is not known, so nothing is let go.
+    /// Invalid files. Their bases are unknown, so no checkpoint is freed.
     pub unreadable: Vec<String>,
 }
 
 impl Layout {
-    /// The registry of branches.
+    /// Returns the registry of branches.
     pub fn branches(&self) -> Registry<'_> {
         Registry { store: &self.dir }
     }
@@ -198,15 +199,15 @@ pub struct Registry<'a> {
 }
 
 impl Registry<'_> {
-    /// The branches that are registered; none if there never was one.
+    /// Returns the registered branches.
     ///
     /// # Errors
-    /// Those of open(2) and read(2); what a file says that cannot be understood is no error.
+    /// Those of open(2) and read(2); an invalid file is not an error.
     pub fn all(&self) -> StoreResult<Registered> {
         entries_in(self.store, BRANCHES, |file| Some(file.to_owned()))
     }
 
-    /// How many are registered, those that cannot be understood too; no file is opened.
+    /// Returns the number of registered branches, including invalid entries; opens no file.
     ///
     /// # Errors
     /// Those of open(2) and getdents(2).
@@ -219,7 +220,7 @@ impl Registry<'_> {
         Ok(names.len())
     }
 
-    /// Those that were dropped and can be brought back.
+    /// Returns the dropped branches that can be revived.
     ///
     /// # Errors
     /// As [`Registry::all`].
@@ -229,10 +230,10 @@ impl Registry<'_> {
         })
     }
 
-    /// The branch of this name, if it is registered.
+    /// Returns the branch of this name.
     ///
     /// # Errors
-    /// `BadBranch`: what the registry says of it cannot be understood. Those of read(2).
+    /// `BadBranch`: its entry is invalid. Those of read(2).
     pub fn get(&self, name: &str) -> StoreResult<Option<BranchEntry>> {
         if !is_branch_name(name) {
             return Ok(None);
@@ -243,8 +244,8 @@ impl Registry<'_> {
         read_registered(&dir, name)
     }
 
-    /// Registers a branch, or what has become of it; durable on return, and so is the branch, says
-    /// the caller.
+    /// Writes the entry of a branch, durable on return. The caller has made the branch itself
+    /// durable.
     ///
     /// # Errors
     /// Those of write(2), fsync(2) and rename(2).
@@ -260,8 +261,9 @@ impl Registry<'_> {
             .map_err(StoreError::io("write", BRANCHES))
     }
 
-    /// As [`Registry::register`]; what is noted survives a kill, and a power cut no later than what
-    /// is changed after it. A text that is too long for a link is durable on return.
+    /// As [`Registry::register`], but ordered instead of durable: the entry survives a kill, and
+    /// after a power cut it exists if any later change does. A text too long for a symbolic link is
+    /// durable on return.
     ///
     /// # Errors
     /// Those of symlink(2), and as [`Registry::register`].
@@ -276,7 +278,7 @@ impl Registry<'_> {
         }
     }
 
-    /// Takes a branch out of the registry; its directory is not touched. Durable on return.
+    /// Removes the entry of a branch, durable on return; its directory stays.
     ///
     /// # Errors
     /// Those of unlink(2).
@@ -287,9 +289,8 @@ impl Registry<'_> {
         remove_file(&dir, name).map_err(StoreError::io("remove", BRANCHES))
     }
 
-    /// Moves the directory of a branch, `name` in `parent`, into the trash, and then its entry: one
-    /// rename each, whatever is in it. Not durable on return; what a kill or a power cut finds
-    /// between the two is put right by [`Registry::settle`].
+    /// Moves the directory of a branch, `name` in `parent`, to the trash, then its entry, by one
+    /// rename each. Not durable on return; [`Registry::settle`] completes an interrupted move.
     ///
     /// # Errors
     /// EXDEV: the directory is on another filesystem. Those of rename(2).
@@ -307,11 +308,11 @@ impl Registry<'_> {
         rename_new(&branches, entry.name.as_bytes(), dropped, to.as_bytes()).map_err(failed())
     }
 
-    /// Brings a dropped branch back to where it was, `name` in `parent`, which must be free: its
-    /// directory first, then its entry. Durable on return: the trash may be emptied next.
+    /// Moves a dropped branch back to `name` in `parent`, which must be free: first its directory,
+    /// then its entry. Durable on return, because the trash may be emptied next.
     ///
     /// # Errors
-    /// EEXIST: there is something of that name. ENOENT: it was freed. Those of rename(2).
+    /// EEXIST: the name is taken. ENOENT: the branch was freed. Those of rename(2).
     pub fn revive(&self, entry: &BranchEntry, parent: impl AsFd, name: &[u8]) -> StoreResult<()> {
         let dropped = own_dir(self.store, DROPPED)?;
         let failed = || StoreError::io("move", DROPPED);
@@ -330,8 +331,8 @@ impl Registry<'_> {
             .map_err(failed())
     }
 
-    /// Ends what a kill has left half done in the trash. `is_at_its_place`: whether the directory
-    /// of a branch is where its entry says.
+    /// Completes interrupted moves between registry and trash. `is_at_its_place` reports whether
+    /// the directory of a branch is at the path in its entry.
     ///
     /// # Errors
     /// Those of rename(2) and unlink(2).
@@ -361,8 +362,8 @@ impl Registry<'_> {
         Ok(())
     }
 
-    /// Frees a dropped branch for good: its base is held no more when this returns, and of its
-    /// directory a descriptor's path is left to be removed with [`Registry::remove_gone`].
+    /// Frees a dropped branch: its base is released on return, and its directory, renamed to
+    /// `ID.gone`, is left to [`Registry::remove_gone`].
     ///
     /// # Errors
     /// Those of rename(2) and unlink(2).
@@ -371,7 +372,7 @@ impl Registry<'_> {
             return Ok(());
         };
         let failed = || StoreError::io("free", DROPPED);
-        // That it was dropped is on the disk before the base is let go.
+        // The drop must be on disk before the base is released.
         at::sync_in_order(&dropped).map_err(failed())?;
         let (tree, gone) = (entry.id.to_string(), format!("{}{GONE_SUFFIX}", entry.id));
         match rename_new(&dropped, tree.as_bytes(), &dropped, gone.as_bytes()) {
@@ -382,7 +383,7 @@ impl Registry<'_> {
         self.merges(entry.id).forget()
     }
 
-    /// When a branch was dropped, nanoseconds since 1970: its entry was moved then.
+    /// Returns when a branch was dropped, nanoseconds since 1970: the ctime of its moved entry.
     pub fn dropped_ns(&self, entry: &BranchEntry) -> i64 {
         let stat = existing(self.store, DROPPED)
             .ok()
@@ -391,12 +392,12 @@ impl Registry<'_> {
                 let name = format!("{}{ENTRY_SUFFIX}", entry.id);
                 rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).ok()
             });
-        // What is not known is young: it stays.
+        // An unknown time counts as recent, so that the branch stays.
         stat.map_or(i64::MAX, |stat| stat.st_ctime.saturating_mul(1_000_000_000))
     }
 
-    /// Removes what was freed, but for a store that is not closed within some seconds: the next call
-    /// does. This walks it.
+    /// Removes the directories of freed branches. A store still in use after some seconds is left
+    /// to the next call. Walks the directories.
     ///
     /// # Errors
     /// Those of unlink(2).
@@ -408,13 +409,13 @@ impl Registry<'_> {
         for name in at::names(&dropped).map_err(failed())? {
             if name.ends_with(GONE_SUFFIX.as_bytes()) {
                 let name = String::from_utf8_lossy(&name);
-                // Its engine may be about to be closed still.
+                // Its engine may still be closing.
                 if is_used(&dropped, &name)? {
                     continue;
                 }
                 let path = host::path_in(dropped.as_fd(), &name)
                     .map_err(|errno| failed()(errno.into()))?;
-                // It follows no link below the descriptor.
+                // Follows no symbolic link below the descriptor.
                 std::fs::remove_dir_all(path).map_err(failed())?;
             }
         }
@@ -422,8 +423,8 @@ impl Registry<'_> {
     }
 }
 
-/// The branches that the store in the directory `root` has, without its lock; and those that were
-/// dropped.
+/// Returns the registered and the dropped branches of the store in the directory `root`, without
+/// its lock.
 ///
 /// # Errors
 /// As [`Registry::all`].
@@ -453,11 +454,11 @@ pub(super) fn read_entry(dir: &OwnedFd, file: &str) -> StoreResult<Option<Branch
     }
 }
 
-/// As [`read_entry`] of what the registry has, which may be a link: see the module.
+/// As [`read_entry`], for a registry entry, which may be a symbolic link; see the module.
 fn read_registered(dir: &OwnedFd, file: &str) -> StoreResult<Option<BranchEntry>> {
     match at::read_link(dir, file) {
         Ok(text) => BranchEntry::parse(&text).map(Some).ok_or_else(|| bad(file)),
-        // No link.
+        // Not a symbolic link.
         Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => read_entry(dir, file),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(StoreError::io("read", file)(error)),
@@ -483,7 +484,7 @@ fn entries_in(
     names.sort();
     for name in names.into_iter().take(LISTED_MAX) {
         let file = String::from_utf8_lossy(&name).into_owned();
-        // What a kill has left while it was written, and never had its name.
+        // A temporary file left by a kill.
         let Some(stem) = stem(&file).filter(|_| !file.ends_with(UNFINISHED_SUFFIX)) else {
             continue;
         };
@@ -506,7 +507,7 @@ fn remove_file(dir: &OwnedFd, name: &str) -> io::Result<()> {
     }
 }
 
-/// Whether somebody has the store of this tree in the trash, after waiting for a moment.
+/// Reports whether a process holds the lock of a store in the trash, after waiting for its release.
 fn is_used(dropped: &OwnedFd, tree: &str) -> StoreResult<bool> {
     let store = existing(dropped, tree)?.map(|tree| existing(&tree, super::STORE_NAME));
     match store.transpose()?.flatten() {
@@ -526,7 +527,7 @@ fn rename_new(from: impl AsFd, name: &[u8], to: impl AsFd, new: &[u8]) -> io::Re
     Ok(renamed?)
 }
 
-/// The directory that `path`, an absolute one, is in, and its name there.
+/// Splits an absolute path into its directory and its name.
 pub fn parent_and_name(path: &Path) -> Option<(&Path, &[u8])> {
     Some((path.parent()?, path.file_name()?.as_bytes()))
 }
@@ -557,8 +558,8 @@ mod tests {
         }
     }
 
-    /// `fix.new` was registered, was taken for what a kill had left of `fix`, and its base was not
-    /// held; and to register `fix` again wrote over it.
+    /// Regression: `fix.new` was mistaken for a temporary file of `fix`, so its base was not held,
+    /// and registering `fix` overwrote it.
     #[test]
     fn no_branch_is_called_as_an_entry_that_is_being_written() {
         assert!(is_branch_name("fix.newer") && !is_branch_name("fix.new"));

@@ -1,4 +1,4 @@
-//! The file `format`: of which version a store is, and which store. See the parent module.
+//! The file `format`: version, features and id of a store. See the parent module.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -10,24 +10,22 @@ use super::{ORIGIN_NAME, StoreId, TREE_NAME};
 use crate::store::error::{StoreError, StoreResult};
 use crate::sys;
 
-/// The newest format version that this program reads, and the one that it writes. It reads all
-/// older ones too: a store of such a one becomes one of this version when it is opened to be
-/// written to (`migrate`).
+/// The format version that this program writes, and the newest that it reads. It reads all older
+/// versions; opening such a store for writing migrates it.
 pub const FORMAT_VERSION: u32 = 2;
-/// Features of the format that this program knows beyond those of its version. A store gets those
-/// that it needs and lacks when it is opened for writing: a program that does not know them must
-/// leave it alone from then on. Each is there if the directory of its name is. `origin`: the tree
-/// looks through to what `origin/` tells of, so the directory alone is not all of it. `tree`: the
-/// tree is in the store, and not beside it.
+/// Optional features of this version. A store gets those that it needs and lacks when it is opened
+/// for writing; a program without support for them must then reject it. A feature is needed if the
+/// directory of its name exists. `origin`: the tree looks through to remote content described in
+/// `origin/`, so the directory alone is incomplete. `tree`: the tree is inside the store, not next
+/// to it.
 const FEATURES: [&str; 2] = [ORIGIN_NAME, TREE_NAME];
-/// Features that a store of version 1 could have. All of them are part of version 2. `actors`: the
-/// journal says who asked (record 12). `hashes`: it has the hashes of objects (record 13). `ahead`:
-/// it has what was captured ahead (record 14). `auto`: a checkpoint may have been made by the
-/// daemon itself (reason 3). `imported`: or be imported (reason 4). `pins`: checkpoints can be
-/// pinned (record 15) and hidden (record 16). `operations`: what was done can be undone (record
-/// 17). `who`: it says which process changed what (records 18 and 19). `tiers`: the content of
-/// versions may be freed that checkpoints show (record 20). `absences`: a data record may say that
-/// the content is lost (a size and no object). `packs`: segments of the journal may be packed.
+/// Optional features of version 1; version 2 includes all of them. `actors`: the journal records
+/// who requested an operation (record 12). `hashes`: hashes of objects (record 13). `ahead`:
+/// captures ahead (record 14). `auto`: checkpoints by the daemon (reason 3). `imported`: imported
+/// checkpoints (reason 4). `pins`: pinned (record 15) and hidden (record 16) checkpoints.
+/// `operations`: undo of operations (record 17). `who`: which process changed a path (records 18
+/// and 19). `tiers`: freed content of visible versions (record 20). `absences`: data records of
+/// lost content (a size without an object). `packs`: packed journal segments.
 pub(super) const FEATURES_1: [&str; 11] = [
     "absences",
     "actors",
@@ -43,16 +41,16 @@ pub(super) const FEATURES_1: [&str; 11] = [
 ];
 /// First line of `format`.
 const MAGIC: &str = "ckptfs store";
-/// Most bytes of the file `format`.
+/// Size limit of the file `format`, in bytes.
 const FORMAT_BYTES_MAX: u64 = 4096;
 
-/// What a store needs of [`FEATURES`].
+/// Returns the [`FEATURES`] that a store needs.
 fn needed(dir: &OwnedFd) -> impl Iterator<Item = &'static str> {
     let is_there = move |name: &&str| sys::stat_at(dir, name.as_bytes()).is_ok();
     FEATURES.into_iter().filter(is_there)
 }
 
-/// `synced`: durable on return.
+/// Writes the file `format`; with `synced`, durable on return.
 pub(super) fn write_format(dir: &OwnedFd, id: StoreId, synced: bool) -> StoreResult<()> {
     let features = match needed(dir).collect::<Vec<_>>().join(" ") {
         none if none.is_empty() => "-".to_owned(),
@@ -67,11 +65,10 @@ pub(super) fn write_format(dir: &OwnedFd, id: StoreId, synced: bool) -> StoreRes
     write(dir, "format", text.as_bytes()).map_err(StoreError::io("write", "format"))
 }
 
-/// A store that an older program made becomes one of this version, with all features, before
-/// anything is written that the older one does not know. From 1 to 2 nothing else is to be done:
-/// segments, packs, layers, the notes and the baseline are as they were, and version 2 has records
-/// more. A step that is to be done comes before the file is replaced, and leaves a store that is of
-/// the old version until then.
+/// Migrates an older store to this version with all needed features, before anything is written
+/// that older programs cannot read. From version 1 to 2 nothing else changes: segments, packs,
+/// layers, notes and baseline stay valid, and version 2 has additional records. A migration step
+/// must precede the replacement of the file, and leave a valid store of the old version until then.
 pub(super) fn read_and_migrate(dir: &OwnedFd) -> StoreResult<StoreId> {
     let format = read_format(dir)?;
     if format.version < FORMAT_VERSION
@@ -82,7 +79,7 @@ pub(super) fn read_and_migrate(dir: &OwnedFd) -> StoreResult<StoreId> {
     Ok(format.id)
 }
 
-/// What the file `format` says.
+/// The content of the file `format`.
 #[derive(Debug)]
 pub(in crate::store) struct Format {
     version: u32,
@@ -113,7 +110,7 @@ pub(in crate::store) fn parse_format(bytes: &[u8]) -> StoreResult<Format> {
             .and_then(|line| line.strip_prefix(name)?.strip_prefix(' '))
             .ok_or(StoreError::NotAStore)
     };
-    // The version comes first: of a newer format nothing else may be understood.
+    // The version comes first, because the rest of a newer format may be unreadable.
     let version = field("version")?
         .parse::<u32>()
         .map_err(|_| StoreError::NotAStore)?;

@@ -1,8 +1,8 @@
-//! What was merged from a branch into its parent, and from the parent into the branch: which states
-//! both have in common, and which inodes are one.
+//! Records of merges between a branch and its parent, in both directions: the states that both have
+//! in common, and the inodes that are one.
 //!
 //! ```text
-//! .ckptfs/merges/ID        of the branch whose store has this id: text, written whole, in order (`in_order`)
+//! .ckptfs/merges/ID        of the branch whose store has this id: text, written atomically, in order (`in_order`)
 //! .ckptfs/merges/ID.same   pairs of inodes, appended, in order: 56 bytes each
 //!
 //!   ckptfs merges
@@ -11,13 +11,14 @@
 //!   into parent epoch 14 number 0 at 0 from 9 made 1764117934000000000 begun
 //!
 //! pair      inode, inode, 8 B of the BLAKE3 hash of both
-//! inode     u64 slot, i64 seconds, u32 nanoseconds of its birth (ffffffff: not known), u32 0
+//! inode     u64 slot, i64 seconds, u32 nanoseconds of its birth (ffffffff: unknown), u32 0
 //! ```
 //!
-//! A merge is written as `begun` before the operation that it is ends, and as `done` after that: what
-//! says so is not on the disk without it. One that is `begun` counts if there is that operation: so
-//! a kill, or a power cut, leaves both or neither. Locking: none; the branch is claimed by whoever
-//! writes.
+//! A merge is written as `begun` before its operation ends, and as `done` after that: `done` is
+//! never on disk without the operation. A merge in state `begun` is valid if its operation exists.
+//! A kill or a power cut thus leaves both or none of them.
+//!
+//! Locking: none; the writer has claimed the branch.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -35,17 +36,17 @@ use crate::sys::Time;
 const MERGES: &str = "merges";
 const SAME_SUFFIX: &str = ".same";
 const HEAD: &str = "ckptfs merges\nversion 1\n";
-/// Bytes of the text at most: a merge has less than 150.
+/// Size limit of the text, in bytes; a merge has less than 150.
 const TEXT_BYTES_MAX: u64 = 1 << 20;
-/// Merges that are told at most: the oldest go.
+/// Maximum number of recorded merges; the oldest are discarded.
 pub const MERGES_MAX: usize = 4000;
 const PAIR_BYTES: usize = 56;
-/// Pairs that are kept at most. What is merged beyond has no past in common.
+/// Maximum number of recorded pairs. Inodes merged beyond it have no common history.
 const PAIRS_MAX: usize = 1_000_000;
-/// What stands for a time that is not known, in the place of nanoseconds.
+/// Stands for an unknown time in place of the nanoseconds.
 const NO_TIME: u32 = u32::MAX;
 
-/// One of a branch and its parent.
+/// The target of a merge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MergeInto {
     /// The parent was merged into the branch.
@@ -54,25 +55,25 @@ pub enum MergeInto {
     Parent,
 }
 
-/// A merge of all of one side into the other.
+/// A complete merge of one side into the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MergeEntry {
-    /// Which side was changed.
+    /// The side that was changed.
     pub into: MergeInto,
-    /// The number of the first checkpoint of that side that has, or will have, what came.
+    /// The first checkpoint of that side that contains, or will contain, the merged changes.
     pub epoch: CheckpointId,
-    /// The operation of that side, and when it was done, nanoseconds since 1970. If nothing had to
-    /// be changed, that of the merge before which changed something; 0: there is no such merge.
+    /// The number of the operation on that side, and its time, nanoseconds since 1970. If the merge
+    /// changed nothing, those of the previous merge with changes; 0 if none exists.
     pub operation: (u64, i64),
-    /// The checkpoint of the other side that was merged, and when it was made.
+    /// The merged checkpoint of the other side, and its creation time.
     pub from: (CheckpointId, i64),
-    /// Nothing clashed.
+    /// The merge had no conflicts.
     pub clean: bool,
-    /// It is known to be durable.
+    /// The merge is known to be durable.
     pub done: bool,
 }
 
-/// An inode: its number, and when it was made, for numbers are given away again.
+/// An inode number and birth time, because numbers are reused.
 pub type Birth = (Slot, Option<Time>);
 
 impl MergeEntry {
@@ -165,7 +166,7 @@ fn sum(pair: &[u8]) -> [u8; 8] {
     *hash.as_bytes().first_chunk().unwrap_or(&[0; 8])
 }
 
-/// A pair, unless it was not written to its end.
+/// Parses a pair; `None` if it was written partly.
 fn parse_pair(bytes: &[u8]) -> Option<[Birth; 2]> {
     let (pair, written) = bytes.split_at_checked(48)?;
     let (one, other) = pair.split_at_checked(24)?;
@@ -173,7 +174,7 @@ fn parse_pair(bytes: &[u8]) -> Option<[Birth; 2]> {
 }
 
 impl<'a> Registry<'a> {
-    /// What was merged from and into the branch whose store has this id.
+    /// Returns the merges of the branch whose store has this id.
     pub fn merges(&self, branch: StoreId) -> Merges<'a> {
         Merges {
             store: self.store,
@@ -181,7 +182,7 @@ impl<'a> Registry<'a> {
         }
     }
 
-    /// What the store itself says of whose branch it is; `None`: of nobody's.
+    /// Returns the branch entry of the store itself; `None` if it is not a branch.
     ///
     /// # Errors
     /// `BadBranch`; those of read(2).
@@ -205,10 +206,10 @@ impl Merges<'_> {
         }
     }
 
-    /// All that are known, the oldest first.
+    /// Returns all recorded merges, oldest first.
     ///
     /// # Errors
-    /// `BadBranch`: what there is cannot be understood. Those of read(2).
+    /// `BadBranch`: the file is invalid. Those of read(2).
     pub fn all(&self) -> StoreResult<Vec<MergeEntry>> {
         let Some(dir) = self.dir()? else {
             return Ok(Vec::new());
@@ -221,9 +222,9 @@ impl Merges<'_> {
         }
     }
 
-    /// Writes all of them, with the newest last; after a power cut they are there if what is done
-    /// after it is, and only with what was done before. Where they are synced for that, `before` is
-    /// called first.
+    /// Writes all merges, newest last. After a power cut they exist if any later change does, and
+    /// only together with all earlier ones. If the file must be synced for that, `before` is called
+    /// first.
     ///
     /// # Errors
     /// Those of `before`, write(2), fsync(2) and rename(2).
@@ -257,7 +258,7 @@ impl Merges<'_> {
         format!("{}{SAME_SUFFIX}", self.branch)
     }
 
-    /// The pairs of inodes that are one.
+    /// Returns the pairs of inodes that are one.
     ///
     /// # Errors
     /// Those of read(2).
@@ -276,8 +277,8 @@ impl Merges<'_> {
             .collect())
     }
 
-    /// Adds pairs, in order as [`Merges::write`]. That of an inode that never came to be harms
-    /// nobody.
+    /// Appends pairs, ordered as in [`Merges::write`]. A pair with an inode that was never created
+    /// is harmless.
     ///
     /// # Errors
     /// Those of write(2), fsync(2).
@@ -299,7 +300,7 @@ impl Merges<'_> {
             .map_err(StoreError::io("write", MERGES))
     }
 
-    /// Sees to it that the pairs are read quickly.
+    /// Compacts the pairs for faster reading.
     ///
     /// # Errors
     /// Those of write(2), fsync(2).
@@ -310,7 +311,7 @@ impl Merges<'_> {
         in_order::fold(&dir, &self.same_name()).map_err(StoreError::io("write", MERGES))
     }
 
-    /// The branch is gone for good.
+    /// Removes the records of a freed branch.
     ///
     /// # Errors
     /// Those of unlink(2).

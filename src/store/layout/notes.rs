@@ -1,4 +1,4 @@
-//! Numbers that are noted in small files of a store, for the next mount.
+//! Numbers stored in small files for the next mount.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,9 +13,9 @@ use crate::store::error::{StoreError, StoreResult};
 use crate::store::ids::{Address, Epoch};
 use crate::sys::lock::Mutex;
 
-/// The file that says where the journal ended at the last orderly end.
+/// The file with the end of the journal at the last orderly shutdown.
 const ENDED_NAME: &str = "ended";
-/// The file that says up to when everything was on disk.
+/// The file with the time up to which everything was on disk.
 const SYNCED_NAME: &str = "synced";
 /// See [`Layout::note_held`].
 const HELD_NAME: &str = "held";
@@ -25,18 +25,19 @@ const UNPACKED_NAME: &str = "unpacked";
 const UNKEPT_NAME: &str = "unkept";
 /// See [`Layout::note_unhashed`].
 const UNHASHED_NAME: &str = "unhashed";
-/// Bytes of each: the number, with leading zeros, a space, 16 digits of its hash, and a line feed.
+/// Size limit: up to two numbers of 20 digits, each followed by a space, 16 digits of their hash,
+/// and a line feed.
 const NOTED_BYTES: usize = 20 + 1 + 20 + 1 + 16 + 1;
 
 impl Layout {
-    /// Up to when everything was on disk, the tree included, as [`Layout::note_synced`] was told
-    /// last: nanoseconds since 1970.
+    /// Returns the last time stored by [`Layout::note_synced`], nanoseconds since 1970: up to then
+    /// everything, including the tree, was on disk.
     pub fn synced_ns(&self) -> Option<i64> {
         Some(self.synced.ns.load(Ordering::SeqCst)).filter(|at_ns| *at_ns != i64::MIN)
     }
 
-    /// Notes that everything up to this time is on disk; durable on return. Two syncs may end in
-    /// another order than they began: a later note stays.
+    /// Stores that everything up to this time is on disk; durable on return. An earlier time than
+    /// the stored one is ignored, because syncs may end out of order.
     pub fn note_synced(&self, at_ns: i64) -> StoreResult<()> {
         let _noting = self.synced.noting.lock();
         if at_ns <= self.synced.ns.load(Ordering::SeqCst) {
@@ -47,8 +48,8 @@ impl Layout {
         Ok(())
     }
 
-    /// Notes where the journal ended when its daemon did, in an orderly way, with all of it on
-    /// disk, and where its last frame begins; durable on return. It never ends before that again.
+    /// Stores the end of the synced journal at an orderly shutdown, and the start of its last
+    /// frame; durable on return. The journal never ends before that again.
     pub fn note_end(&self, end: Address, last: Option<Address>) -> StoreResult<()> {
         let numbers = [Some(end), last]
             .into_iter()
@@ -57,7 +58,7 @@ impl Layout {
         self.note_all(ENDED_NAME, &numbers.collect::<Vec<_>>())
     }
 
-    /// What [`Layout::note_end`] was told last, if it can be read.
+    /// Returns the addresses last stored by [`Layout::note_end`], if readable.
     pub fn noted_end(&self) -> Option<(Address, Option<Address>)> {
         let address = |packed: i64| {
             Some(Address {
@@ -72,23 +73,23 @@ impl Layout {
         ))
     }
 
-    /// Notes that the mount ended in this open epoch while somebody could still write to files of
-    /// it, without a request.
+    /// Stores that the mount ended in this open epoch while processes could still write to its
+    /// files without a request.
     pub fn note_held(&self, epoch: Epoch) -> StoreResult<()> {
         self.note(HELD_NAME, i64::try_from(epoch.0).unwrap_or(i64::MAX))
     }
 
-    /// The epoch that [`Layout::note_held`] was told last, if it can be read.
+    /// Returns the epoch last stored by [`Layout::note_held`], if readable.
     pub fn noted_held(&self) -> Option<Epoch> {
         read_noted(&self.dir, HELD_NAME)?.try_into().ok().map(Epoch)
     }
 
-    /// Notes of how many files the content was not kept when the mount ended; 0: of none.
+    /// Stores the number of files whose content was not kept at unmount; 0 removes the note.
     pub fn note_unkept(&self, files: u64) -> StoreResult<()> {
         self.note_count(UNKEPT_NAME, files)
     }
 
-    /// Notes how many versions had no hash when the mount ended; 0: none.
+    /// Stores the number of versions without a hash at unmount; 0 removes the note.
     pub fn note_unhashed(&self, versions: u64) -> StoreResult<()> {
         self.note_count(UNHASHED_NAME, versions)
     }
@@ -101,18 +102,18 @@ impl Layout {
         self.note(name, i64::try_from(count).unwrap_or(i64::MAX))
     }
 
-    /// Notes that index and journal hold what a deletion has left in them; durable on return.
+    /// Stores that index and journal contain remains of a deletion; durable on return.
     pub fn note_unpacked(&self) -> StoreResult<()> {
         self.note(UNPACKED_NAME, 1)
     }
 
-    /// Notes that they hold nothing of that any more.
+    /// Removes the note of remains.
     pub fn note_packed(&self) -> StoreResult<()> {
         at::remove_tree(&self.dir, UNPACKED_NAME.as_bytes())
             .map_err(StoreError::io("remove", UNPACKED_NAME))
     }
 
-    /// Whether they hold some still.
+    /// Reports whether index and journal contain remains of a deletion.
     pub fn noted_unpacked(&self) -> bool {
         read_noted(&self.dir, UNPACKED_NAME).is_some()
     }
@@ -124,8 +125,8 @@ impl Layout {
     fn note_all(&self, name: &'static str, values: &[i64]) -> StoreResult<()> {
         let note = || -> io::Result<()> {
             let file = at::open_file(&self.dir, name, OFlags::WRONLY | OFlags::CREATE)?;
-            // Less than a sector, in place: all of it reaches the disk, or none. What is half
-            // written is not believed.
+            // In place and less than a sector, so the write is atomic on disk. A partial text fails
+            // its hash.
             let text = noted_text(values);
             file.write_all_at(text.as_bytes(), 0)?;
             file.set_len(text.len() as u64)?;
@@ -135,17 +136,17 @@ impl Layout {
     }
 }
 
-/// Up to when everything was on disk.
+/// The time up to which everything was on disk.
 #[derive(Debug)]
 pub(super) struct Synced {
     /// The latest time of [`Layout::note_synced`]; `i64::MIN`: none.
     ns: AtomicI64,
-    /// Held while it is noted.
+    /// Held during a write of the note.
     noting: Mutex<()>,
 }
 
 impl Synced {
-    /// As the store in `dir` has it.
+    /// Reads the time from the store in `dir`.
     pub fn noted(dir: &OwnedFd) -> Synced {
         let ns = read_noted(dir, SYNCED_NAME).unwrap_or(i64::MIN);
         Synced {
@@ -165,12 +166,12 @@ fn noted_text(values: &[i64]) -> String {
     format!("{numbers} {}\n", hash.get(..16).unwrap_or_default())
 }
 
-/// What [`Layout::note_unkept`] was told last in the store of `root`, if it can be read.
+/// Returns the number last stored by [`Layout::note_unkept`] in the store of `root`, if readable.
 pub fn noted_unkept(root: impl AsFd) -> Option<u64> {
     noted_count(root, UNKEPT_NAME)
 }
 
-/// What [`Layout::note_unhashed`] was told last in the store of `root`, if it can be read.
+/// Returns the number last stored by [`Layout::note_unhashed`] in the store of `root`, if readable.
 pub fn noted_unhashed(root: impl AsFd) -> Option<u64> {
     noted_count(root, UNHASHED_NAME)
 }

@@ -17,7 +17,8 @@ const NAME_MAX: usize = 64;
 /// Names with another meaning in the root directory.
 const TAKEN: [&str; 4] = [".ckptfs", ".branches", ".zfs", ".git"];
 
-/// Whether this can be the directory's name: it begins with a dot, and is easy to type.
+/// Reports whether the snapshot directory can have this name: it begins with a dot and is easy to
+/// type.
 pub fn is_snapdir_name(name: &str) -> bool {
     let is_good = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     name.len() > 1
@@ -30,10 +31,11 @@ pub fn is_snapdir_name(name: &str) -> bool {
 }
 
 impl Layout {
-    /// Stores the name for the next mount; durable on return.
+    /// Stores the name for the next mount; durable on return, except a change back to the usual
+    /// name.
     ///
     /// # Errors
-    /// Those of write(2), fsync(2) and rename(2).
+    /// Those of write(2), fsync(2), rename(2) and unlink(2).
     pub fn note_snapdir(&self, name: &str) -> StoreResult<()> {
         let noted = noted_snapdir(&self.dir);
         if noted.as_deref().unwrap_or(SNAPDIR) == name {
@@ -47,7 +49,7 @@ impl Layout {
     }
 }
 
-/// The name that [`Layout::note_snapdir`] stored last; `None`: the usual name, or an invalid one.
+/// Returns the name last stored by [`Layout::note_snapdir`]; `None`: the usual or an invalid name.
 pub fn noted_snapdir(store: impl AsFd) -> Option<String> {
     let bytes = at::read_small(store, FILE, NAME_MAX as u64).ok()?;
     String::from_utf8(bytes)

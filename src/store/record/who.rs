@@ -1,85 +1,85 @@
-//! Who changes what.
+//! The processes that change the tree.
 
 use crate::store::ids::{Name, Slot};
 
-/// A process that changed something, as it was when it first did in an epoch.
+/// A process at the time of its first change in an epoch.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Process {
-    /// Its id; 0 if it is not known.
+    /// Process id; 0: unknown.
     pub pid: u32,
-    /// When it started, in clock ticks since boot: with `pid` it names one process. 0 if it is not
-    /// known.
+    /// Start time in clock ticks since boot, which identifies a process together with `pid`; 0:
+    /// unknown.
     pub start: u64,
     /// User id of its request.
     pub uid: u32,
-    /// Process that it was a child of.
+    /// Parent process id.
     pub parent: u32,
-    /// Its session.
+    /// Session id.
     pub session: u32,
-    /// Its name; empty if it is not known.
+    /// Name; empty: unknown.
     pub name: String,
-    /// Its control group: a path from the root of the hierarchy; empty if it is not known.
+    /// Control group, a path from the root of the hierarchy; empty: unknown.
     pub cgroup: String,
 }
 
-/// Number of a process in the journal, from the record that says who it is until another does. 0:
-/// one of too many.
+/// Number of a process in the journal, valid until a record reassigns it. 0: beyond the maximum
+/// number of processes.
 pub type ProcessNumber = u32;
 
-/// What becomes of a name.
+/// The change of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NameTouch {
-    /// It leads to nothing.
+    /// It leads to no inode.
     Removed,
     /// It leads to a new inode.
     Made,
-    /// It leads to an inode that had another name before, or still has.
+    /// It leads to an inode that had, or still has, another name.
     Moved,
 }
 
-/// What a process is about to change, or has.
+/// A change that a process is about to make, or made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Touch {
-    /// What a name leads to.
+    /// A name.
     Name {
-        /// Who.
+        /// The process.
         by: ProcessNumber,
         /// The directory.
         dir: Slot,
         /// The name.
         name: Name,
-        /// What becomes of it.
+        /// The change.
         how: NameTouch,
     },
-    /// The content of a file, or what may come of a writable open.
+    /// The content of a file; also recorded for a writable open.
     Data {
-        /// Who.
+        /// The process.
         by: ProcessNumber,
         /// The file.
         slot: Slot,
     },
     /// Attributes of an inode.
     Attr {
-        /// Who.
+        /// The process.
         by: ProcessNumber,
         /// The inode.
         slot: Slot,
     },
-    /// Who made an inode of the open epoch, where its name will not tell any more.
+    /// The creator of an inode of the open epoch, where its name will no longer show it.
     Made {
-        /// Who.
+        /// The process.
         by: ProcessNumber,
         /// The inode.
         slot: Slot,
     },
-    /// The inode loses its last name: what has this number later is another one.
+    /// The inode loses its last name; a later inode with this number is another.
     Gone {
         /// The inode.
         slot: Slot,
     },
-    /// The process had the file open for writing, and has not written.
+    /// The process had the file open for writing and did not write.
     Left {
-        /// Who.
+        /// The process.
         by: ProcessNumber,
         /// The file.
         slot: Slot,

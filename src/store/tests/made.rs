@@ -1,10 +1,10 @@
-//! Records as tests make them.
+//! Records for tests.
 
 use crate::store::ids::{CheckpointId, Epoch, Name, Slot};
 use crate::store::record::{Checkpoint, Child, DataState, Place, Reason, Record, Undo};
 use crate::sys::Kind;
 
-/// One that somebody asked for and said nothing of.
+/// A requested checkpoint without note and tags.
 pub fn checkpoint(id: u64) -> Checkpoint {
     Checkpoint {
         id: CheckpointId(id),
@@ -41,7 +41,7 @@ pub fn void(epoch: u64, slot: u64) -> Record {
     }
 }
 
-/// What a name led to: a file.
+/// A name that led to a file.
 pub fn entry(dir: u64, name: &[u8], to: u64) -> Undo {
     Undo::Entry {
         dir: Slot(dir),
@@ -53,7 +53,7 @@ pub fn entry(dir: u64, name: &[u8], to: u64) -> Undo {
     }
 }
 
-/// The content of a file. The size tells which record it is.
+/// The content of a file. The size identifies the record.
 pub fn data(slot: u64, size: u64) -> Undo {
     Undo::Data {
         slot: Slot(slot),

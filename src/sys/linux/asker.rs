@@ -1,9 +1,9 @@
-//! Doing something as whoever asked for it would: the kernel clears set-id bits by the groups and
-//! capabilities of the calling thread (inode(7)).
+//! Acting with the credentials of the requesting thread: the kernel clears set-id bits according to
+//! the groups and capabilities of the calling thread (inode(7)).
 //!
-//! Threads that serve requests have no CAP_FSETID ([`give_up_set_id`]): what they change loses its
-//! bits unless whoever asked may keep them. It is in effect again for as long as a call takes,
-//! which is made only for inodes with such bits.
+//! Threads that serve requests have no CAP_FSETID ([`give_up_set_id`]), so their changes clear the
+//! bits unless the requester may keep them. The capability is raised only for single calls, and
+//! only for inodes with such bits.
 
 use rustix::process::{Gid, getgroups};
 use rustix::thread::{
@@ -12,31 +12,31 @@ use rustix::thread::{
 
 use super::super::types::{Asker, Errno, SysResult};
 
-/// The first user namespace (`PROC_USER_INIT_INO` in linux/proc_ns.h): capabilities in any other do
-/// not count for files (`capable` in kernel/capability.c).
+/// The initial user namespace (`PROC_USER_INIT_INO` in linux/proc_ns.h): capabilities in other
+/// namespaces do not apply to files (`capable` in kernel/capability.c).
 const FIRST_USER_NAMESPACE: &str = "user:[4026531837]";
 
-/// The groups and the capabilities in effect of a thread that waits for us.
+/// The groups and the effective capabilities of a thread that waits for a reply.
 #[derive(Debug, PartialEq, Eq)]
 struct Credentials {
     groups: Vec<u32>,
     capabilities: CapabilitySet,
 }
 
-/// Takes CAP_FSETID from the calling thread and from those that it starts. Nothing, where it does
-/// not have it.
+/// Drops CAP_FSETID from the calling thread and from threads that it starts later. No effect
+/// without the capability.
 pub fn give_up_set_id() {
     if let Some(lowered) = SetId::effective(false) {
         std::mem::forget(lowered);
     }
 }
 
-/// Does something that may clear set-id bits as the kernel does it for `asker`; without one, for
-/// ourselves, so that they stay as far as this process may keep them. Of a thread that cannot be
-/// looked at it is believed that it has the group it was sent with and no other, and no capability.
-/// A process that may not take on groups (that of an ordinary user) acts with its own.
+/// Runs an operation that may clear set-id bits, with the requester's groups and its right to keep
+/// the bits. Without `asker`, the operation runs with all rights of this process. If the thread
+/// cannot be examined, it is assumed to have only the group of the request, and no capability. A
+/// process that may not change its groups (that of an ordinary user) keeps its own.
 pub fn act_for<T>(asker: Option<Asker>, act: impl FnOnce() -> T) -> T {
-    // To look at a thread that has it we need it too (ptrace(2), "access mode checking").
+    // Examining a thread that has the capability requires it (ptrace(2), "access mode checking").
     let raised = SetId::effective(true);
     let Some(asker) = asker else { return act() };
     let known = Credentials::of(asker).unwrap_or(Credentials::NONE);
@@ -49,12 +49,11 @@ pub fn act_for<T>(asker: Option<Asker>, act: impl FnOnce() -> T) -> T {
     act()
 }
 
-/// Does something to files as this user, who is in this group and no other: the calling thread
-/// alone, and only for as long as that takes (setfsuid(2)). For the user it is already, that is
-/// nothing.
+/// Runs file operations as this user with only this group. It affects only the calling thread and
+/// only during the call (setfsuid(2)). No change if it is the user of this process.
 ///
 /// # Errors
-/// EPERM where it may not be another, and nothing is done then.
+/// EPERM if this process may not change its user; `act` does not run then.
 pub fn act_as<T>((uid, gid): (u32, u32), act: impl FnOnce() -> T) -> SysResult<T> {
     if super::super::process::ids().0 == uid {
         return Ok(act());
@@ -64,8 +63,8 @@ pub fn act_as<T>((uid, gid): (u32, u32), act: impl FnOnce() -> T) -> SysResult<T
     Ok(act())
 }
 
-/// Does something that takes space or an inode within the limits of this user: what a filesystem
-/// keeps for root (ext4), and what passes quotas (CAP_SYS_RESOURCE), is for nobody else. The calling
+/// Runs an operation that consumes space or inodes within this user's limits: without the blocks
+/// reserved for root (ext4) and without the exemption from quotas (CAP_SYS_RESOURCE). The calling
 /// thread keeps its other rights.
 pub fn within_limits_of<T>(uid: u32, act: impl FnOnce() -> T) -> T {
     if uid == 0 || super::super::process::own_user() != 0 {
@@ -74,19 +73,19 @@ pub fn within_limits_of<T>(uid: u32, act: impl FnOnce() -> T) -> T {
     let Some(user) = UserForFiles::take(uid) else {
         return act();
     };
-    // With the user went the rights to files.
+    // Changing the user dropped the file capabilities.
     let mut effective = user.before.effective;
     effective.remove(CapabilitySet::SYS_RESOURCE);
     let limited = CapabilitySets {
         effective,
         ..user.before
     };
-    // What the permitted set holds may be in effect (capset(2)).
+    // Capabilities of the permitted set may be made effective (capset(2)).
     let _ = set_capabilities(None, limited);
     act()
 }
 
-/// Whether whoever asks may see attributes of the `trusted.` kind (CAP_SYS_ADMIN, xattr(7)).
+/// Returns whether the requester may see `trusted.` attributes (CAP_SYS_ADMIN, xattr(7)).
 pub fn may_administer(asker: Asker) -> bool {
     let _raised = SetId::effective(true);
     Credentials::of(asker).is_ok_and(|known| known.capabilities.contains(CapabilitySet::SYS_ADMIN))
@@ -98,8 +97,8 @@ impl Credentials {
         capabilities: CapabilitySet::empty(),
     };
 
-    /// Those of a thread, unless they are not what it asks with: it may act for somebody else
-    /// itself (an overlay filesystem, io_uring).
+    /// Reads those of a thread. Groups and capabilities are ignored if its IDs differ from the
+    /// request's: it may act for another thread (an overlay filesystem, io_uring).
     fn of(asker: Asker) -> SysResult<Credentials> {
         let status = std::fs::read(format!("/proc/{}/status", asker.thread))?;
         let mut known = Credentials::parse(&String::from_utf8_lossy(&status), asker)
@@ -112,14 +111,14 @@ impl Credentials {
         Ok(known)
     }
 
-    /// From `/proc/PID/status` (proc_pid_status(5)).
+    /// Parses `/proc/PID/status` (proc_pid_status(5)).
     fn parse(status: &str, asker: Asker) -> Option<Credentials> {
         let line = |name: &str| {
             status
                 .lines()
                 .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
         };
-        // Real, effective, saved, and the one for files.
+        // Real, effective, saved and filesystem ID.
         let for_files = |name: &str| {
             line(name)?
                 .split_ascii_whitespace()
@@ -143,13 +142,12 @@ impl Credentials {
     }
 }
 
-/// Gives a thread the capabilities back that it had, when dropped, also when the call between
-/// panics.
+/// Restores the capabilities of the thread when dropped, also after a panic.
 struct SetId(CapabilitySets);
 
 impl SetId {
-    /// Whether CAP_FSETID is in effect, until the result is dropped; `None` when there is nothing
-    /// to give back.
+    /// Sets whether CAP_FSETID is effective, until the result is dropped; `None` if nothing
+    /// changed.
     fn effective(wanted: bool) -> Option<SetId> {
         let sets = capabilities(None).ok()?;
         if sets.effective.contains(CapabilitySet::FSETID) == wanted
@@ -166,19 +164,19 @@ impl SetId {
 
 impl Drop for SetId {
     fn drop(&mut self) {
-        // Raising what the permitted set still holds cannot fail (capset(2)).
+        // Raising capabilities of the permitted set cannot fail (capset(2)).
         let _ = set_capabilities(None, self.0);
     }
 }
 
-/// Gives a thread its groups back when dropped.
+/// Restores the groups of the thread when dropped.
 struct Groups {
     group: u32,
     further: Vec<Gid>,
 }
 
 impl Groups {
-    /// The calling thread alone has these groups, for files; `None` where that is not permitted.
+    /// Sets the groups of the calling thread, for file access; `None` if not permitted.
     fn take(group: u32, further: &[u32]) -> Option<Groups> {
         let before = getgroups().ok()?;
         let further: Vec<Gid> = further.iter().map(|gid| Gid::from_raw(*gid)).collect();
@@ -193,27 +191,27 @@ impl Groups {
 impl Drop for Groups {
     fn drop(&mut self) {
         set_group_for_files(self.group);
-        // What was permitted a moment ago is so still.
+        // Still permitted, as a moment before.
         let _ = set_thread_groups(&self.further);
     }
 }
 
-/// Gives a thread its user back when dropped, with the capabilities that it had in effect: the
-/// kernel gives all of those for files to whoever becomes root again, given up or not.
+/// Restores the filesystem user of a thread when dropped, and its effective capabilities. On a
+/// return to root the kernel raises all file capabilities, including those given up before.
 struct UserForFiles {
     uid: u32,
     before: CapabilitySets,
 }
 
 impl UserForFiles {
-    /// The calling thread is this user, for files; the capabilities for files go with that.
+    /// Sets the filesystem user of the calling thread, which drops the file capabilities.
     fn take(uid: u32) -> Option<UserForFiles> {
         let before = capabilities(None).ok()?;
         let user = UserForFiles {
             uid: set_user_for_files(uid),
             before,
         };
-        // A refusal is told by nothing but that it has not happened; no user has this number.
+        // setfsuid(2) reports no errors. A call with an invalid ID returns the current one.
         (set_user_for_files(u32::MAX) == uid).then_some(user)
     }
 }
@@ -221,20 +219,20 @@ impl UserForFiles {
 impl Drop for UserForFiles {
     fn drop(&mut self) {
         set_user_for_files(self.uid);
-        // What was permitted a moment ago is so still.
+        // Still permitted, as a moment before.
         let _ = set_capabilities(None, self.before);
     }
 }
 
-/// Sets the user for files of the calling thread, and returns the one before (setfsuid(2)).
+/// Sets the filesystem user of the calling thread, and returns the previous one (setfsuid(2)).
 fn set_user_for_files(uid: u32) -> u32 {
-    // SAFETY: it takes and returns an integer, and changes the calling thread alone.
+    // SAFETY: it takes and returns an integer, and affects only the calling thread.
     unsafe { libc::setfsuid(uid) }.cast_unsigned()
 }
 
-/// Sets the group for files of the calling thread, and returns the one before (setfsgid(2)).
+/// Sets the filesystem group of the calling thread, and returns the previous one (setfsgid(2)).
 fn set_group_for_files(gid: u32) -> u32 {
-    // SAFETY: it takes and returns an integer, and changes the calling thread alone.
+    // SAFETY: it takes and returns an integer, and affects only the calling thread.
     unsafe { libc::setfsgid(gid) }.cast_unsigned()
 }
 
@@ -345,7 +343,7 @@ mod tests {
             if uid == 0 {
                 assert_eq!(limited.0, before - CapabilitySet::SYS_RESOURCE);
             }
-            // The kernel raises what was given up, with the user.
+            // The kernel raises capabilities given up before, together with the user.
             assert_eq!((effective(), for_files()), (before, uid));
             assert!(!has_set_id());
         })

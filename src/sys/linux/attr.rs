@@ -1,5 +1,5 @@
-//! Attributes of inodes and filesystems, on descriptors of every kind, and the two calls that make
-//! names out of them.
+//! Attributes of inodes and filesystems, by descriptors of every kind, and the calls mknod and
+//! link.
 
 use std::os::fd::AsFd;
 
@@ -15,10 +15,10 @@ use super::super::types::{Errno, Kind, Protection, Stat, SysResult, Time};
 use super::asker::act_for;
 use super::open::proc_path;
 
-/// What to ask of statx(2): all of stat(2), and the birth time.
+/// Fields requested of statx(2): those of stat(2), and the birth time.
 const STATX_MASK: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
 
-/// Names by magic number (statfs(2)), of the filesystems that this program tells apart.
+/// Names by magic number (statfs(2)) of the filesystems that this program distinguishes.
 const FS_NAMES: [(u64, &str); 6] = [
     (0x5846_5342, "xfs"),
     (0x9123_683e, "btrfs"),
@@ -28,7 +28,8 @@ const FS_NAMES: [(u64, &str); 6] = [
     (0x6573_5546, "fuse"),
 ];
 
-/// Attributes of `name` in `dir`, of a link itself, without setting off an automount (statx(2)).
+/// Returns the attributes of `name` in `dir`, without following a link or triggering an automount
+/// (statx(2)).
 pub fn stat_at(dir: impl AsFd, name: &[u8]) -> SysResult<Stat> {
     let name = component(name)?;
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
@@ -38,7 +39,8 @@ pub fn stat_at(dir: impl AsFd, name: &[u8]) -> SysResult<Stat> {
     stat_of(&statx)
 }
 
-/// Attributes of what a descriptor names, `O_PATH` ones included (`AT_EMPTY_PATH`).
+/// Returns the attributes of the inode that a descriptor names, which may be an `O_PATH` descriptor
+/// (`AT_EMPTY_PATH`).
 pub fn stat_fd(fd: impl AsFd) -> SysResult<Stat> {
     let statx = retry(Call::Stat, || {
         rustix::fs::statx(
@@ -51,7 +53,7 @@ pub fn stat_fd(fd: impl AsFd) -> SysResult<Stat> {
     stat_of(&statx)
 }
 
-/// Our record of the kernel's; EIO for a type of inode that inode(7) does not know.
+/// Converts the kernel's record; EIO for a file type unknown to inode(7).
 fn stat_of(statx: &Statx) -> SysResult<Stat> {
     let born = StatxFlags::from_bits_retain(statx.stx_mask).contains(StatxFlags::BTIME);
     Ok(Stat {
@@ -74,7 +76,7 @@ fn stat_of(statx: &Statx) -> SysResult<Stat> {
     })
 }
 
-/// An immutable file that is append-only too takes nothing.
+/// Immutable takes precedence over append-only.
 fn protection_of(attributes: StatxAttributes) -> Protection {
     if attributes.contains(StatxAttributes::IMMUTABLE) {
         Protection::Immutable
@@ -85,7 +87,7 @@ fn protection_of(attributes: StatxAttributes) -> Protection {
     }
 }
 
-/// Our time of the kernel's.
+/// Converts the kernel's time.
 fn time_of(time: &StatxTimestamp) -> Time {
     Time {
         sec: time.tv_sec,
@@ -93,9 +95,9 @@ fn time_of(time: &StatxTimestamp) -> Time {
     }
 }
 
-/// Makes an inode of any kind but directory and symbolic link (mknod(2)), EINVAL for those; devices
-/// need CAP_MKNOD. `mode` is masked by the process's umask; `rdev` is as in [`Stat::rdev`] and
-/// counts for devices only.
+/// Creates an inode of any kind except directory and symbolic link (mknod(2)), for which it fails
+/// with EINVAL. Devices require CAP_MKNOD. The umask of the process applies to `mode`. `rdev` is
+/// encoded as in [`Stat::rdev`] and used for devices only.
 pub fn mknod_at(dir: impl AsFd, name: &[u8], kind: Kind, mode: u32, rdev: u64) -> SysResult<()> {
     let name = component(name)?;
     if matches!(kind, Kind::Dir | Kind::Symlink) {
@@ -112,14 +114,14 @@ pub fn mknod_at(dir: impl AsFd, name: &[u8], kind: Kind, mode: u32, rdev: u64) -
     })
 }
 
-/// Gives what a descriptor names the further name `name` in `dir`; of a symbolic link, the link
-/// itself. ENOENT once its last name is gone (but for an `O_TMPFILE` file).
+/// Creates the name `name` in `dir` for the inode that a descriptor names; a symbolic link is not
+/// followed. ENOENT if its last name has been removed (except for an `O_TMPFILE` file).
 pub fn link_fd(fd: impl AsFd, dir: impl AsFd, name: &[u8]) -> SysResult<()> {
     let name = component(name)?;
     match retry(Call::Link, || {
         rustix::fs::linkat(&fd, c"", &dir, name, AtFlags::EMPTY_PATH)
     }) {
-        // linkat(2): AT_EMPTY_PATH without CAP_DAC_READ_SEARCH is ENOENT, and /proc the way round.
+        // linkat(2): AT_EMPTY_PATH without CAP_DAC_READ_SEARCH fails with ENOENT; /proc avoids it.
         Err(Errno::ENOENT) => {
             let path = proc_path(&fd);
             retry(Call::Link, || {
@@ -130,11 +132,9 @@ pub fn link_fd(fd: impl AsFd, dir: impl AsFd, name: &[u8]) -> SysResult<()> {
     }
 }
 
-/// Sets the permission bits, set-id and sticky bits included; EOPNOTSUPP for a symbolic link, which
-/// has none.
+/// Sets the permission bits, including set-id and sticky bits; EOPNOTSUPP for a symbolic link.
 pub fn chmod_fd(fd: impl AsFd, mode: u32) -> SysResult<()> {
-    // Kernels before 6.6 let some filesystems change a link's mode and then report an error, or
-    // none.
+    // Before 6.6 some filesystems change the mode of a link, with or without reporting an error.
     if stat_fd(&fd)?.kind == Kind::Symlink {
         return Err(Errno::EOPNOTSUPP);
     }
@@ -144,7 +144,8 @@ pub fn chmod_fd(fd: impl AsFd, mode: u32) -> SysResult<()> {
             rustix::fs::chmodat(CWD, path.as_str(), permissions(mode), AtFlags::empty())
         })
     };
-    // Of a group that is not ours the bit needs CAP_FSETID, and is left out without a word.
+    // For a group that this process is not in, the kernel silently drops the set-group-ID bit
+    // without CAP_FSETID.
     if mode & 0o2000 != 0 {
         act_for(None, set)
     } else {
@@ -152,10 +153,10 @@ pub fn chmod_fd(fd: impl AsFd, mode: u32) -> SysResult<()> {
     }
 }
 
-/// Sets owner and group, each where given; also of a symbolic link (fchownat(2), `AT_EMPTY_PATH`).
+/// Sets owner and group, each if present, also of a symbolic link (fchownat(2), `AT_EMPTY_PATH`).
 ///
 /// The kernel clears set-id bits and `security.capability` of a file. EINVAL for the id 2^32-1,
-/// which means "none".
+/// which means "no change" to the kernel.
 pub fn chown_fd(fd: impl AsFd, uid: Option<u32>, gid: Option<u32>) -> SysResult<()> {
     if uid == Some(u32::MAX) || gid == Some(u32::MAX) {
         return Err(Errno::EINVAL);
@@ -172,8 +173,8 @@ pub fn chown_fd(fd: impl AsFd, uid: Option<u32>, gid: Option<u32>) -> SysResult<
     })
 }
 
-/// Sets the times of access and change; also of a symbolic link (utimensat(2), `AT_EMPTY_PATH`
-/// since 5.8). EINVAL unless nanoseconds are below 1,000,000,000.
+/// Sets access and modification time, also of a symbolic link (utimensat(2), `AT_EMPTY_PATH` since
+/// 5.8). EINVAL unless nanoseconds are below 1,000,000,000.
 pub fn utimens_fd(fd: impl AsFd, atime: SetTime, mtime: SetTime) -> SysResult<()> {
     let times = Timestamps {
         last_access: timespec(atime)?,
@@ -197,8 +198,8 @@ pub fn utimens_fd(fd: impl AsFd, atime: SetTime, mtime: SetTime) -> SysResult<()
     }
 }
 
-/// What utimensat(2) takes for `time`. Its special values are nanoseconds out of range, so real
-/// ones are checked.
+/// Converts `time` for utimensat(2). Its special values are nanoseconds out of range, so real ones
+/// are checked.
 pub(super) fn timespec(time: SetTime) -> SysResult<Timespec> {
     Ok(match time {
         SetTime::Omit => Timespec {
@@ -217,8 +218,8 @@ pub(super) fn timespec(time: SetTime) -> SysResult<Timespec> {
     })
 }
 
-/// Size and free space of the filesystem that holds what the descriptor names, `O_PATH` ones
-/// included (fstatfs(2)).
+/// Returns size and free space of the filesystem of a descriptor, which may be an `O_PATH`
+/// descriptor (fstatfs(2)).
 pub fn statfs_fd(fd: impl AsFd) -> SysResult<FsInfo> {
     let info = retry(Call::Stat, || rustix::fs::fstatfs(&fd))?;
     let bsize = info.f_bsize as u32;
@@ -240,8 +241,8 @@ pub fn statfs_fd(fd: impl AsFd) -> SysResult<FsInfo> {
     })
 }
 
-/// The usual name of a filesystem by its magic number, `unknown` where it makes no difference here.
-/// ext2 and ext3 are `ext4`.
+/// Returns the usual name of a filesystem by its magic number, or `unknown` if this program does
+/// not distinguish it. ext2 and ext3 are `ext4`.
 pub fn fs_name(magic: u64) -> &'static str {
     FS_NAMES
         .iter()

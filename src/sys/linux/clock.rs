@@ -11,11 +11,11 @@ use rustix::time::{
 use super::super::process::now;
 use super::super::types::{Errno, SysResult};
 
-/// The timer must not expire: that is in so many seconds.
+/// Expiry of the timer in seconds from now: effectively never.
 const NEVER_S: i64 = 3_000_000_000;
 
-/// Notices that the wall clock is set, forwards or back (`TFD_TIMER_CANCEL_ON_SET` of
-/// timerfd_create(2)). A suspend of the machine counts too.
+/// Detects that the wall clock was set, forwards or back (`TFD_TIMER_CANCEL_ON_SET` of
+/// timerfd_create(2)). A suspend of the machine also counts.
 #[derive(Debug)]
 pub struct ClockWatch {
     timer: OwnedFd,
@@ -23,7 +23,7 @@ pub struct ClockWatch {
 }
 
 impl ClockWatch {
-    /// Begins to watch.
+    /// Starts watching.
     ///
     /// # Errors
     /// Those of timerfd_create(2), timerfd_settime(2).
@@ -43,9 +43,9 @@ impl ClockWatch {
         })
     }
 
-    /// Whether the clock was set since.
+    /// Returns whether the clock was set since the start.
     pub fn was_set(&self) -> bool {
-        // The kernel says so once.
+        // The kernel reports it once.
         let read = rustix::io::read(&self.timer, &mut [0; 8]).map_err(Errno::from);
         if read != Err(Errno::EAGAIN) {
             self.was_set.store(true, Ordering::SeqCst);

@@ -1,5 +1,4 @@
-//! Reflink: the upper rung of the ladder (ioctl_ficlone(2)), and the same of what is there twice
-//! (ioctl_fideduperange(2)).
+//! Reflink (ioctl_ficlone(2)), and sharing of equal data (ioctl_fideduperange(2)).
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
@@ -12,10 +11,11 @@ use super::super::path::unlink_at;
 use super::super::types::{Errno, SysResult};
 use super::open::create_file_at;
 
-/// Makes `dst`, open for writing, share all of `src`'s data, in place of its own; attributes stay.
+/// Replaces the data of `dst`, open for writing, by a clone of all data of `src`; attributes are
+/// unchanged.
 ///
-/// Dirty pages of `src` are written back first. Not durable when it returns. Errors: EOPNOTSUPP
-/// (EXDEV across filesystems, EINVAL for what is no regular file) where only a copy will do.
+/// Dirty pages of `src` are written back first. Not durable on return. Errors: EOPNOTSUPP (EXDEV
+/// across filesystems, EINVAL for inodes other than regular files) where only a copy is possible.
 pub fn clone_file(src: &File, dst: &File) -> SysResult<()> {
     fault::check(Call::Clone)?;
     let mut alike = false;
@@ -28,9 +28,9 @@ pub fn clone_file(src: &File, dst: &File) -> SysResult<()> {
     }
 }
 
-/// Makes an empty file have checksums of its data, and copies on write, as another has or has not
-/// (FS_NOCOW_FL of ioctl_iflags(2)): btrfs clones only between files that are alike in that
-/// (btrfs_remap_file_range_prep, fs/btrfs/reflink.c). Whether it was changed.
+/// Gives the empty `dst` the same setting for checksums and copy-on-write as `src` (FS_NOCOW_FL of
+/// ioctl_iflags(2)). btrfs clones only between files with equal settings
+/// (btrfs_remap_file_range_prep, fs/btrfs/reflink.c). Returns whether `dst` was changed.
 pub fn make_alike(src: &File, dst: &File) -> bool {
     let flags = |file: &File| rustix::fs::ioctl_getflags(file);
     let (Ok(wanted), Ok(has)) = (flags(src), flags(dst)) else {
@@ -41,11 +41,11 @@ pub fn make_alike(src: &File, dst: &File) -> bool {
     changed != has && rustix::fs::ioctl_setflags(dst, changed).is_ok()
 }
 
-/// Whether files can share their data on the filesystem of this one, which is open for writing:
-/// asked without anything being made or changed.
+/// Returns whether the filesystem of this file, open for writing, supports reflink, without
+/// creating or changing anything.
 ///
-/// Of itself a file is no clone (EINVAL) where there are such, else there is no such call:
-/// do_clone_file_range in fs/remap_range.c.
+/// Cloning a file onto itself fails with EINVAL if reflink is supported, and as an unknown call
+/// otherwise: do_clone_file_range in fs/remap_range.c.
 pub fn can_share(file: &File) -> bool {
     matches!(
         rustix::fs::ioctl_ficlone(file, file),
@@ -53,27 +53,25 @@ pub fn can_share(file: &File) -> bool {
     )
 }
 
-/// Makes the new file `name` in `dir`, mode 0600, share all of `src`'s data, and gives it open for
+/// Creates the file `name` in `dir`, mode 0600, as a clone of `src`, and returns it open for
 /// reading and writing.
 ///
-/// EEXIST when the name is taken; other errors as [`clone_file`]. After a failure the name is not
-/// there.
+/// EEXIST if the name exists; other errors as [`clone_file`]. After a failure the name is removed.
 pub fn clone_to(src: &File, dir: impl AsFd, name: &[u8]) -> SysResult<File> {
     let dst = create_file_at(&dir, name, Open::READ_WRITE, 0o600)?;
     match clone_file(src, &dst) {
         Ok(()) => Ok(dst),
         Err(errno) => {
-            // What went wrong first is what the caller must know; an empty file that stays is found
-            // by fsck.
+            // The caller needs the first error; fsck finds an empty file that remains.
             let _ = unlink_at(&dir, name);
             Err(errno)
         }
     }
 }
 
-/// Makes the empty `dst`, open for writing, share the first `len` bytes of `src`, a multiple of the
-/// filesystem's blocks. Only dirty pages among them are written back first. Errors: as
-/// [`clone_file`]; EINVAL for what is no multiple.
+/// Clones the first `len` bytes of `src`, a multiple of the block size, into the empty `dst`, open
+/// for writing. Only dirty pages in this range are written back first. Errors: as [`clone_file`];
+/// EINVAL if `len` is no multiple.
 pub fn clone_head(src: &File, dst: &File, len: u64) -> SysResult<()> {
     let range = libc::file_clone_range {
         src_fd: src.as_raw_fd().into(),
@@ -99,7 +97,7 @@ pub fn clone_head(src: &File, dst: &File, len: u64) -> SysResult<()> {
 /// `FIDEDUPERANGE` of linux/fs.h: `_IOWR(0x94, 54, struct file_dedupe_range)`, with the 24 bytes
 /// before the targets.
 const FIDEDUPERANGE: u32 = 0xc018_9436;
-/// `FILE_DEDUPE_RANGE_DIFFERS`: the bytes are not the same, and nothing was done.
+/// `FILE_DEDUPE_RANGE_DIFFERS`: the bytes differ, and nothing was done.
 const RANGE_DIFFERS: i32 = 1;
 
 /// `struct file_dedupe_range` of linux/fs.h with room for one `struct file_dedupe_range_info`.
@@ -117,15 +115,15 @@ struct DedupeRange {
     reserved: u32,
 }
 
-/// Makes `len` bytes of `dst` at `offset` share the extents of the same bytes of `src`, if they are
-/// the same: the kernel compares them, with both files locked. Gives how many bytes share now,
-/// which may be fewer than asked, and none where there is nothing to share; `None`: they differ,
-/// and nothing was done.
+/// Makes `len` bytes of `dst` at `offset` share the extents of the same range of `src` if the bytes
+/// are equal: the kernel compares them with both files locked. Returns the number of bytes shared,
+/// which may be short, and 0 if nothing can be shared. `None`: the bytes differ, and nothing was
+/// done.
 ///
-/// Neither the bytes nor the times of either file change. A range ends at a block, or at the end of
-/// both files; btrfs takes 16 MiB at most in one call. `dst` may be open for reading only, by its
-/// owner or with CAP_SYS_ADMIN. Errors: EOPNOTSUPP or EINVAL where the filesystem cannot, EXDEV
-/// across filesystems, EPERM.
+/// Neither the bytes nor the times of either file change. A range ends at a block boundary, or at
+/// the end of both files; btrfs accepts up to 16 MiB per call. `dst` may be open for reading only
+/// if the caller is its owner or has CAP_SYS_ADMIN. Errors: EOPNOTSUPP or EINVAL if the filesystem
+/// lacks support, EXDEV across filesystems, EPERM.
 pub fn dedupe_range(
     src: impl AsFd,
     dst: impl AsFd,
@@ -147,8 +145,8 @@ pub fn dedupe_range(
     };
     let fd = src.as_fd().as_raw_fd();
     let range_ptr: *mut DedupeRange = &raw mut range;
-    // SAFETY: `range_ptr` points to a structure of the kernel's layout with the one target that it
-    // says it has; it and both descriptors live through the call.
+    // SAFETY: `range_ptr` points to a structure of the kernel's layout with one target, as its
+    // count states; it and both descriptors live through the call.
     check_retry(|| unsafe { libc::ioctl(fd, FIDEDUPERANGE as _, range_ptr) })?;
     match range.status {
         RANGE_DIFFERS => Ok(None),

@@ -1,4 +1,4 @@
-//! File data: space, copies by the kernel, write-back.
+//! File data: allocation, copies by the kernel, writeback.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
@@ -10,9 +10,8 @@ use super::super::name::{check_retry, last_errno, retry};
 use super::super::types::{Errno, SysResult};
 use super::attr::stat_fd;
 
-/// Has an empty file written in place, where its filesystem would write elsewhere (btrfs:
-/// FS_NOCOW_FL of ioctl_iflags(2)): what is allocated can be written to without more space. Best
-/// effort.
+/// Disables copy-on-write for an empty file (btrfs: FS_NOCOW_FL of ioctl_iflags(2)), so that writes
+/// to allocated space need no further space. Best effort.
 pub fn write_in_place(file: &File) {
     if let Ok(flags) = rustix::fs::ioctl_getflags(file) {
         let _ = rustix::fs::ioctl_setflags(file, flags | rustix::fs::IFlags::NOCOW);
@@ -28,11 +27,11 @@ pub fn fallocate(file: impl AsFd, mode: i32, offset: u64, len: u64) -> SysResult
     })
 }
 
-/// Copies up to `len` bytes inside the kernel and moves both offsets on; gives how many bytes, 0 at
-/// the end of `src`.
+/// Copies up to `len` bytes inside the kernel and advances both offsets. Returns the number of
+/// bytes copied, 0 at the end of `src`.
 ///
-/// Filesystems with reflink may share the extents. Errors: EXDEV, EINVAL, ENOSYS or EOPNOTSUPP
-/// where reading and writing must do (copy_file_range(2)).
+/// Filesystems with reflink may share the extents. Errors: EXDEV, EINVAL, ENOSYS or EOPNOTSUPP if
+/// the caller must read and write instead (copy_file_range(2)).
 pub fn copy_file_range(
     src: impl AsFd,
     src_offset: &mut u64,
@@ -54,12 +53,12 @@ pub fn copy_file_range(
 /// `RWF_NOWAIT` of linux/fs.h: EAGAIN instead of waiting for a lock or the disk.
 const NOWAIT: libc::c_int = 8;
 
-/// As [`read_full_at`](super::super::read_full_at), but without the lock that a write of somebody
-/// else holds, and on XFS a read: what is not to be had at once is read from the page cache as a
-/// mapping shows it, for which the kernel does not take that lock.
+/// As [`read_full_at`](super::super::read_full_at), but without waiting for the inode lock, which
+/// writes hold, and on XFS reads. Data not available at once is read from the page cache through a
+/// mapping, for which the kernel does not take that lock.
 ///
-/// What is read while somebody writes may be of before and after, as with a mapping. Where the file
-/// becomes shorter meanwhile it ends there.
+/// As with a mapping, a concurrent write may be seen in part. If the file is truncated during the
+/// call, the read ends there.
 pub fn read_unlocked_at(file: impl AsFd, buffer: &mut [u8], offset: u64) -> SysResult<usize> {
     let fd = file.as_fd().as_raw_fd();
     let mut filled = 0;
@@ -70,8 +69,7 @@ pub fn read_unlocked_at(file: impl AsFd, buffer: &mut [u8], offset: u64) -> SysR
         };
         let at = libc::off_t::try_from(offset + filled as u64).map_err(|_| Errno::EINVAL)?;
         fault::check(Call::Read)?;
-        // SAFETY: `vector` is one buffer that is borrowed for writing through the call, and so is
-        // the descriptor.
+        // SAFETY: `vector` is one buffer; it and the descriptor are borrowed through the call.
         let read = unsafe { libc::preadv2(fd, &raw const vector, 1, at, NOWAIT) };
         match if read < 0 {
             Err(last_errno())
@@ -91,8 +89,8 @@ pub fn read_unlocked_at(file: impl AsFd, buffer: &mut [u8], offset: u64) -> SysR
     Ok(filled)
 }
 
-/// Reads through a mapping, which the kernel copies from: where the file has become shorter that is
-/// an error, and no signal.
+/// Reads through a mapping that the kernel copies from: access beyond the end of a truncated file
+/// is an error instead of SIGBUS.
 fn read_mapped_at(file: impl AsFd, buffer: &mut [u8], offset: u64) -> SysResult<usize> {
     let left = stat_fd(&file)?.size.saturating_sub(offset);
     let length = usize::try_from(left)
@@ -104,8 +102,8 @@ fn read_mapped_at(file: impl AsFd, buffer: &mut [u8], offset: u64) -> SysResult<
     let begin = offset % rustix::param::page_size() as u64;
     let mapped = length + begin as usize;
     let (read, shared) = (rustix::mm::ProtFlags::READ, rustix::mm::MapFlags::SHARED);
-    // SAFETY: a new mapping, at a place that the kernel chooses, that nobody but this function
-    // knows and that no reference is ever made into.
+    // SAFETY: a new mapping at an address that the kernel chooses, private to this function,
+    // without references into it.
     let place = unsafe {
         rustix::mm::mmap(
             std::ptr::null_mut(),
@@ -124,8 +122,8 @@ fn read_mapped_at(file: impl AsFd, buffer: &mut [u8], offset: u64) -> SysResult<
         iov_base: place.wrapping_byte_add(begin as usize),
         iov_len: length,
     };
-    // SAFETY: `into` is a buffer that is borrowed for writing, with room for `length` bytes; `from`
-    // is in the mapping, and is read by the kernel.
+    // SAFETY: `into` is a buffer borrowed for writing, with room for `length` bytes; `from` is in
+    // the mapping, and only the kernel reads it.
     let copied = unsafe {
         libc::process_vm_readv(libc::getpid(), &raw const into, 1, &raw const from, 1, 0)
     };
@@ -134,24 +132,24 @@ fn read_mapped_at(file: impl AsFd, buffer: &mut [u8], offset: u64) -> SysResult<
     } else {
         Ok(copied.unsigned_abs())
     };
-    // SAFETY: it is the mapping made above, and nothing refers to it any more.
+    // SAFETY: the mapping made above, without references to it.
     unsafe { rustix::mm::munmap(place, mapped) }?;
     match copied {
         Ok(copied) => Ok(copied),
-        // The file ends before: it was cut since.
+        // The file has been truncated to end before.
         Err(Errno::EFAULT) if stat_fd(&file)?.size <= offset => Ok(0),
         Err(Errno::EFAULT) => Err(Errno::EIO),
         Err(errno) => Err(errno),
     }
 }
 
-/// Makes the whole filesystem durable that holds `fd` (syncfs(2)); an error since the last call on
-/// `fd` is reported once.
+/// Makes the whole filesystem of `fd` durable (syncfs(2)); an error since the last call on `fd` is
+/// reported once.
 pub fn syncfs(fd: impl AsFd) -> SysResult<()> {
     retry(Call::Sync, || rustix::fs::syncfs(&fd))
 }
 
-/// Lets the page cache forget clean pages of a file (`POSIX_FADV_DONTNEED`); best effort.
+/// Drops clean pages of a file from the page cache (`POSIX_FADV_DONTNEED`); best effort.
 pub fn drop_cached(file: impl AsFd, offset: u64, len: u64) {
     let _ = rustix::fs::fadvise(
         &file,
@@ -161,8 +159,7 @@ pub fn drop_cached(file: impl AsFd, offset: u64, len: u64) {
     );
 }
 
-/// Starts writing the file's dirty pages out, without waiting and without promise
-/// (sync_file_range(2)).
+/// Starts writeback of the file's dirty pages, without waiting or a guarantee (sync_file_range(2)).
 pub fn start_writeback(file: impl AsFd) -> SysResult<()> {
     let fd = file.as_fd().as_raw_fd();
     // SAFETY: the descriptor is borrowed through the call, and the other arguments are integers.
@@ -170,8 +167,8 @@ pub fn start_writeback(file: impl AsFd) -> SysResult<()> {
         .map(|_| ())
 }
 
-/// Writes the file's dirty pages out and waits until they are written; no promise that they survive
-/// a power cut (sync_file_range(2)).
+/// Writes back the file's dirty pages and waits for completion. It does not guarantee that they
+/// survive a power failure (sync_file_range(2)).
 pub fn finish_writeback(file: impl AsFd) -> SysResult<()> {
     let fd = file.as_fd().as_raw_fd();
     let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE
@@ -181,8 +178,8 @@ pub fn finish_writeback(file: impl AsFd) -> SysResult<()> {
     check_retry(|| unsafe { libc::sync_file_range(fd, 0, 0, all) }).map(|_| ())
 }
 
-/// Has a pipe take more at a time, so that who writes and who reads wake each other more rarely;
-/// what is no pipe, or may not, stays as it is.
+/// Enlarges the buffer of a pipe, so that writer and reader wake each other less often. No effect
+/// on other descriptors, or without permission.
 pub fn widen_pipe(pipe: impl AsFd) {
     const BYTES: libc::c_int = 1 << 20;
     // SAFETY: fcntl(2) with F_SETPIPE_SZ takes integers only, and the descriptor is open through

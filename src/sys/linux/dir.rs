@@ -12,29 +12,29 @@ use super::super::path::DIR_FLAGS;
 use super::super::types::{Errno, SysResult};
 use super::open::reopen;
 
-/// Bytes asked of the kernel at once: some 800 names.
+/// Buffer size in bytes: some 800 names.
 const BUFFER_LEN: usize = 32 * 1024;
 
-/// All names of the directory that `fd` names (also an `O_PATH` descriptor) but `.` and `..`, in
-/// the filesystem's order.
+/// Returns all names of the directory of `fd` (which may be an `O_PATH` descriptor) except `.` and
+/// `..`, in the filesystem's order.
 ///
-/// It reads through a description of its own, so calls on the same descriptor do not disturb each
-/// other. Names that come or go meanwhile may be there or not (getdents(2)). A removed directory is
-/// empty.
+/// It reads through a separate open file description, so calls on the same descriptor do not
+/// interfere. Names added or removed during the call may or may not be included (getdents(2)). A
+/// removed directory is empty.
 pub fn list_dir(fd: impl AsFd) -> SysResult<Vec<DirEntry>> {
     let mut entries = read_dir(fd, 0, usize::MAX)?.0;
     entries.retain(|entry| entry.name != b"." && entry.name != b"..");
     Ok(entries)
 }
 
-/// Names of a directory, `.` and `..` too, from where a listing has got to (0: from the beginning;
-/// else [`DirEntry::next`]). At least `count`, unless it says that these are the last. Otherwise as
+/// Returns names of a directory, including `.` and `..`, from a position (0: the beginning; else
+/// [`DirEntry::next`]): at least `count`, unless the returned flag reports the end. Otherwise as
 /// [`list_dir`].
 pub fn read_dir(fd: impl AsFd, from: u64, count: usize) -> SysResult<(Vec<DirEntry>, bool)> {
     let dir = match retry(Call::Open, || {
         rustix::fs::openat(&fd, c".", DIR_FLAGS, Mode::empty())
     }) {
-        // The name "." needs search permission; reading the names needs none.
+        // Resolving "." requires search permission; listing does not.
         Err(Errno::EACCES) => reopen(&fd, Open::READ)?.into(),
         dir => dir?,
     };
@@ -44,7 +44,8 @@ pub fn read_dir(fd: impl AsFd, from: u64, count: usize) -> SysResult<(Vec<DirEnt
     read_from(dir, count)
 }
 
-/// As [`list_dir`], through `dir` itself, open for reading and never listed before: two calls less.
+/// As [`list_dir`], through `dir` itself, open for reading and never listed before: two calls
+/// fewer.
 pub fn list_new_dir(dir: &OwnedFd) -> SysResult<Vec<DirEntry>> {
     let mut entries = read_from(dir, usize::MAX)?.0;
     entries.retain(|entry| entry.name != b"." && entry.name != b"..");

@@ -1,5 +1,5 @@
-//! What lets a process take over from another: memory and descriptors that outlive it, and word of
-//! its end.
+//! Primitives for a takeover by another process: memory and descriptors that outlive a process, and
+//! notification of its end.
 
 use std::fs::File;
 use std::io::{IoSlice, IoSliceMut, Read};
@@ -19,30 +19,30 @@ use rustix::net::{
 use super::super::name::{check, last_errno};
 use super::super::types::{Errno, SysResult};
 
-/// Calls until no signal interrupts. These calls touch no file of anybody's, so no test makes them
-/// fail.
+/// Calls until no signal interrupts. These calls access no user's files, so they have no fault
+/// injection.
 fn uninterrupted<T>(call: impl FnMut() -> rustix::io::Result<T>) -> SysResult<T> {
     rustix::io::retry_on_intr(call).map_err(Errno::from)
 }
 
-/// Descriptors in one message at most; the kernel takes 253 (`SCM_MAX_FD`).
+/// Maximum number of descriptors in one message; the kernel accepts 253 (`SCM_MAX_FD`).
 const MESSAGE_FDS_MAX: usize = 16;
 
-/// Words of 64 bits that processes share, in a file without a name.
+/// 64-bit words that processes share, in an unnamed file.
 pub struct SharedWords {
     fd: OwnedFd,
     at: NonNull<AtomicU64>,
     count: usize,
 }
 
-// SAFETY: the mapping stays where it is until the value is dropped, and all that can be had of it
-// are shared references to atomics.
+// SAFETY: the mapping stays in place until the value is dropped, and exposes only shared references
+// to atomics.
 unsafe impl Send for SharedWords {}
 // SAFETY: as above.
 unsafe impl Sync for SharedWords {}
 
 impl SharedWords {
-    /// `count` words, all 0, that can neither shrink nor grow.
+    /// Creates `count` words, all 0, of fixed size.
     pub fn create(count: usize) -> SysResult<SharedWords> {
         let bytes = count
             .checked_mul(size_of::<AtomicU64>())
@@ -60,10 +60,10 @@ impl SharedWords {
         SharedWords::open(fd)
     }
 
-    /// The words of another process.
+    /// Maps the words of another process.
     ///
     /// # Errors
-    /// EINVAL if the file could become shorter: then to read a word could end this process
+    /// EINVAL if the file could shrink, because reading beyond its end would kill this process
     /// (SIGBUS).
     pub fn open(fd: OwnedFd) -> SysResult<SharedWords> {
         if !uninterrupted(|| rustix::fs::fcntl_get_seals(&fd))?.contains(SealFlags::SHRINK) {
@@ -75,8 +75,8 @@ impl SharedWords {
         if count == 0 {
             return Err(Errno::EINVAL);
         }
-        // SAFETY: a new mapping at an address that the kernel chooses, of a file that is sealed
-        // against becoming shorter.
+        // SAFETY: a new mapping at an address that the kernel chooses, of a file sealed against
+        // shrinking.
         let at = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -91,9 +91,9 @@ impl SharedWords {
         Ok(SharedWords { fd, at, count })
     }
 
-    /// The words.
+    /// Returns the words.
     pub fn get(&self) -> &[AtomicU64] {
-        // SAFETY: the mapping has `count` words, is aligned to a page, lives as long as `self`, and
+        // SAFETY: the mapping has `count` words, is page-aligned, lives as long as `self`, and
         // every process accesses it by atomics only.
         unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.count) }
     }
@@ -107,15 +107,15 @@ impl AsFd for SharedWords {
 
 impl Drop for SharedWords {
     fn drop(&mut self) {
-        // SAFETY: what `open` mapped; no reference into it outlives `self`.
+        // SAFETY: the mapping made by `open`; no reference into it outlives `self`.
         let _ = unsafe {
             rustix::mm::munmap(self.at.as_ptr().cast(), self.count * size_of::<AtomicU64>())
         };
     }
 }
 
-/// Two ends of a connection that keeps messages whole and carries descriptors (unix(7),
-/// `SOCK_SEQPACKET`).
+/// Returns the two ends of a connection that preserves message boundaries and passes descriptors
+/// (unix(7), `SOCK_SEQPACKET`).
 pub fn message_pair() -> SysResult<(OwnedFd, OwnedFd)> {
     Ok(rustix::net::socketpair(
         AddressFamily::UNIX,
@@ -125,8 +125,8 @@ pub fn message_pair() -> SysResult<(OwnedFd, OwnedFd)> {
     )?)
 }
 
-/// Sends a message, with copies of descriptors. It never waits: EAGAIN when the other end does not
-/// read; EPIPE when it is gone.
+/// Sends a message with duplicates of descriptors. It never waits: EAGAIN if the peer does not
+/// read; EPIPE if it has closed.
 pub fn send_message(to: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> SysResult<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MESSAGE_FDS_MAX))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -144,8 +144,8 @@ pub fn send_message(to: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> SysR
     .map(drop)
 }
 
-/// Receives a message of at most `buffer.len()` bytes and its descriptors, and waits for one;
-/// length 0: the other end is gone.
+/// Waits for a message of up to `buffer.len()` bytes and returns its length and its descriptors.
+/// Length 0: the peer has closed.
 pub fn receive_message(from: impl AsFd, buffer: &mut [u8]) -> SysResult<(usize, Vec<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MESSAGE_FDS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -166,11 +166,11 @@ pub fn receive_message(from: impl AsFd, buffer: &mut [u8]) -> SysResult<(usize, 
     Ok((received.bytes, fds))
 }
 
-/// Makes the descriptor with the number of `number` be what `with` is (dup3(2)). Whoever owns
-/// `number` owns that then.
+/// Makes descriptor `number` a duplicate of `with` (dup3(2)). The owner of `number` then owns the
+/// duplicate.
 pub fn replace_descriptor(number: BorrowedFd<'_>, with: impl AsFd) -> SysResult<()> {
-    // SAFETY: both are open through the call. What `number` was is closed by it, and the number
-    // stays open, so that its owner still owns an open one.
+    // SAFETY: both are open through the call. It closes the old file of `number`, but the number
+    // stays open, so its owner still owns an open descriptor.
     check(unsafe {
         libc::dup3(
             with.as_fd().as_raw_fd(),
@@ -181,37 +181,36 @@ pub fn replace_descriptor(number: BorrowedFd<'_>, with: impl AsFd) -> SysResult<
     .map(|_| ())
 }
 
-/// Calls `wrap`, one of a library's functions that make an owner of a registered number (`fuser`'s
+/// Calls `wrap`, a library function that creates an owner for a registered ID (`fuser`'s
 /// `wrap_backing`).
 ///
-/// The library's condition is that the number is registered with this session and that it is not
-/// given back while the owner lives. A wrong number is refused by the kernel (ENOENT) when it is
-/// used or given back; memory is in no danger either way.
+/// The library requires that the ID is registered with this session and is not closed while the
+/// owner lives. The kernel rejects a wrong ID (ENOENT) on use and on close; memory safety does not
+/// depend on it.
 pub fn wrap_number<S, T>(wrap: unsafe fn(&S, u32) -> T, session: &S, number: u32) -> T {
-    // SAFETY: see above: `wrap` only stores the number beside a reference to the session.
+    // SAFETY: see above: `wrap` only stores the ID with a reference to the session.
     unsafe { wrap(session, number) }
 }
 
 /// `FUSE_DEV_IOC_BACKING_CLOSE`: `_IOW(229, 2, uint32_t)`.
 const BACKING_CLOSE: libc::Ioctl = 0x4004_e502;
 
-/// Gives a backing file's number back to the FUSE connection of `device`.
+/// Closes a backing ID of the FUSE connection of `device`.
 pub fn backing_close(device: impl AsFd, number: u32) -> SysResult<()> {
     // SAFETY: the call reads 32 bits at the address, which lives through it.
     check(unsafe { libc::ioctl(device.as_fd().as_raw_fd(), BACKING_CLOSE, &raw const number) })
         .map(|_| ())
 }
 
-/// Signals that the process takes by reading them (signalfd(2)): those that ask it to end, and word
-/// of its children.
+/// Signals received by reading a descriptor (signalfd(2)): termination requests, and SIGCHLD.
 pub struct Signals(File);
 
 impl Signals {
-    /// From now on the signals wait in this process until they are read. No thread may have been
+    /// Blocks the signals in this process until they are read. Must be called before any thread is
     /// started.
     pub fn new() -> SysResult<Signals> {
         let mut set = MaybeUninit::<libc::sigset_t>::uninit();
-        // SAFETY: sigemptyset initialises the set; the other calls are given that set, which lives
+        // SAFETY: sigemptyset initialises the set; the other calls receive that set, which lives
         // through them, and valid numbers.
         let fd = unsafe {
             libc::sigemptyset(set.as_mut_ptr());
@@ -226,11 +225,11 @@ impl Signals {
         if fd < 0 {
             return Err(last_errno());
         }
-        // SAFETY: signalfd has just made it, and nobody else knows it.
+        // SAFETY: signalfd has just created it, and nothing else owns it.
         Ok(Signals(unsafe { File::from_raw_fd(fd) }))
     }
 
-    /// A signal that asks to end, if one has come; word of children is dropped.
+    /// Returns a received termination signal, if any; SIGCHLD is discarded.
     pub fn take(&mut self) -> Option<i32> {
         let mut info = [0_u8; size_of::<libc::signalfd_siginfo>()];
         while self.0.read_exact(&mut info).is_ok() {
@@ -252,7 +251,7 @@ impl AsFd for Signals {
     }
 }
 
-/// Waits until one of the descriptors can be read, or is at its end; at most `limit`. Says which.
+/// Waits until one of the descriptors is readable or at its end, up to `limit`. Returns which are.
 pub fn wait_readable<const N: usize>(
     fds: [BorrowedFd<'_>; N],
     limit: Option<Duration>,
@@ -265,8 +264,7 @@ pub fn wait_readable<const N: usize>(
     let limit = limit.map_or(-1, |limit| {
         i32::try_from(limit.as_millis()).unwrap_or(i32::MAX)
     });
-    // SAFETY: `polled` has N records and lives through the call; the descriptors in it are borrowed
-    // through it.
+    // SAFETY: `polled` has N records and lives through the call, as do the descriptors in it.
     match check(unsafe { libc::poll(polled.as_mut_ptr(), N as libc::nfds_t, limit) }) {
         Ok(_) => Ok(polled.map(|polled| polled.revents != 0)),
         Err(Errno::EINTR) => Ok([false; N]),
@@ -274,15 +272,15 @@ pub fn wait_readable<const N: usize>(
     }
 }
 
-/// A descriptor is in error (poll(2), POLLERR): `/dev/fuse`, once its connection has ended. What
-/// cannot be asked is not.
+/// Returns whether a descriptor is in error (poll(2), POLLERR): `/dev/fuse` after its connection
+/// has ended. False if poll(2) fails.
 pub fn is_in_error(fd: impl AsFd) -> bool {
     let mut polled = libc::pollfd {
         fd: fd.as_fd().as_raw_fd(),
         events: 0,
         revents: 0,
     };
-    // SAFETY: one record, which lives through the call; its descriptor is borrowed through it.
+    // SAFETY: one record, which lives through the call, as does its descriptor.
     let polls = check(unsafe { libc::poll(&raw mut polled, 1, 0) });
     polls.is_ok() && polled.revents & libc::POLLERR != 0
 }

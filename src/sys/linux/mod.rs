@@ -1,8 +1,8 @@
-//! What only Linux does this way: `O_PATH` descriptors, openat2, statx, FICLONE, FIEMAP, leases,
+//! The Linux implementation: `O_PATH` descriptors, openat2, statx, FICLONE, FIEMAP, leases,
 //! capabilities, mountinfo.
 //!
-//! Where a call refuses an `O_PATH` descriptor, it goes through the link `/proc/self/fd/N`, which
-//! leads to the very inode, a symbolic link included, and not to its name (proc_pid_fd(5)).
+//! Calls that do not accept an `O_PATH` descriptor go through the link `/proc/self/fd/N`. It leads
+//! to the inode itself, including a symbolic link, and not to its name (proc_pid_fd(5)).
 
 mod asker;
 mod attr;

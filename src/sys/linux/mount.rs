@@ -1,4 +1,4 @@
-//! Mounts: what is mounted, and how it goes.
+//! The mount table, and unmounting.
 
 use std::collections::{BTreeSet, HashSet};
 use std::ffi::OsString;
@@ -20,10 +20,10 @@ use super::super::mounted::covered;
 use super::super::name::{device_major, device_minor, make_device, retry};
 use super::super::types::{Errno, SysResult};
 
-/// The helpers that unmount for ordinary users, in the order they are tried.
+/// The helpers that unmount for ordinary users, in the order of attempts.
 const FUSERMOUNT: [&str; 2] = ["fusermount3", "fusermount"];
 
-/// All mounts that this process sees, lower ones before those that cover them
+/// Returns all mounts that this process sees, lower ones before those that cover them
 /// (proc_pid_mountinfo(5)).
 pub fn mounts() -> SysResult<Vec<MountPoint>> {
     let text = std::fs::read("/proc/self/mountinfo")?;
@@ -33,8 +33,8 @@ pub fn mounts() -> SysResult<Vec<MountPoint>> {
         .collect()
 }
 
-/// The device of what is mounted at `at`, asked without a request to it, whoever serves it: of an
-/// inode of which nothing is asked FUSE tells the device alone (fs/fuse/dir.c).
+/// Returns the device of the filesystem mounted at `at`, without a request to its server: if no
+/// attribute is requested, FUSE fills in only the device (fs/fuse/dir.c).
 ///
 /// # Errors
 /// Those of statx(2).
@@ -46,12 +46,13 @@ pub fn device_at(at: &Path) -> SysResult<u64> {
     Ok(make_device(stat.stx_dev_major, stat.stx_dev_minor))
 }
 
-/// Opens the file that aborts a FUSE connection when it is written to: every call then fails with
-/// ENOTCONN (Documentation/filesystems/fuse/fuse.rst, "Control filesystem"). If that filesystem is not
-/// mounted, it is mounted without a place (fsopen(2)).
+/// Opens the file that aborts a FUSE connection when written to: every call then fails with
+/// ENOTCONN (Documentation/filesystems/fuse/fuse.rst, "Control filesystem"). If that filesystem is
+/// not mounted, it is mounted detached (fsopen(2)).
 ///
 /// # Errors
-/// ENOENT: there is no such connection. EPERM: it is not mounted, and this process may not mount it.
+/// ENOENT: the connection does not exist. EPERM: the filesystem is not mounted, and this process
+/// may not mount it.
 pub fn fuse_abort_file(minor: u32) -> SysResult<File> {
     let (below, flags) = (format!("{minor}/abort"), OFlags::WRONLY | OFlags::CLOEXEC);
     match File::options()
@@ -72,14 +73,14 @@ pub fn fuse_abort_file(minor: u32) -> SysResult<File> {
     Ok(File::from(opened))
 }
 
-/// The mounts that `wanted` takes, of all processes that may be looked at, each with a process that
-/// sees it. Processes that share a table count once.
+/// Returns the mounts that satisfy `wanted`, of all processes that may be examined, each with a
+/// process that sees it. Processes with the same mount table count once.
 pub fn mounts_of_all(wanted: impl Fn(&MountPoint) -> bool) -> SysResult<Vec<(u32, MountPoint)>> {
     mounts_of(HashSet::new(), |_| true, wanted)
 }
 
-/// As [`mounts_of_all`], of the filesystem on this device, and without the table that this process
-/// sees itself.
+/// As [`mounts_of_all`], for the filesystem on this device, and without the mount table of this
+/// process.
 pub fn mounts_of_others(
     dev: u64,
     wanted: impl Fn(&MountPoint) -> bool,
@@ -93,8 +94,7 @@ pub fn mounts_of_others(
     mounts_of(own.into_iter().collect(), is_on_it, wanted)
 }
 
-/// What tells tables of mounts apart: a table is of a namespace, seen from a root directory. A
-/// process that has ended has none.
+/// The identity of a mount table: a namespace and the root directory of the process.
 type Table = (PathBuf, PathBuf);
 
 fn table_of(process: &Path) -> Option<Table> {
@@ -122,8 +122,8 @@ fn mounts_of(
     Ok(found)
 }
 
-/// Reads the tables of mounts of all processes that may be looked at and that `counts` takes, by
-/// their directories in `/proc`; each once, and none of those in `seen`.
+/// Reads the mount tables of all processes that may be examined and satisfy `counts`, which
+/// receives their `/proc` directories. Each table is read once; those in `seen` are skipped.
 fn each_table(
     (mut seen, counts): (HashSet<Table>, impl Fn(&Path) -> bool),
     mut take: impl FnMut(u32, &[u8]),
@@ -147,10 +147,10 @@ fn each_table(
     Ok(())
 }
 
-/// The mount points on the filesystem of this device, as paths in it: directories and files of it
-/// that are covered by another mount, in the mount namespace of any process that may be looked at.
-/// Not of those in a user namespace of somebody else: there anybody may mount anything, and keep a
-/// restore from what they like.
+/// Returns the mount points on the filesystem of this device, as paths in it: directories and files
+/// covered by another mount in the mount namespace of any process that may be examined. User
+/// namespaces of other users are skipped, because there any user can mount, and so could block a
+/// restore.
 ///
 /// # Errors
 /// Those of reading `/proc` (proc_pid_mountinfo(5)).
@@ -167,7 +167,7 @@ pub fn mount_points_on(dev: u64) -> SysResult<BTreeSet<PathBuf>> {
     };
     let mut found = BTreeSet::new();
     each_table((HashSet::new(), is_ours), |_, text| {
-        // Most processes have another view of the machine, in which the filesystem is not mounted.
+        // Most processes are in a mount namespace without this filesystem.
         if text
             .windows(number.len())
             .any(|part| part == number.as_bytes())
@@ -180,12 +180,12 @@ pub fn mount_points_on(dev: u64) -> SysResult<BTreeSet<PathBuf>> {
     Ok(found)
 }
 
-/// The mount that the inode of `fd` is on, and whether it is its root; asked without a request to
+/// Returns the mount of the inode of `fd`, and whether the inode is its root, without a request to
 /// the filesystem (statx(2), since Linux 5.8).
 ///
 /// # Errors
-/// EACCES: a FUSE mount of somebody who lets nobody else in. ENOENT: it is in no table that this
-/// process sees. ENOSYS before Linux 5.8.
+/// EACCES: a FUSE mount that only its owner may access. ENOENT: the mount is not in the table of
+/// this process. ENOSYS before Linux 5.8.
 pub fn mount_of(fd: impl AsFd) -> SysResult<(MountPoint, bool)> {
     let flags = AtFlags::STATX_DONT_SYNC | AtFlags::EMPTY_PATH;
     let stat = retry(Call::Probe, || {
@@ -204,7 +204,7 @@ pub fn mount_of(fd: impl AsFd) -> SysResult<(MountPoint, bool)> {
     ))
 }
 
-/// One line: `id parent major:minor root at options [optional ...] - type source options`.
+/// Parses a line: `id parent major:minor root at options [optional ...] - type source options`.
 fn parse_mount(line: &[u8]) -> Option<MountPoint> {
     let mut fields = line.split(|&byte| byte == b' ');
     let (id, parent) = (number(fields.next()?)?, number(fields.next()?)?);
@@ -223,8 +223,7 @@ fn parse_mount(line: &[u8]) -> Option<MountPoint> {
     let (fs_type, source) = (fields.next()?, fields.next()?);
     let options = fields.next().unwrap_or_default();
     let fs_type = String::from_utf8_lossy(&unescape(fs_type)).into_owned();
-    // Of FUSE the kernel writes it first, and nothing that the one who mounts can choose has a
-    // comma unescaped.
+    // FUSE's `user_id=` comes first, and commas in strings chosen by the mounting user are escaped.
     let owner = options
         .split(|&byte| byte == b',')
         .find_map(|option| number(option.strip_prefix(b"user_id=")?));
@@ -238,17 +237,17 @@ fn parse_mount(line: &[u8]) -> Option<MountPoint> {
         read_only,
         fs_type,
         source: String::from_utf8_lossy(&unescape(source)).into_owned(),
-        // A number that is none is nobody whom we know.
+        // An invalid number is no known user.
         owner: owner.map(|owner| u32::try_from(owner).unwrap_or(u32::MAX)),
     })
 }
 
-/// A decimal number.
+/// Parses a decimal number.
 fn number(text: &[u8]) -> Option<u64> {
     std::str::from_utf8(text).ok()?.parse().ok()
 }
 
-/// The path that an escaped field stands for.
+/// Decodes a field as a path.
 fn path(field: &[u8]) -> PathBuf {
     PathBuf::from(OsString::from_vec(unescape(field)))
 }
@@ -272,7 +271,7 @@ fn unescape(field: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The byte that three octal digits stand for.
+/// Decodes three octal digits.
 fn octal(digits: &[u8]) -> Option<u8> {
     let digits = std::str::from_utf8(digits)
         .ok()
@@ -280,8 +279,8 @@ fn octal(digits: &[u8]) -> Option<u8> {
     u8::from_str_radix(digits, 8).ok()
 }
 
-/// Unmounts what is mounted at `path`, never following a link; `lazy` takes it out of sight now and
-/// ends it with its last user (umount2(2), `MNT_DETACH`). EBUSY while in use, EPERM for ordinary
+/// Unmounts the mount at `path`, without following a link. `lazy` detaches it at once and ends it
+/// when it is no longer in use (umount2(2), `MNT_DETACH`). EBUSY while in use, EPERM for ordinary
 /// users: see [`fusermount_unmount`].
 pub fn unmount(path: &Path, lazy: bool) -> SysResult<()> {
     let mut flags = UnmountFlags::NOFOLLOW;
@@ -289,10 +288,10 @@ pub fn unmount(path: &Path, lazy: bool) -> SysResult<()> {
     retry(Call::Probe, || rustix::mount::unmount(path, flags))
 }
 
-/// Unmounts a FUSE mount of this user through the set-id helper fusermount3(1).
+/// Unmounts a FUSE mount of this user through the set-user-ID helper fusermount3(1).
 ///
-/// Errors: ENOENT without the helper, EBUSY while in use, EINVAL when nothing of this user's is
-/// mounted there, EPERM otherwise.
+/// Errors: ENOENT without the helper, EBUSY while in use, EINVAL if this user has no mount there,
+/// EPERM otherwise.
 pub fn fusermount_unmount(path: &Path, lazy: bool) -> SysResult<()> {
     for helper in FUSERMOUNT {
         let mut command = Command::new(helper);
@@ -313,7 +312,7 @@ pub fn fusermount_unmount(path: &Path, lazy: bool) -> SysResult<()> {
     Err(Errno::ENOENT)
 }
 
-/// The error that the helper's message stands for: it has no other way to say it.
+/// Converts the message of the helper, its only error report, to an errno.
 fn helper_errno(message: &str) -> Errno {
     if message.contains("busy") {
         Errno::EBUSY

@@ -1,5 +1,5 @@
-//! A mount namespace of one's own, and a directory in it that shows something else
-//! (mount_namespaces(7), user_namespaces(7), overlayfs).
+//! Private mount namespaces, and mounts in them (mount_namespaces(7), user_namespaces(7),
+//! overlayfs).
 
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -10,17 +10,17 @@ use rustix::mount::{MountFlags, MountPropagationFlags};
 use super::super::name::check;
 use super::super::types::{Errno, SysResult};
 
-/// Puts this process into a mount namespace of its own: whatever it mounts from now on is seen by
-/// it and by what it starts, and goes with the last of them. Without the privilege, in a user
-/// namespace of its own too, in which the user keeps the number it has; `true` then.
+/// Moves this process into a new mount namespace: only it and its children see its later mounts,
+/// which end with the last of them. Without the privilege it also creates a user namespace, in
+/// which the user keeps its ID, and returns `true`.
 ///
-/// Only for a process that has one thread. EPERM where neither is permitted, ENOSPC where there are
-/// too many.
+/// Only for a single-threaded process. EPERM if neither is permitted, ENOSPC if the limit of
+/// namespaces is reached.
 pub fn private_mounts() -> SysResult<bool> {
     let (uid, gid) = super::super::process::ids();
     let unshare = |flags: libc::c_int| {
-        // SAFETY: unshare(2) takes an integer; only namespaces are unshared, nothing that another
-        // part of the process relies on.
+        // SAFETY: unshare(2) takes an integer; it unshares only namespaces, on which no other part
+        // of the process relies.
         check(unsafe { libc::unshare(flags) }).map(|_| ())
     };
     let user = match unshare(libc::CLONE_NEWNS) {
@@ -32,24 +32,23 @@ pub fn private_mounts() -> SysResult<bool> {
         Err(errno) => return Err(errno),
     };
     if user {
-        // Without the first, an ordinary user may not map a group.
+        // Without denying setgroups, an ordinary user may not map a group.
         std::fs::write("/proc/self/setgroups", "deny")?;
         std::fs::write("/proc/self/uid_map", format!("{uid} {uid} 1"))?;
         std::fs::write("/proc/self/gid_map", format!("{gid} {gid} 1"))?;
     }
-    // What is mounted outside is still seen, so that what is inserted there appears here; nothing
-    // goes the other way.
+    // Later mounts outside propagate into this namespace, but not the reverse.
     let flags = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
     rustix::mount::mount_change("/", flags)?;
     Ok(user)
 }
 
-/// Shows at `to` what is at `from`.
+/// Bind-mounts `from` at `to`.
 pub fn mount_bind(from: &Path, to: &Path) -> SysResult<()> {
     Ok(rustix::mount::mount_bind(from, to)?)
 }
 
-/// Mounts an empty directory in memory over `at`.
+/// Mounts an empty tmpfs over `at`.
 pub fn mount_scratch(at: &Path) -> SysResult<()> {
     Ok(rustix::mount::mount(
         "ckptfs",
@@ -60,11 +59,11 @@ pub fn mount_scratch(at: &Path) -> SysResult<()> {
     )?)
 }
 
-/// Mounts over `at` a directory that begins as `lower` and can be changed: what is changed is put
-/// into `upper`, on whose filesystem `work` is, an empty directory. `user`: the caller is
-/// privileged in a user namespace only.
+/// Mounts an overlay over `at`, with changes stored in `upper`. `work` is an empty directory on the
+/// filesystem of `upper`. `user`: the caller is privileged only in a user namespace.
 ///
-/// EINVAL where the kernel does not take one of these for an overlay, ENODEV where it knows none.
+/// EINVAL if the kernel does not accept one of the directories for an overlay, ENODEV if it has no
+/// overlayfs.
 pub fn mount_overlay(
     at: &Path,
     lower: BorrowedFd<'_>,
@@ -73,8 +72,8 @@ pub fn mount_overlay(
     user: bool,
 ) -> SysResult<()> {
     let path = |fd: BorrowedFd<'_>| format!("/proc/self/fd/{}", fd.as_raw_fd());
-    // Paths by number have no character that an option would have to escape. Directories of the
-    // lower tree can be renamed where the kernel may note it.
+    // Paths by descriptor number need no escaping. Renaming directories of `lower` requires
+    // `redirect_dir`, which `userxattr` excludes.
     let how = if user { "userxattr" } else { "redirect_dir=on" };
     let options = format!(
         "lowerdir={},upperdir={},workdir={},index=off,metacopy=off,xino=off,{how}",

@@ -1,4 +1,4 @@
-//! Opening.
+//! Opening files and directories.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -12,17 +12,17 @@ use super::super::name::{component, permissions, retry};
 use super::super::path::{DIR_FLAGS, walk_beneath};
 use super::super::types::{Errno, SysResult};
 
-/// What makes a rename leave a whiteout (`RENAME_WHITEOUT` of renameat2(2)).
+/// The flag of a rename that leaves a whiteout (`RENAME_WHITEOUT` of renameat2(2)).
 pub(in crate::sys) const WHITEOUT: Option<rustix::fs::RenameFlags> =
     Some(rustix::fs::RenameFlags::WHITEOUT);
 
 /// Flags of a descriptor that only names an inode.
 const PATH_FLAGS: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// How often openat2 is tried again when a rename elsewhere disturbed it (EAGAIN of openat2(2)).
+/// Maximum number of retries of openat2 after a concurrent rename (EAGAIN of openat2(2)).
 const RESOLVE_TRIES_MAX: u32 = 64;
 
-/// The flags of open(2) for `open`, all but `O_NOFOLLOW`.
+/// The flags of open(2) for `open`, except `O_NOFOLLOW`.
 pub(in super::super) fn open_flags(open: Open) -> OFlags {
     let mut flags = OFlags::CLOEXEC | OFlags::NONBLOCK;
     flags |= match (open.read, open.write) {
@@ -39,13 +39,13 @@ pub(in super::super) fn open_flags(open: Open) -> OFlags {
     flags
 }
 
-/// Does what the flags of open(2) cannot say; nothing on Linux.
+/// Sets modes that the flags of open(2) cannot express; none on Linux.
 pub(in super::super) fn after_open(fd: OwnedFd, _open: Open) -> SysResult<File> {
     Ok(File::from(fd))
 }
 
-/// Creates the file `name` in `dir`; EEXIST when the name is taken, even by a dangling link
-/// (`O_CREAT | O_EXCL`). `mode` is masked by the process's umask.
+/// Creates the file `name` in `dir`; EEXIST if the name exists, even as a dangling link (`O_CREAT |
+/// O_EXCL`). The umask of the process applies to `mode`.
 pub fn create_file_at(dir: impl AsFd, name: &[u8], open: Open, mode: u32) -> SysResult<File> {
     let name = component(name)?;
     let flags = open_flags(open) | OFlags::NOFOLLOW | OFlags::CREATE | OFlags::EXCL;
@@ -55,7 +55,7 @@ pub fn create_file_at(dir: impl AsFd, name: &[u8], open: Open, mode: u32) -> Sys
     .map(File::from)
 }
 
-/// A file without a name, which is gone when it is closed: on the filesystem of `dir`, or in memory
+/// Creates an unnamed file that ends when closed: on the filesystem of `dir`, or in memory
 /// (open(2), `O_TMPFILE`; memfd_create(2)).
 pub fn unnamed_file(dir: Option<&OwnedFd>) -> SysResult<File> {
     let on_disk = dir.map(|dir| {
@@ -63,7 +63,7 @@ pub fn unnamed_file(dir: Option<&OwnedFd>) -> SysResult<File> {
         rustix::fs::openat(dir, c".", flags, Mode::RUSR | Mode::WUSR).map_err(Errno::from)
     });
     match on_disk {
-        // A network's filesystem has none.
+        // A network filesystem has no such files.
         None | Some(Err(Errno::EOPNOTSUPP | Errno::EISDIR)) => {
             Ok(rustix::fs::memfd_create(c"ckptfs", MemfdFlags::CLOEXEC).map(File::from)?)
         }
@@ -71,8 +71,8 @@ pub fn unnamed_file(dir: Option<&OwnedFd>) -> SysResult<File> {
     }
 }
 
-/// Opens a descriptor that names `name` in `dir`, whatever it is, without opening it (`O_PATH`): it
-/// needs no permission on the inode, keeps it from being freed, and a link is itself.
+/// Opens a descriptor that only names the inode `name` in `dir`, of any kind (`O_PATH`). It
+/// requires no permission on the inode, keeps it from being freed, and does not follow a link.
 pub fn open_path_at(dir: impl AsFd, name: &[u8]) -> SysResult<OwnedFd> {
     let name = component(name)?;
     retry(Call::Open, || {
@@ -80,11 +80,11 @@ pub fn open_path_at(dir: impl AsFd, name: &[u8]) -> SysResult<OwnedFd> {
     })
 }
 
-/// Opens `path`, relative to `dir`, without ever leaving `dir` or following a link (openat2(2)).
+/// Opens `path`, relative to `dir`, without leaving `dir` or following a link (openat2(2)).
 ///
-/// Errors: EXDEV for a path that leads out (absolute, or too many `..`), ELOOP for a link on the
-/// way. A link at the end is itself for [`OpenKind::Path`]. Where the kernel has no openat2, any
-/// `..` is EXDEV, and a link on the way may be ENOTDIR.
+/// Errors: EXDEV for a path that leads out (absolute, or too many `..`), ELOOP for a link in it.
+/// With [`OpenKind::Path`] a link as the last component is opened itself. Without openat2 in the
+/// kernel, any `..` is EXDEV, and a link in the path may be ENOTDIR.
 pub fn open_beneath(dir: impl AsFd, path: &[u8], kind: OpenKind) -> SysResult<OwnedFd> {
     let flags = match kind {
         OpenKind::Path => PATH_FLAGS,
@@ -98,15 +98,15 @@ pub fn open_beneath(dir: impl AsFd, path: &[u8], kind: OpenKind) -> SysResult<Ow
             rustix::fs::openat2(&dir, path, flags, Mode::empty(), resolve)
         }) {
             Err(Errno::EAGAIN) if tries < RESOLVE_TRIES_MAX => tries += 1,
-            // Before 5.6, and in sandboxes that do not know it.
+            // Before 5.6, and in sandboxes without it.
             Err(Errno::ENOSYS) => return walk_beneath(dir, path, kind),
             result => return result,
         }
     }
 }
 
-/// Opens anew what a descriptor names, also an `O_PATH` one, with the permissions that its inode
-/// gives now. ELOOP when it is a symbolic link.
+/// Opens the inode of a descriptor, which may be an `O_PATH` descriptor, again, subject to its
+/// current permissions. ELOOP for a symbolic link.
 pub fn reopen(fd: impl AsFd, open: Open) -> SysResult<File> {
     let path = proc_path(&fd);
     retry(Call::Open, || {
@@ -115,11 +115,11 @@ pub fn reopen(fd: impl AsFd, open: Open) -> SysResult<File> {
     .map(File::from)
 }
 
-/// The present path of a descriptor's directory: also below a mount that covers it, and after a
-/// directory above it was renamed.
+/// Returns the current path of a descriptor's directory, also below a mount that covers it, and
+/// after a rename of a directory above it.
 ///
 /// # Errors
-/// ENOENT: it was removed, or is not to be reached from the root of this process.
+/// ENOENT: it was removed, or is not reachable from the root of this process.
 pub fn path_of(dir: impl AsFd) -> SysResult<PathBuf> {
     let path = std::fs::read_link(proc_path(&dir))?;
     if path.is_absolute() && rustix::fs::fstat(&dir)?.st_nlink > 0 {
@@ -129,7 +129,7 @@ pub fn path_of(dir: impl AsFd) -> SysResult<PathBuf> {
     }
 }
 
-/// The link that leads to a descriptor's inode.
+/// The `/proc` link that leads to a descriptor's inode.
 pub(super) fn proc_path(fd: &impl AsFd) -> String {
     format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd())
 }

@@ -1,5 +1,5 @@
-//! Questions about a file that no portable call answers: what is dirty, what is shared, who may
-//! still write.
+//! Queries about a file that no portable call answers: dirty pages, shared extents, remaining
+//! writers.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd};
@@ -10,7 +10,7 @@ use super::super::name::{check_retry, last_errno};
 use super::super::signal::ignore_sigio;
 use super::super::types::{Allocation, Errno, ExtentMap, Placed, SysResult};
 
-/// `cachestat` of every architecture's table but alpha's (since 6.5).
+/// `cachestat`, the same on every architecture except alpha (since 6.5).
 const SYS_CACHESTAT: libc::c_long = 451;
 
 /// `struct cachestat_range` of linux/mman.h: bytes; a length of 0 means to the end.
@@ -31,14 +31,14 @@ struct Cachestat {
     recently_evicted: u64,
 }
 
-/// Pages of the file in memory that are not on disk yet: dirty and under write-back (cachestat(2)).
-/// ENOSYS before Linux 6.5, EOPNOTSUPP for hugetlbfs, EPERM for files that are neither owned nor
-/// writable.
+/// Returns the number of cached pages of the file that are not on disk yet: dirty or under
+/// writeback (cachestat(2)). ENOSYS before Linux 6.5, EOPNOTSUPP for hugetlbfs, EPERM for files
+/// that the caller neither owns nor may write.
 pub fn dirty_pages(file: impl AsFd) -> SysResult<u64> {
     dirty_pages_before(file, 0)
 }
 
-/// As [`dirty_pages`], of the first `end` bytes alone; 0: of all.
+/// As [`dirty_pages`], for the first `end` bytes; 0: the whole file.
 pub fn dirty_pages_before(file: impl AsFd, end: u64) -> SysResult<u64> {
     let range = CachestatRange { off: 0, len: end };
     fault::check(Call::Probe)?;
@@ -61,22 +61,22 @@ pub fn dirty_pages_before(file: impl AsFd, end: u64) -> SysResult<u64> {
     }
 }
 
-/// Somebody who opens a file while we hold a lease on it makes the kernel send SIGIO, which would
-/// end the process.
+/// Opening a file while this process holds a lease on it makes the kernel send SIGIO, which would
+/// terminate the process.
 fn ignore_sigio_once() {
     static SIGIO_IGNORED: Once = Once::new();
     SIGIO_IGNORED.call_once(|| {
-        // It cannot fail: the signal's number is valid.
+        // It cannot fail: the signal number is valid.
         let _ = ignore_sigio();
     });
 }
 
-/// Whether no writable open and no writable mapping of the file is left, this process's own
-/// included.
+/// Returns whether no writable open and no writable mapping of the file remains, including those of
+/// this process.
 ///
-/// It takes a read lease and gives it back (fcntl(2), `F_SETLEASE`): exact also for mappings that
+/// It acquires and releases a read lease (fcntl(2), `F_SETLEASE`), which also detects mappings that
 /// outlive their descriptor. `file` must be open for reading only. Errors: EACCES unless owner or
-/// CAP_LEASE, EINVAL for what is no regular file. An open for writing that comes while the lease is
+/// CAP_LEASE, EINVAL for inodes other than regular files. An open for writing while the lease is
 /// held waits some microseconds. The first call ignores SIGIO for the process.
 pub fn lease_free(file: impl AsFd) -> SysResult<bool> {
     fault::check(Call::Probe)?;
@@ -92,11 +92,11 @@ pub fn lease_free(file: impl AsFd) -> SysResult<bool> {
     check_retry(|| unsafe { libc::fcntl(fd, libc::F_SETLEASE, libc::F_UNLCK) }).map(|_| true)
 }
 
-/// Empties a file that nobody else has open or mapped, for reading or writing, other descriptors of
-/// this process included; `false`: somebody has, and nothing was done.
+/// Truncates a file that nothing else has open or mapped, for reading or writing, including other
+/// descriptors of this process. `false`: it is in use, and nothing was done.
 ///
-/// It holds a write lease (fcntl(2), `F_SETLEASE`) meanwhile, so who opens the file then waits, and
-/// finds it empty. Errors: as [`lease_free`], and those of ftruncate(2).
+/// It holds a write lease (fcntl(2), `F_SETLEASE`) during the call, so a concurrent open waits and
+/// then finds the file empty. Errors: as [`lease_free`], and those of ftruncate(2).
 pub fn truncate_unshared(file: impl AsFd) -> SysResult<bool> {
     fault::check(Call::Probe)?;
     ignore_sigio_once();
@@ -118,24 +118,24 @@ pub fn truncate_unshared(file: impl AsFd) -> SysResult<bool> {
 const FS_IOC_FIEMAP: u32 = 0xc020_660b;
 /// Flushes before mapping (`FIEMAP_FLAG_SYNC`).
 const FLAG_SYNC: u32 = 0x1;
-/// The file's last extent.
+/// The last extent of the file.
 const EXTENT_LAST: u32 = 0x1;
-/// Allocated and never written: reads as zeros, as a hole does.
+/// Allocated but never written: reads as zeros, as a hole does.
 pub(super) const EXTENT_UNWRITTEN: u32 = 0x800;
-/// Somebody else uses some of it too, or did a moment ago (`FIEMAP_EXTENT_SHARED`); it does not say
-/// who.
+/// Part of it is shared, or was a moment ago (`FIEMAP_EXTENT_SHARED`); the other user is not
+/// reported.
 const EXTENT_SHARED: u32 = 0x2000;
-/// Flags of extents whose physical place does not tell their content: UNKNOWN, DELALLOC, ENCODED,
-/// DATA_ENCRYPTED, NOT_ALIGNED, DATA_INLINE, DATA_TAIL.
+/// Flags of extents whose physical address does not determine their content: UNKNOWN, DELALLOC,
+/// ENCODED, DATA_ENCRYPTED, NOT_ALIGNED, DATA_INLINE, DATA_TAIL.
 pub(super) const EXTENT_OPAQUE: u32 = 0x2 | 0x4 | 0x8 | 0x80 | 0x100 | 0x200 | 0x400;
-/// Beside the inode's attributes (`FIEMAP_EXTENT_DATA_INLINE`): nothing else can have it there.
+/// Stored with the inode's attributes (`FIEMAP_EXTENT_DATA_INLINE`), so it cannot be shared.
 const EXTENT_INLINE: u32 = 0x200;
-/// Of those, the extents that are nowhere yet, or at no place that could be compared; compressed
-/// ones are at one.
+/// Of those, extents without an address yet, or without a comparable one. Compressed extents have
+/// one.
 const EXTENT_NOWHERE: u32 = EXTENT_OPAQUE & !(EXTENT_INLINE | 0x8);
-/// Extents asked for at once.
+/// Extents requested per call.
 const EXTENTS_PER_CALL: usize = 128;
-/// Extents beyond which a file is not compared: 24 bytes of memory each.
+/// Maximum number of extents of a file to compare: 24 bytes of memory each.
 pub(super) const EXTENTS_MAX: usize = 1 << 18;
 
 /// `struct fiemap_extent` of linux/fiemap.h: bytes.
@@ -162,7 +162,7 @@ struct Fiemap {
     extents: [FiemapExtent; EXTENTS_PER_CALL],
 }
 
-/// A range of a file's data and where it is on the device, in bytes.
+/// A range of file data and its location on the device, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Extent {
     logical: u64,
@@ -170,13 +170,13 @@ struct Extent {
     length: u64,
 }
 
-/// Whether two files of one filesystem have the same size and share all their data, so that their
-/// contents are equal.
+/// Returns whether two files of one filesystem have the same size and share all their data, so that
+/// their contents are equal.
 ///
-/// False also where the place on the device does not prove it: inline, compressed or encrypted
-/// extents, more than 2^18 of them, or different filesystems. Both files are flushed
-/// (`FIEMAP_FLAG_SYNC`); what is written meanwhile is seen or not. Errors: EOPNOTSUPP where the
-/// filesystem cannot tell.
+/// Also false if the location does not prove equality: inline, compressed or encrypted extents,
+/// more than 2^18 of them, or different filesystems. Both files are flushed (`FIEMAP_FLAG_SYNC`);
+/// concurrent writes may or may not be seen. Errors: EOPNOTSUPP if the filesystem does not report
+/// extents.
 pub fn shares_extents(a: &std::fs::File, b: &std::fs::File) -> SysResult<bool> {
     fault::check(Call::Probe)?;
     let (stat_a, stat_b) = (super::stat_fd(a)?, super::stat_fd(b)?);
@@ -192,12 +192,12 @@ pub fn shares_extents(a: &std::fs::File, b: &std::fs::File) -> SysResult<bool> {
     }
 }
 
-/// Where a file's data is, up to `size`: two files of one filesystem and size with the same map
-/// share all of it (of compressed extents that is no proof). What stands beside the inode's
-/// attributes has no place. `None` where the place does not tell: encrypted extents, or more than
-/// 2^18 of them. The file is flushed.
+/// Returns the location of a file's data on the device, up to `size`. Two files of one filesystem
+/// and size with equal maps share all of it (for compressed extents this is no proof). Inline data
+/// is not included. `None` if the location does not determine the content: encrypted extents, or
+/// more than 2^18 of them. The file is flushed.
 ///
-/// Errors: EOPNOTSUPP where the filesystem cannot tell.
+/// Errors: EOPNOTSUPP if the filesystem does not report extents.
 pub fn extent_map(file: impl AsFd, size: u64) -> SysResult<Option<ExtentMap>> {
     fault::check(Call::Probe)?;
     let found = extents(file, size, EXTENT_NOWHERE, EXTENT_INLINE)?;
@@ -211,10 +211,10 @@ pub fn extent_map(file: impl AsFd, size: u64) -> SysResult<Option<ExtentMap>> {
     }))
 }
 
-/// Where the space is that a file takes (`FS_IOC_FIEMAP`). The file is flushed; what is written
-/// meanwhile is seen or not.
+/// Returns the space allocated to a file (`FS_IOC_FIEMAP`). The file is flushed; concurrent writes
+/// may or may not be seen.
 ///
-/// Errors: EOPNOTSUPP where the filesystem cannot tell.
+/// Errors: EOPNOTSUPP if the filesystem does not report extents.
 pub fn allocation(file: impl AsFd) -> SysResult<Allocation> {
     fault::check(Call::Probe)?;
     let mut found = Allocation::default();
@@ -234,8 +234,8 @@ pub fn allocation(file: impl AsFd) -> SysResult<Allocation> {
     Ok(found)
 }
 
-/// The file's data extents up to `size`, neighbours joined, without those with a flag of `without`;
-/// `None` when one has a flag of `opaque`, or there are too many.
+/// Returns the data extents of the file up to `size`, adjacent ones merged, skipping those with a
+/// flag of `without`. `None` if one has a flag of `opaque`, or there are too many.
 fn extents(
     file: impl AsFd,
     size: u64,
@@ -264,8 +264,8 @@ fn extents(
     Ok(whole.then_some(found))
 }
 
-/// Shows `look` the file's extents, in order, up to one that goes over `size` or until it says
-/// `false`; `false` then, and if one is empty.
+/// Calls `look` for the extents of the file, in order, up to the one that reaches `size`. Returns
+/// `false` if `look` does, or if an extent is empty.
 pub(super) fn each_extent(
     file: impl AsFd,
     size: u64,
@@ -293,8 +293,9 @@ pub(super) fn each_extent(
     Ok(true)
 }
 
-/// Asks for the extents from `start` on; gives how many there are in `map`. To find who shares one,
-/// btrfs keeps its transaction from being committed: an idle thread is not idle meanwhile.
+/// Requests the extents from `start` on; returns the number of extents in `map`. While btrfs
+/// searches for sharing files it blocks commits of its transaction, so an idle thread runs with
+/// normal priority during the call.
 fn map_extents(file: impl AsFd, start: u64, map: &mut Fiemap) -> SysResult<usize> {
     map.start = start;
     map.length = u64::MAX - start;
@@ -320,8 +321,8 @@ impl From<FiemapExtent> for Extent {
     }
 }
 
-/// Adds an extent, as a part of the one before where it goes on in the file and on the device: how
-/// a filesystem splits a range is no difference.
+/// Appends an extent, merged with the previous one if they are adjacent in the file and on the
+/// device: how a filesystem splits a range is irrelevant.
 fn push_joined(extents: &mut Vec<Extent>, next: Extent) {
     match extents.last_mut() {
         Some(last)

@@ -12,13 +12,13 @@ use super::super::name::check;
 use super::super::types::{Errno, OwnMemory, ProcessFacts, SysResult};
 
 thread_local! {
-    /// This thread was idle once.
+    /// This thread was set to idle once.
     static WAS_IDLE: Cell<bool> = const { Cell::new(false) };
 }
-/// How often a thread was raised.
+/// Number of times that a thread was raised.
 static RAISED: AtomicU64 = AtomicU64::new(0);
 
-/// Lets the calling thread run only when nothing else wants to (`SCHED_IDLE` of sched(7)).
+/// Makes the calling thread run only on an otherwise idle CPU (`SCHED_IDLE` of sched(7)).
 pub fn set_thread_idle() -> SysResult<()> {
     WAS_IDLE.set(true);
     set_policy(0, libc::SCHED_IDLE)
@@ -30,9 +30,9 @@ fn set_policy(thread: i32, policy: i32) -> SysResult<()> {
     check(unsafe { libc::sched_setscheduler(thread, policy, &param) }).map(|_| ())
 }
 
-/// Makes a call under whose lock everybody waits, as a thread that is not idle: on a busy machine
-/// one that is may be kept from going on for long. Without the privilege to come back from idle it
-/// is made as it is.
+/// Runs a call with normal priority, for calls that hold a lock on which other threads wait: on a
+/// busy machine an idle thread may be preempted for long. Without the privilege to leave the idle
+/// policy, the call runs as idle.
 pub fn awake<T>(call: impl FnOnce() -> T) -> T {
     // SAFETY: it takes and returns an integer; 0 names the calling thread.
     let is_idle = WAS_IDLE.get() && unsafe { libc::sched_getscheduler(0) } == libc::SCHED_IDLE;
@@ -42,7 +42,7 @@ pub fn awake<T>(call: impl FnOnce() -> T) -> T {
     let raised = RAISED.load(Ordering::SeqCst);
     let is_awake = set_policy(0, libc::SCHED_OTHER).is_ok();
     let value = call();
-    // Whoever raised it meanwhile waits for it.
+    // A thread raised during the call must stay raised, because a caller waits for it.
     if is_awake && RAISED.load(Ordering::SeqCst) == raised {
         let _ = set_policy(0, libc::SCHED_IDLE);
     }
@@ -51,12 +51,12 @@ pub fn awake<T>(call: impl FnOnce() -> T) -> T {
 
 /// `IOPRIO_WHO_PROCESS` of linux/ioprio.h: one thread, 0 being the calling one.
 const IOPRIO_WHO_PROCESS: libc::c_int = 1;
-/// `IOPRIO_CLASS_IDLE`, where the class is.
+/// `IOPRIO_CLASS_IDLE`, shifted into the class bits.
 const IOPRIO_IDLE: libc::c_int = 3 << 13;
 
-/// Lets the calling thread's reads and writes wait until nobody else's do (ioprio_set(2), the idle
-/// class); where the I/O scheduler knows no classes it says nothing. Its share of the processor
-/// stays.
+/// Puts the calling thread into the idle I/O class (ioprio_set(2)): its reads and writes wait for
+/// those of other threads. No effect, and no error, if the I/O scheduler has no classes. CPU
+/// scheduling is unchanged.
 pub fn set_thread_io_idle() -> SysResult<()> {
     // SAFETY: ioprio_set(2) takes integers.
     match unsafe { libc::syscall(libc::SYS_ioprio_set, IOPRIO_WHO_PROCESS, 0, IOPRIO_IDLE) } {
@@ -65,13 +65,13 @@ pub fn set_thread_io_idle() -> SysResult<()> {
     }
 }
 
-/// A thread of this process, as the scheduler knows it.
+/// Returns the ID of the calling thread.
 pub fn own_thread() -> i32 {
     rustix::thread::gettid().as_raw_nonzero().get()
 }
 
-/// Takes back what [`set_thread_idle`] did to a thread of this process: somebody waits for it now.
-/// A thread that has ended is no error.
+/// Reverts [`set_thread_idle`] for a thread of this process, because a caller now waits for it. A
+/// thread that has ended is no error.
 pub fn set_thread_normal(thread: i32) -> SysResult<()> {
     RAISED.fetch_add(1, Ordering::SeqCst);
     match set_policy(thread, libc::SCHED_OTHER) {
@@ -80,15 +80,15 @@ pub fn set_thread_normal(thread: i32) -> SysResult<()> {
     }
 }
 
-/// Whether the calling thread has CAP_SYS_ADMIN. In a container it may be one that only counts
-/// there: a call that needs the machine's can still fail with EPERM.
+/// Returns whether the calling thread has CAP_SYS_ADMIN. In a container it may apply only to its
+/// user namespace: a call that requires it in the initial one can still fail with EPERM.
 pub fn has_sys_admin() -> bool {
     rustix::thread::capabilities(None)
         .is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
 }
 
-/// Whether a thread is in the user namespace of this process and has CAP_SYS_ADMIN if this process
-/// does (proc_pid_status(5), user_namespaces(7)). What cannot be told is no.
+/// Returns whether a thread is in the user namespace of this process, and has CAP_SYS_ADMIN if this
+/// process does (proc_pid_status(5), user_namespaces(7)). False if it cannot be determined.
 pub fn has_our_rights(thread: u32) -> bool {
     let namespace = |of: &str| std::fs::read_link(format!("/proc/{of}/ns/user")).ok();
     let is_admin = |of: &str| {
@@ -106,22 +106,22 @@ pub fn has_our_rights(thread: u32) -> bool {
     same && is_admin(&thread).is_some_and(|theirs| theirs || !has_sys_admin())
 }
 
-/// When process `pid` started, in clock ticks since boot: with the number, it names one process for
-/// good (proc_pid_stat(5)). ENOENT when there is none.
+/// Returns the start time of process `pid` in clock ticks since boot. With the ID it identifies one
+/// process uniquely (proc_pid_stat(5)). ENOENT if the process does not exist.
 pub fn process_starttime(pid: i32) -> SysResult<u64> {
     let stat = std::fs::read(format!("/proc/{pid}/stat"))?;
     field(&stat, 22).ok_or(Errno::EIO)
 }
 
-/// The session of a process or thread (proc_pid_stat(5)). ENOENT if there is none of this number.
+/// Returns the session of a process or thread (proc_pid_stat(5)). ENOENT if it does not exist.
 pub fn process_session(pid: u32) -> SysResult<i32> {
     let stat = std::fs::read(format!("/proc/{pid}/stat"))?;
     field(&stat, 6).ok_or(Errno::EIO)
 }
 
-/// Whether a process runs a program with the file name of the one that this process runs, also
-/// after that was replaced by another (`/proc/PID/exe`, proc_pid_exe(5)). Nothing of the other
-/// process's filesystems is asked. A program of another kind can have this name.
+/// Returns whether a process runs a program with the file name of this program, even after the file
+/// was replaced (`/proc/PID/exe`, proc_pid_exe(5)). It accesses no filesystem of the other process.
+/// An unrelated program can have this name.
 pub fn runs_our_program(pid: u32) -> bool {
     let program = |pid: &str| {
         let path = std::fs::read_link(format!("/proc/{pid}/exe")).ok()?;
@@ -131,9 +131,9 @@ pub fn runs_our_program(pid: u32) -> bool {
     program("self").is_some_and(|ours| program(&pid.to_string()) == Some(ours))
 }
 
-/// The name of a process or thread, as the kernel knows it: at most 15 bytes, chosen by itself,
-/// here without what is not UTF-8 (proc_pid_comm(5)). `None` if there is none of this number, as in
-/// another namespace.
+/// Returns the name of a process or thread in the kernel: up to 15 bytes, chosen by itself, with
+/// invalid UTF-8 replaced (proc_pid_comm(5)). `None` if the ID does not exist, as in another
+/// namespace.
 pub fn process_name(pid: u32) -> Option<String> {
     let name = std::fs::read(format!("/proc/{pid}/comm")).ok()?;
     Some(
@@ -145,11 +145,11 @@ pub fn process_name(pid: u32) -> Option<String> {
     )
 }
 
-/// The process that a thread (or process) of this number belongs to. While the thread waits for an
-/// answer of ours it cannot end, and this is exact.
+/// Returns the process of a thread (or process). While the thread waits for our reply it cannot
+/// end, so the result is exact.
 ///
 /// # Errors
-/// ENOENT or ESRCH if there is none; those of reading `/proc`.
+/// ENOENT or ESRCH if the thread does not exist; those of reading `/proc`.
 pub fn process_facts(thread: u32) -> SysResult<ProcessFacts> {
     let leader = |status: &[u8]| {
         let text = String::from_utf8_lossy(status);
@@ -160,7 +160,7 @@ pub fn process_facts(thread: u32) -> SysResult<ProcessFacts> {
     facts_of(leader(&status).ok_or(Errno::EIO)?)
 }
 
-/// The same for the number of a process, with less to read.
+/// As [`process_facts`], for a process ID, reading one file less.
 ///
 /// # Errors
 /// As [`process_facts`].
@@ -185,15 +185,15 @@ pub fn facts_of(pid: u32) -> SysResult<ProcessFacts> {
     })
 }
 
-/// The user of a process; root, if it hides what it has (proc_pid(5), `dumpable`).
+/// Returns the user of a process; root if the process is not dumpable (proc_pid(5)).
 ///
 /// # Errors
-/// ENOENT if there is none of this number.
+/// ENOENT if it does not exist.
 pub fn process_user(pid: u32) -> SysResult<u32> {
     Ok(std::fs::metadata(format!("/proc/{pid}"))?.uid())
 }
 
-/// The path in the unified hierarchy; where there is none, that in the first (cgroups(7)).
+/// The path in the unified hierarchy, or else in the first one (cgroups(7)).
 fn cgroup_path(lines: &str) -> String {
     let unified = lines.lines().find_map(|line| line.strip_prefix("0::"));
     let first = || {
@@ -205,8 +205,8 @@ fn cgroup_path(lines: &str) -> String {
     unified.or_else(first).unwrap_or_default().to_owned()
 }
 
-/// A field by its number, from 3 on. The name in field 2 may hold blanks and parentheses, so the
-/// count starts after its last `)`.
+/// Returns a field by its number, from 3 on. The name in field 2 may contain blanks and
+/// parentheses, so counting starts after its last `)`.
 fn field<T: std::str::FromStr>(stat: &[u8], number: usize) -> Option<T> {
     let name_end = stat.iter().rposition(|&byte| byte == b')')?;
     let rest = std::str::from_utf8(stat.get(name_end + 1..)?).ok()?;
@@ -216,27 +216,28 @@ fn field<T: std::str::FromStr>(stat: &[u8], number: usize) -> Option<T> {
         .ok()
 }
 
-/// How often the calling thread has given up the CPU by itself, to wait for something (`ru_nvcsw`
-/// of getrusage(2)).
+/// Returns the number of voluntary context switches of the calling thread (`ru_nvcsw` of
+/// getrusage(2)).
 pub fn waits_of_thread() -> Option<u64> {
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
     // SAFETY: `usage` has room for the struct and lives through the call; zeroed, it is valid
-    // whatever the call does.
+    // whether or not the call fills it.
     let usage = unsafe {
         (libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr()) == 0).then(|| usage.assume_init())
     };
     u64::try_from(usage?.ru_nvcsw).ok()
 }
 
-/// How often a thread of this process has been put on a CPU: one that waits for a lock is not, one
-/// that waits for the disk is, whenever that has done something (the third number of `schedstat`,
-/// Documentation/scheduler/sched-stats.rst). `None`: it has ended, or the kernel does not count.
+/// Returns the number of times that a thread of this process was put on a CPU (the third number of
+/// `schedstat`, Documentation/scheduler/sched-stats.rst). It stays the same while the thread waits
+/// for a lock; while it waits for the disk, it increases with each completed I/O. `None`: the
+/// thread has ended, or the kernel does not count.
 pub fn runs_of_thread(thread: i32) -> Option<u64> {
     let counts = std::fs::read_to_string(format!("/proc/self/task/{thread}/schedstat")).ok()?;
     counts.split_ascii_whitespace().nth(2)?.parse().ok()
 }
 
-/// Memory and threads of this process (`VmRSS` and `Threads` of proc_pid_status(5)).
+/// Returns memory and threads of this process (`VmRSS` and `Threads` of proc_pid_status(5)).
 pub fn own_memory() -> SysResult<OwnMemory> {
     parse_memory(&std::fs::read_to_string("/proc/self/status")?).ok_or(Errno::EIO)
 }
@@ -254,18 +255,18 @@ fn parse_memory(status: &str) -> Option<OwnMemory> {
     })
 }
 
-/// Gives memory that the allocator holds and nobody uses back to the system (malloc_trim(3));
-/// nothing where there is no such call.
+/// Returns free memory of the allocator to the system (malloc_trim(3)); no effect without that
+/// call.
 pub fn release_memory() {
     #[cfg(target_env = "gnu")]
     // SAFETY: it takes an integer and may be called from any thread at any time.
     let _ = unsafe { libc::malloc_trim(0) };
 }
 
-/// Gives every large block of memory (8 MiB) back to the system when it is freed, whatever was freed
-/// before (mallopt(3)); nothing where there is no such call. Without it the allocator keeps one such
-/// block for the next, and writes zeros over all of it where zeros are asked for: the buffer for
-/// requests of each session would be in memory whole.
+/// Makes the allocator return every block of 8 MiB or more to the system when freed (mallopt(3));
+/// no effect without that call. By default it keeps one such block for reuse, and writes zeros over
+/// all of it when zeroed memory is requested. The request buffer of each session would then be
+/// resident as a whole.
 pub fn keep_no_large_blocks() {
     #[cfg(target_env = "gnu")]
     // SAFETY: it takes two integers and may be called at any time.
@@ -275,7 +276,7 @@ pub fn keep_no_large_blocks() {
     }
 }
 
-/// Who is at the other end of a socket: user, group and process at the time of connect(2)
+/// Returns user, group and process of the peer of a socket at the time of connect(2)
 /// (`SO_PEERCRED`).
 pub fn peer_cred(stream: impl AsFd) -> SysResult<(u32, u32, i32)> {
     let cred = rustix::net::sockopt::socket_peercred(stream)?;
@@ -394,7 +395,7 @@ mod tests {
         let idle = std::thread::spawn(move || {
             assert_eq!(awake(policy), libc::SCHED_OTHER);
             set_thread_idle().expect("idle scheduling");
-            // Another test may raise a thread meanwhile, and this one with it.
+            // Another test may raise a thread at the same time, which also affects this one.
             let again = (0..100).any(|_| {
                 set_thread_idle().expect("idle scheduling");
                 assert_eq!(awake(|| awake(policy)), libc::SCHED_OTHER);

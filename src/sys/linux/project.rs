@@ -1,6 +1,6 @@
-//! Projects of disk quotas (`FS_XFLAG_PROJINHERIT` of ioctl_xfs_fsgetxattr(2)). Where a directory
-//! gives its project to what is made in it, nothing of another project can be renamed or linked into
-//! it: XFS and ext4 answer EXDEV.
+//! Project IDs of disk quotas (`FS_XFLAG_PROJINHERIT` of ioctl_xfs_fsgetxattr(2)). If new inodes
+//! inherit the project of a directory, XFS and ext4 reject renames and links of inodes of other
+//! projects into it with EXDEV.
 
 use std::ffi::CString;
 use std::mem::MaybeUninit;
@@ -19,7 +19,7 @@ use super::open::proc_path;
 const FS_IOC_FSGETXATTR: u32 = 0x801c_581f;
 /// `FS_IOC_FSSETXATTR` of linux/fs.h: `_IOW('X', 32, struct fsxattr)`.
 const FS_IOC_FSSETXATTR: u32 = 0x401c_5820;
-/// What is made in the directory gets its project (`FS_XFLAG_PROJINHERIT`).
+/// New inodes in the directory inherit its project (`FS_XFLAG_PROJINHERIT`).
 const PROJECT_INHERIT: u32 = 0x200;
 
 /// `struct fsxattr` of linux/fs.h.
@@ -33,10 +33,10 @@ pub(super) struct FsXattr {
     padding: [u8; 8],
 }
 
-/// The attributes of an inode that is open.
+/// Returns the extended inode attributes of an open file.
 ///
 /// # Errors
-/// ENOTTY or EOPNOTSUPP where the filesystem has none.
+/// ENOTTY or EOPNOTSUPP on filesystems without them.
 pub(super) fn fsxattr(file: impl AsFd) -> SysResult<FsXattr> {
     // SAFETY: every field is an integer or an array of integers, for which zero is valid.
     let mut attr: FsXattr = unsafe { MaybeUninit::zeroed().assume_init() };
@@ -65,7 +65,7 @@ fn set_fsxattr(file: impl AsFd, attr: &FsXattr) -> SysResult<()> {
     .map(drop)
 }
 
-/// A descriptor of a directory that ioctls take, which `O_PATH` is not.
+/// Opens a directory by its descriptor for ioctls, which reject `O_PATH` descriptors.
 fn open_dir(dir: impl AsFd) -> SysResult<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     retry(Call::Open, || {
@@ -73,9 +73,9 @@ fn open_dir(dir: impl AsFd) -> SysResult<OwnedFd> {
     })
 }
 
-/// As [`rename_at`], of what belongs where it is moved: what is put back, or is kept. It gets the
-/// project of the directory if that is needed; with [`RenameMode::Exchange`] so does what it changes
-/// places with.
+/// As [`rename_at`], for inodes that are put back or preserved. If the rename fails with EXDEV, the
+/// inode gets the project of the target directory, and the rename is retried. With
+/// [`RenameMode::Exchange`] so does the inode at the target.
 ///
 /// # Errors
 /// Those of rename(2).
@@ -98,7 +98,7 @@ pub fn rename_home(
     rename()
 }
 
-/// Gives an inode the project of a directory that gives it to what is in it.
+/// Sets the project of an inode to that of the target directory, if its entries inherit it.
 fn adopt(from_dir: impl AsFd, from: &[u8], to_dir: impl AsFd) -> SysResult<()> {
     let of_dir = fsxattr(open_dir(to_dir)?)?;
     if of_dir.xflags & PROJECT_INHERIT == 0 {
@@ -120,7 +120,7 @@ fn adopt(from_dir: impl AsFd, from: &[u8], to_dir: impl AsFd) -> SysResult<()> {
     set_fsxattr(&file, &attr)
 }
 
-/// Numbers of file_getattr(2) and file_setattr(2), the same on every architecture but Alpha.
+/// Numbers of file_getattr(2) and file_setattr(2), the same on every architecture except Alpha.
 const FILE_GETATTR: libc::c_long = 468;
 const FILE_SETATTR: libc::c_long = 469;
 
@@ -135,8 +135,8 @@ struct FileAttr {
     cow_extent_size: u32,
 }
 
-/// Sets the project of what cannot be opened: a link, a socket. Before Linux 6.17 that cannot be
-/// done, and nothing is.
+/// Sets the project of an inode that cannot be opened: a link, a socket. No effect before Linux
+/// 6.17.
 fn set_project_at(dir: impl AsFd, name: &[u8], project: u32) -> SysResult<()> {
     let name = CString::new(name).map_err(|_| Errno::EINVAL)?;
     let (dir, mut attr) = (dir.as_fd().as_raw_fd(), FileAttr::default());
@@ -157,8 +157,7 @@ fn set_project_at(dir: impl AsFd, name: &[u8], project: u32) -> SysResult<()> {
     call(FILE_SETATTR, &mut attr).map(drop)
 }
 
-/// What is made in a directory from now on gets no project from it. Where that cannot be, nothing is
-/// changed.
+/// Stops new inodes in a directory from inheriting its project. No effect if that is not possible.
 pub fn give_no_project(dir: impl AsFd) {
     let Ok(dir) = open_dir(dir) else { return };
     if let Ok(mut attr) = fsxattr(&dir)

@@ -1,4 +1,4 @@
-//! What two files have in common, told by where it is on the device.
+//! Equal ranges of two files, found by their location on the device.
 
 use std::fs::File;
 use std::ops::Range;
@@ -8,11 +8,11 @@ use super::super::types::SysResult;
 use super::probe::{EXTENT_OPAQUE, EXTENT_UNWRITTEN, EXTENTS_MAX, each_extent};
 use super::project::fsxattr;
 
-/// The data is on XFS's real-time device, whose addresses are its own (`FS_XFLAG_REALTIME`).
+/// The data is on XFS's real-time device, which has a separate address space (`FS_XFLAG_REALTIME`).
 const XFLAG_REALTIME: u32 = 0x1;
 
-/// A range of a file that is no hole, and where it begins on the device; `None`: its place does not
-/// tell what is in it.
+/// A range of a file that is no hole, and its start on the device. `None`: the location does not
+/// determine the content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Piece {
     start: u64,
@@ -20,7 +20,7 @@ struct Piece {
     place: Option<u64>,
 }
 
-/// What begins at an offset of a file.
+/// The data at an offset of a file.
 #[derive(PartialEq, Eq)]
 enum Held {
     Hole,
@@ -28,18 +28,18 @@ enum Held {
     Unknown,
 }
 
-/// The ranges of their first `size` bytes in which two files hold the same, because both have it at
-/// one place of the device or both have a hole; in order, none next to another. What is not in them
-/// may be the same all the same: what is inline, compressed or encrypted has no place that would
-/// tell.
+/// Returns the ranges of the first `size` bytes in which two files are equal, because both have the
+/// data at one location of the device or both have a hole. The ranges are in order and not
+/// adjacent. Other ranges may also be equal: inline, compressed or encrypted data has no comparable
+/// location.
 ///
-/// It is a proof for files that nobody writes. Their data may be moved (shared with others,
-/// defragmented); both are open, so a place that one has is not used again before it is moved away,
-/// and that `a` is where it was is looked at again at the end. There are none on other filesystems
-/// than XFS and btrfs, nor on XFS's real-time device: an address must mean one place. None either
-/// for files of more than 2^18 extents. Both are flushed.
+/// It proves equality of files that are not written. Their data may be moved (by sharing or
+/// defragmentation). Both files are open, so a block referenced by one is not reused before it is
+/// moved, and the extents of `a` are read again at the end to detect that. The result is empty on
+/// filesystems other than XFS and btrfs and on XFS's real-time device, because an address must mean
+/// one location, and for files of more than 2^18 extents. Both files are flushed.
 ///
-/// Errors: those of the calls that ask.
+/// Errors: those of the system calls.
 pub fn same_ranges(a: &File, b: &File, size: u64) -> SysResult<Vec<Range<u64>>> {
     fault::check(Call::Probe)?;
     if super::stat_fd(a)?.dev != super::stat_fd(b)?.dev
@@ -57,7 +57,7 @@ pub fn same_ranges(a: &File, b: &File, size: u64) -> SysResult<Vec<Range<u64>>> 
     Ok(equal_ranges(&before, &other, size))
 }
 
-/// Equal addresses of two such files of one filesystem are one place.
+/// Returns whether equal addresses of two such files of one filesystem are one location.
 fn has_one_address_space(file: &File) -> SysResult<bool> {
     if !matches!(
         super::fs_name(super::statfs_fd(file)?.fs_type),
@@ -68,8 +68,8 @@ fn has_one_address_space(file: &File) -> SysResult<bool> {
     Ok(fsxattr(file)?.xflags & XFLAG_REALTIME == 0)
 }
 
-/// What is no hole up to `size`, in order; `None` if it is too much, or not in order. What is
-/// allocated and not written reads as a hole does.
+/// Returns the ranges up to `size` that are not holes, in order; `None` if there are too many, or
+/// the extents are out of order. Unwritten extents count as holes.
 fn pieces(file: &File, size: u64) -> SysResult<Option<Vec<Piece>>> {
     let mut found: Vec<Piece> = Vec::new();
     let mut upto = 0;
@@ -106,7 +106,7 @@ fn equal_ranges(mut a: &[Piece], mut b: &[Piece], size: u64) -> Vec<Range<u64>> 
     found
 }
 
-/// What begins at `at`, and up to where it goes on; what ends before is left out of `rest`.
+/// The data at `at`, and its end; drops earlier pieces from `rest`.
 fn held_at(rest: &mut &[Piece], at: u64, size: u64) -> (Held, u64) {
     while let Some((_, more)) = rest.split_first().filter(|(first, _)| first.end <= at) {
         *rest = more;
@@ -154,7 +154,7 @@ mod tests {
         );
         assert_eq!(equal_ranges(&a, &a, 55), [0..40, 50..55]);
         let cases: [(&[Piece], &[Range<u64>]); 6] = [
-            // One byte written anew in the middle.
+            // One byte rewritten in the middle.
             (
                 &[
                     piece(0, 4, 100),
@@ -165,17 +165,17 @@ mod tests {
                 ],
                 &[0..4, 5..40, 50..60],
             ),
-            // The same places in another order, and a part of an extent at another offset.
+            // The same locations in another order, and a part of an extent at another offset.
             (
                 &[piece(0, 10, 500), piece(10, 20, 100), piece(30, 40, 701)],
                 &[20..30, 50..60],
             ),
-            // What was a hole is data, and the other way around.
+            // A hole became data, and data a hole.
             (
                 &[piece(0, 10, 100), piece(20, 30, 500), piece(30, 40, 700)],
                 &[0..10, 30..40, 50..60],
             ),
-            // The device's neighbours as one extent.
+            // Adjacent ranges of the device as one extent.
             (
                 &[piece(0, 20, 100), piece(30, 40, 700)],
                 &[0..10, 20..40, 50..60],

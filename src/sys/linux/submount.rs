@@ -1,5 +1,5 @@
-//! What lies in a directory and is on another filesystem: mounts that are shown elsewhere too, and
-//! the subvolumes of btrfs. Copies of mounts that nobody sees.
+//! Other filesystems inside a directory: mounts that are also shown elsewhere, and btrfs
+//! subvolumes. Detached copies of mounts.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -17,8 +17,8 @@ use super::handover::{message_pair, receive_message, send_message};
 use super::mount::unmount;
 use super::open::proc_path;
 
-/// A copy of the mount whose directory or file a descriptor names, with all that is mounted below;
-/// nobody sees it until it is attached (open_tree(2)).
+/// Returns a detached copy of the mount that `what` names, from that directory or file on, with all
+/// mounts below (open_tree(2)).
 ///
 /// # Errors
 /// EPERM without CAP_SYS_ADMIN.
@@ -30,23 +30,23 @@ pub fn copy_mount(what: impl AsFd) -> SysResult<OwnedFd> {
     Ok(rustix::mount::open_tree(what, "", flags)?)
 }
 
-/// Attaches a copy over what a descriptor names (move_mount(2)).
+/// Attaches a detached mount over the inode of `over` (move_mount(2)).
 ///
 /// # Errors
-/// Those of mount(2): ENOTDIR if only one of both is a directory.
+/// Those of mount(2): ENOTDIR if only one of the two is a directory.
 pub fn attach_mount(copy: impl AsFd, over: impl AsFd) -> SysResult<()> {
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
     Ok(rustix::mount::move_mount(copy, "", over, "", flags)?)
 }
 
-/// A read-only copy of the mount of a directory, from that directory on, without what is mounted
-/// below: every change fails with EROFS, connect(2) to a socket works. No table of mounts lists it,
-/// and it ends with the last descriptor in it. The kernel shows its paths with the directory as `/`.
+/// Returns a read-only copy of the mount of a directory, from that directory on, without the mounts
+/// below. Every change fails with EROFS; connect(2) to a socket works. No mount table lists it, and
+/// it ends with the last descriptor in it. The kernel shows its paths with the directory as `/`.
 ///
-/// Without CAP_SYS_ADMIN a child process makes it in a user namespace (user_namespaces(7)).
+/// Without CAP_SYS_ADMIN a child process in a user namespace makes it (user_namespaces(7)).
 ///
 /// # Errors
-/// EPERM where neither is permitted, ENOSYS before Linux 5.12, EINVAL if a locked mount is below.
+/// EPERM if neither is permitted, ENOSYS before Linux 5.12, EINVAL if a locked mount is below.
 pub fn copy_read_only(dir: impl AsFd) -> SysResult<OwnedFd> {
     match read_only_mount(dir.as_fd()) {
         Err(Errno::EPERM) => copy_in_child(dir.as_fd()),
@@ -64,9 +64,9 @@ fn read_only_mount(dir: BorrowedFd<'_>) -> SysResult<OwnedFd> {
         | MountAttrFlags::MOUNT_ATTR_NOSUID
         | MountAttrFlags::MOUNT_ATTR_NODEV
         | MountAttrFlags::MOUNT_ATTR_NOEXEC;
-    // `struct mount_attr`: what to set, what to clear, the propagation, a user namespace.
+    // `struct mount_attr`: attr_set, attr_clr, propagation, userns_fd.
     let attr = [u64::from(set.bits()), 0, libc::MS_PRIVATE, 0];
-    // SAFETY: the path is a string, and the structure of so many bytes is read during the call.
+    // SAFETY: the path is a string, and the structure of the size passed is read during the call.
     let done = unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
@@ -83,24 +83,24 @@ fn read_only_mount(dir: BorrowedFd<'_>) -> SysResult<OwnedFd> {
     }
 }
 
-/// [`copy_read_only`], by a child process in namespaces of its own. Its working directory moves
-/// with it into the new mount namespace, also where another mount covers it.
+/// [`copy_read_only`], by a child process in new namespaces. Its working directory moves with it
+/// into the new mount namespace, even if another mount covers it.
 fn copy_in_child(dir: BorrowedFd<'_>) -> SysResult<OwnedFd> {
     let (ours, theirs) = message_pair()?;
     let dir = dir.try_clone_to_owned()?;
     let copy = move || -> SysResult<()> {
         rustix::process::fchdir(&dir)?;
-        // SAFETY: it takes an integer; the child shares nothing of this with anybody.
+        // SAFETY: it takes an integer; the child shares none of this with other threads.
         check(unsafe { libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS) })?;
         send_message(&theirs, b"copy", &[read_only_mount(CWD)?.as_fd()])
     };
     let mut command = Command::new("/");
-    // SAFETY: what runs in the child between fork and exec are system calls, which allocate nothing
-    // and take no lock (signal-safety(7)).
+    // SAFETY: the child makes only system calls between fork and exec, which allocate nothing and
+    // take no lock (signal-safety(7)).
     unsafe {
         command.pre_exec(move || Err(copy().err().unwrap_or(Errno::ECANCELED).into()));
     }
-    // Nothing is executed: the child ends with what the closure returns.
+    // Nothing is executed: the child ends with the error that the closure returns.
     let why = command.spawn().map(drop).err();
     drop(command);
     let (_, mut copies) = receive_message(&ours, &mut [0; 8])?;
@@ -108,7 +108,7 @@ fn copy_in_child(dir: BorrowedFd<'_>) -> SysResult<OwnedFd> {
     copies.pop().ok_or(failed)
 }
 
-/// Unmounts what is mounted over a name in a directory, following no link (umount2(2)).
+/// Unmounts the mount over a name in a directory, without following a link (umount2(2)).
 ///
 /// # Errors
 /// EBUSY while in use, EPERM without CAP_SYS_ADMIN.
@@ -141,11 +141,11 @@ const GET_SUBVOL_ROOTREF: u32 = 0xd000_943d;
 /// `BTRFS_IOC_INO_LOOKUP_USER`: _IOWR(0x94, 62, 4096 bytes).
 const INO_LOOKUP_USER: u32 = 0xd000_943e;
 
-/// The subvolumes of btrfs below a directory, as paths in it, without those inside of others; none
-/// on another filesystem.
+/// Returns the btrfs subvolumes below a directory, as relative paths, without those nested in other
+/// subvolumes. Empty on other filesystems.
 ///
 /// # Errors
-/// Those of the ioctls, but for a filesystem that has none.
+/// Those of the ioctls; their absence on a filesystem is no error.
 pub fn subvolumes_below(dir: impl AsFd) -> SysResult<Vec<PathBuf>> {
     let fd = dir.as_fd().as_raw_fd();
     let mut found = Vec::new();
@@ -174,8 +174,8 @@ pub fn subvolumes_below(dir: impl AsFd) -> SysResult<Vec<PathBuf>> {
     }
 }
 
-/// Where a subvolume is below the directory; `None`: it is elsewhere, or where the caller may not
-/// go.
+/// Returns the path of a subvolume below the directory; `None` if it is elsewhere, or the caller
+/// lacks search permission.
 fn path_of(fd: i32, tree: u64, dir: u64) -> SysResult<Option<PathBuf>> {
     let mut lookup = InoLookup {
         dir,

@@ -1,4 +1,4 @@
-//! Who watches the inodes of a filesystem, and a thread that may touch our own mount.
+//! Watches on the inodes of a filesystem, and threads that may access our mount.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -16,14 +16,14 @@ use super::attr::timespec;
 /// `CLOSE_RANGE_UNSHARE` of linux/close_range.h.
 const CLOSE_RANGE_UNSHARE: libc::c_uint = 1 << 1;
 
-/// Inodes of the filesystem with device `dev` that somebody watches with inotify(7) or fanotify(7),
-/// as far as this process may see it: what `/proc/PID/fdinfo` says of the descriptors of every
-/// process (proc_pid_fdinfo(5)). No request is made to the filesystem.
+/// Returns the inodes of the filesystem with device `dev` that are watched with inotify(7) or
+/// fanotify(7), as far as this process may see it. The source is `/proc/PID/fdinfo` of every
+/// process (proc_pid_fdinfo(5)). It makes no request to the filesystem.
 ///
-/// Errors: those of reading `/proc` itself; processes that may not be looked at are left out.
+/// Errors: those of reading `/proc` itself; processes that may not be examined are skipped.
 pub fn watched(dev: u64) -> SysResult<Watched> {
     let mut found = Watched::default();
-    // As the kernel prints its own number of a device.
+    // The kernel's internal encoding of a device number, as printed.
     let device = u64::from(device_major(dev)) << 20 | u64::from(device_minor(dev));
     for process in fs::read_dir("/proc")?.flatten() {
         if process
@@ -58,8 +58,8 @@ fn watched_by(process: &Path, device: u64, found: &mut Watched) {
     }
 }
 
-/// A line such as `inotify wd:1 ino:83 sdev:2c mask:fff ...` or `fanotify ino:83 sdev:2c ...`; one
-/// of fanotify without `ino` is for all of it.
+/// Parses a line such as `inotify wd:1 ino:83 sdev:2c mask:fff ...` or `fanotify ino:83 sdev:2c
+/// ...`; a fanotify line without `ino` is for the whole filesystem.
 fn add_watch(line: &str, device: u64, found: &mut Watched) {
     let mut words = line.split(' ');
     if !matches!(words.next(), Some("inotify" | "fanotify")) {
@@ -80,16 +80,15 @@ fn add_watch(line: &str, device: u64, found: &mut Watched) {
     }
 }
 
-/// Gives the calling thread a table of descriptors of its own, with 0, 1 and 2 in it and nothing
-/// else (close_range(2), Linux 5.9).
+/// Gives the calling thread a separate table of descriptors that contains only 0, 1 and 2
+/// (close_range(2), Linux 5.9).
 ///
 /// A thread of a FUSE daemon that makes a request to its own mount needs this. It waits for the
-/// answer, and cannot be killed meanwhile; if it had `/dev/fuse` open, the connection would stay
-/// when the process is killed, and nobody would ever answer. **No descriptor of another thread
-/// means anything to it from then on**: it must neither use nor drop one.
+/// reply in an unkillable state. If it had `/dev/fuse` open, the connection would survive a kill of
+/// the process, and no reply would ever come. **Descriptors of other threads are invalid in this
+/// thread from then on**: it must neither use nor drop one.
 pub fn leave_descriptors() -> SysResult<()> {
-    // SAFETY: the call takes integers only; the descriptors that it closes are copies that nothing
-    // in this thread knows.
+    // SAFETY: the call takes integers only; it closes duplicates that nothing in this thread uses.
     if unsafe { libc::syscall(libc::SYS_close_range, 3_u32, u32::MAX, CLOSE_RANGE_UNSHARE) } == 0 {
         Ok(())
     } else {
@@ -97,7 +96,7 @@ pub fn leave_descriptors() -> SysResult<()> {
     }
 }
 
-/// As [`leave_descriptors`], but keeps descriptor `number`: a copy of the process's.
+/// As [`leave_descriptors`], but also keeps descriptor `number`.
 pub fn keep_descriptor(number: i32) -> SysResult<()> {
     let number = libc::c_uint::try_from(number).map_err(|_| Errno::EBADF)?;
     for (first, last) in [
@@ -117,9 +116,9 @@ pub fn keep_descriptor(number: i32) -> SysResult<()> {
     Ok(())
 }
 
-/// Sets the times of `name` in `dir` (of a link itself) to now: those of content only, or both.
-/// Unlike [`super::utimens_fd`] it never goes through `/proc/self`, whose descriptors are another
-/// thread's in one that called [`leave_descriptors`].
+/// Sets the times of `name` in `dir` to now, without following a link: the modification time only,
+/// or also the access time. Unlike [`super::utimens_fd`] it does not use `/proc/self`, which shows
+/// the descriptors of another thread after [`leave_descriptors`].
 pub fn touch_at(dir: impl AsFd, name: &[u8], content_only: bool) -> SysResult<()> {
     let name = component(name)?;
     let last_access = timespec(if content_only {
@@ -176,8 +175,8 @@ mod tests {
             rustix::fs::inotify::WatchFlags::CREATE,
         )
         .expect("watch");
-        // Filesystems on several devices (btrfs, overlay) show one device to stat(2) and print
-        // another: only then it is not found.
+        // Filesystems on several devices (btrfs, overlay) report one device to stat(2) and print
+        // another: only then the watch is not found.
         let device = fs::read_to_string("/proc/self/mountinfo").expect("mounts");
         let plain = device.contains(&format!(
             " {}:{} ",
@@ -193,8 +192,7 @@ mod tests {
         let file = fs::File::open("/proc/self/stat").expect("opens");
         let number = file.as_raw_fd();
         let there = |number: i32| {
-            // SAFETY: fcntl(2) with F_GETFD takes integers only; a number that is no descriptor is
-            // EBADF.
+            // SAFETY: fcntl(2) with F_GETFD takes integers only; an unused number returns EBADF.
             unsafe { libc::fcntl(number, libc::F_GETFD) != -1 }
         };
         assert!(there(number));

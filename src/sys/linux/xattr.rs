@@ -1,4 +1,4 @@
-//! Extended attributes (xattr(7)) of inodes of every kind, by descriptors of every kind.
+//! Extended attributes (xattr(7)) of all kinds of inodes, by all kinds of descriptors.
 
 use std::os::fd::AsFd;
 
@@ -10,17 +10,17 @@ use super::super::name::{OWN_XATTR_PREFIX, XATTR_LEN_MAX, component, retry};
 use super::super::types::{Errno, SysResult, Xattrs};
 use super::open::proc_path;
 
-/// Bytes tried first: nearly all values and lists fit.
+/// Size of the first buffer in bytes: nearly all values and lists fit.
 const FIRST_LEN: usize = 512;
 
-/// The value of attribute `name`; [`Errno::NO_XATTR`] when there is none.
+/// Returns the value of attribute `name`; [`Errno::NO_XATTR`] if it does not exist.
 pub fn getxattr(fd: impl AsFd, name: &[u8]) -> SysResult<Vec<u8>> {
     let path = proc_path(&fd);
     read_growing(|buffer| rustix::fs::getxattr(path.as_str(), name, buffer))
 }
 
-/// Sets attribute `name`. EPERM for `user.` ones on anything but files and directories, and for
-/// `trusted.` without CAP_SYS_ADMIN.
+/// Sets attribute `name`. EPERM for `user.` attributes on inodes other than files and directories,
+/// and for `trusted.` ones without CAP_SYS_ADMIN.
 pub fn setxattr(fd: impl AsFd, name: &[u8], value: &[u8], mode: XattrMode) -> SysResult<()> {
     let flags = match mode {
         XattrMode::Any => XattrFlags::empty(),
@@ -33,7 +33,7 @@ pub fn setxattr(fd: impl AsFd, name: &[u8], value: &[u8], mode: XattrMode) -> Sy
     })
 }
 
-/// Removes attribute `name`; [`Errno::NO_XATTR`] when there is none.
+/// Removes attribute `name`; [`Errno::NO_XATTR`] if it does not exist.
 pub fn removexattr(fd: impl AsFd, name: &[u8]) -> SysResult<()> {
     let path = proc_path(&fd);
     retry(Call::SetXattr, || {
@@ -41,20 +41,20 @@ pub fn removexattr(fd: impl AsFd, name: &[u8]) -> SysResult<()> {
     })
 }
 
-/// Sets attribute `name` of a file that is open (no `O_PATH` descriptor), which is quicker.
+/// Sets attribute `name` of an open file (not an `O_PATH` descriptor), which is faster.
 pub fn set_file_xattr(file: &std::fs::File, name: &[u8], value: &[u8]) -> SysResult<()> {
     retry(Call::SetXattr, || {
         rustix::fs::fsetxattr(file, name, value, XattrFlags::empty())
     })
 }
 
-/// Removes attribute `name` of a file that is open, as [`set_file_xattr`].
+/// Removes attribute `name` of an open file, as [`set_file_xattr`].
 pub fn remove_file_xattr(file: &std::fs::File, name: &[u8]) -> SysResult<()> {
     retry(Call::SetXattr, || rustix::fs::fremovexattr(file, name))
 }
 
-/// The names of the attributes that this process may see (`trusted.` ones need CAP_SYS_ADMIN), in
-/// the filesystem's order.
+/// Returns the names of the attributes that this process may see (`trusted.` ones require
+/// CAP_SYS_ADMIN), in the filesystem's order.
 pub fn listxattr(fd: impl AsFd) -> SysResult<Vec<Vec<u8>>> {
     let path = proc_path(&fd);
     read_growing(|buffer| rustix::fs::listxattr(path.as_str(), buffer))
@@ -68,7 +68,7 @@ fn split_list(list: &[u8]) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// As [`all_xattrs`], of what a name in a directory leads to, and no further: without opening it.
+/// As [`all_xattrs`], for a name in a directory, without opening the inode or following a link.
 pub fn all_xattrs_at(dir: impl AsFd, name: &[u8]) -> SysResult<Xattrs> {
     let name = component(name)?;
     let path = [proc_path(&dir).as_bytes(), b"/", name].concat();
@@ -81,8 +81,9 @@ pub fn all_xattrs_at(dir: impl AsFd, name: &[u8]) -> SysResult<Xattrs> {
     )
 }
 
-/// All attributes with their values, sorted by name; none where the filesystem has no attributes.
-/// One that is removed meanwhile is left out; one that may not be read is an error, unless it is one of ours.
+/// Returns all attributes with their values, sorted by name. The list is empty on a filesystem
+/// without extended attributes. An attribute removed during the call is skipped. An unreadable one
+/// is an error, except our own.
 pub fn all_xattrs(fd: impl AsFd) -> SysResult<Xattrs> {
     collect(|| listxattr(&fd), |name| getxattr(&fd, name))
 }
@@ -108,8 +109,7 @@ fn collect(
     Ok(xattrs)
 }
 
-/// Reads into a small buffer, and where that is too short (ERANGE) into the largest that can be
-/// needed.
+/// Reads into a small buffer, and after ERANGE into one of the maximum length.
 fn read_growing(
     mut read: impl FnMut(&mut [u8]) -> rustix::io::Result<usize>,
 ) -> SysResult<Vec<u8>> {

@@ -1,5 +1,5 @@
-//! Attributes of inodes and filesystems, on descriptors of every kind, the calls that make names
-//! out of them, and listing.
+//! Attributes of inodes and filesystems, by descriptors of every kind, the calls mknod and link,
+//! and listing.
 
 use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -18,7 +18,7 @@ use super::super::path::unlink_at;
 use super::super::types::{Errno, Kind, Protection, Stat, SysResult, Time};
 use super::open::create_file_at;
 
-/// Attributes of `name` in `dir`, of a link itself (fstatat(2)).
+/// Returns the attributes of `name` in `dir`, without following a link (fstatat(2)).
 pub fn stat_at(dir: impl AsFd, name: &[u8]) -> SysResult<Stat> {
     let name = component(name)?;
     stat_of(&retry(Call::Stat, || {
@@ -26,12 +26,12 @@ pub fn stat_at(dir: impl AsFd, name: &[u8]) -> SysResult<Stat> {
     })?)
 }
 
-/// Attributes of what a descriptor names (fstat(2)).
+/// Returns the attributes of the inode that a descriptor names (fstat(2)).
 pub fn stat_fd(fd: impl AsFd) -> SysResult<Stat> {
     stat_of(&retry(Call::Stat, || rustix::fs::fstat(&fd))?)
 }
 
-/// Our record of the kernel's; EIO for a type of inode that it does not know either.
+/// Converts the kernel's record; EIO for an unknown file type.
 fn stat_of(stat: &rustix::fs::Stat) -> SysResult<Stat> {
     Ok(Stat {
         dev: u64::from(stat.st_dev as u32),
@@ -65,9 +65,9 @@ fn stat_of(stat: &rustix::fs::Stat) -> SysResult<Stat> {
     })
 }
 
-/// Makes an inode of any kind but directory and symbolic link (EINVAL) and socket (EOPNOTSUPP);
-/// devices need root. `mode` is masked by the process's umask; `rdev` is as in [`Stat::rdev`] and
-/// counts for devices only.
+/// Creates an inode of any kind except directory and symbolic link (EINVAL) and socket
+/// (EOPNOTSUPP). Devices require root. The umask of the process applies to `mode`. `rdev` is
+/// encoded as in [`Stat::rdev`] and used for devices only.
 pub fn mknod_at(dir: impl AsFd, name: &[u8], kind: Kind, mode: u32, rdev: u64) -> SysResult<()> {
     let rdev = match kind {
         Kind::Dir | Kind::Symlink => return Err(Errno::EINVAL),
@@ -83,8 +83,8 @@ pub fn mknod_at(dir: impl AsFd, name: &[u8], kind: Kind, mode: u32, rdev: u64) -
     check_retry(|| unsafe { libc::mknodat(dir, name.as_ptr(), mode, rdev) }).map(drop)
 }
 
-/// Gives what a descriptor names the further name `name` in `dir`, by the path it has now
-/// (F_GETPATH). ESTALE when that path has come to name something else; `name` is not there then.
+/// Creates the name `name` in `dir` for the inode that a descriptor names, by its current path
+/// (F_GETPATH). ESTALE if the path names another inode by now; `name` is then removed again.
 pub fn link_fd(fd: impl AsFd, dir: impl AsFd, name: &[u8]) -> SysResult<()> {
     let name = component(name)?;
     let path = retry(Call::Probe, || rustix::fs::getpath(&fd))?;
@@ -99,8 +99,8 @@ pub fn link_fd(fd: impl AsFd, dir: impl AsFd, name: &[u8]) -> SysResult<()> {
     Ok(())
 }
 
-/// Sets the permission bits, set-id and sticky bits included; EOPNOTSUPP for a symbolic link, as on
-/// Linux.
+/// Sets the permission bits, including set-id and sticky bits; EOPNOTSUPP for a symbolic link, as
+/// on Linux.
 pub fn chmod_fd(fd: impl AsFd, mode: u32) -> SysResult<()> {
     if stat_fd(&fd)?.kind == Kind::Symlink {
         return Err(Errno::EOPNOTSUPP);
@@ -110,8 +110,8 @@ pub fn chmod_fd(fd: impl AsFd, mode: u32) -> SysResult<()> {
     })
 }
 
-/// Sets owner and group, each where given; also of a symbolic link. EINVAL for the id 2^32-1, which
-/// means "none".
+/// Sets owner and group, each if present, also of a symbolic link. EINVAL for the id 2^32-1, which
+/// means "no change" to the kernel.
 pub fn chown_fd(fd: impl AsFd, uid: Option<u32>, gid: Option<u32>) -> SysResult<()> {
     if uid == Some(u32::MAX) || gid == Some(u32::MAX) {
         return Err(Errno::EINVAL);
@@ -120,7 +120,7 @@ pub fn chown_fd(fd: impl AsFd, uid: Option<u32>, gid: Option<u32>) -> SysResult<
     retry(Call::SetAttributes, || rustix::fs::fchown(&fd, uid, gid))
 }
 
-/// Sets the times of access and change; also of a symbolic link (futimens(2)). EINVAL unless
+/// Sets access and modification time, also of a symbolic link (futimens(2)). EINVAL unless
 /// nanoseconds are below 1,000,000,000.
 pub fn utimens_fd(fd: impl AsFd, atime: SetTime, mtime: SetTime) -> SysResult<()> {
     let times = Timestamps {
@@ -130,7 +130,7 @@ pub fn utimens_fd(fd: impl AsFd, atime: SetTime, mtime: SetTime) -> SysResult<()
     retry(Call::SetAttributes, || rustix::fs::futimens(&fd, &times))
 }
 
-/// What futimens(2) takes for `time`. Its special values are nanoseconds out of range, so real ones
+/// Converts `time` for futimens(2). Its special values are nanoseconds out of range, so real ones
 /// are checked.
 fn timespec(time: SetTime) -> SysResult<Timespec> {
     Ok(match time {
@@ -150,7 +150,7 @@ fn timespec(time: SetTime) -> SysResult<Timespec> {
     })
 }
 
-/// Size and free space of the filesystem that holds what the descriptor names (fstatfs(2)).
+/// Returns size and free space of the filesystem of a descriptor (fstatfs(2)).
 ///
 /// Filesystem types have no fixed numbers here: [`FsInfo::fs_type`] is the first 8 bytes of the
 /// type's name.
@@ -173,8 +173,8 @@ pub fn statfs_fd(fd: impl AsFd) -> SysResult<FsInfo> {
     })
 }
 
-/// The usual name of a filesystem by what [`statfs_fd`] gives, `unknown` where it makes no
-/// difference here.
+/// Returns the usual name of a filesystem by the number from [`statfs_fd`], or `unknown` if this
+/// program does not distinguish it.
 pub fn fs_name(magic: u64) -> &'static str {
     match &magic.to_le_bytes() {
         b"apfs\0\0\0\0" => "apfs",
@@ -189,19 +189,19 @@ pub fn list_new_dir(dir: &OwnedFd) -> SysResult<Vec<DirEntry>> {
     list_dir(dir)
 }
 
-/// All names of the directory that `fd` names but `.` and `..`, in the filesystem's order.
+/// Returns all names of the directory of `fd` except `.` and `..`, in the filesystem's order.
 ///
-/// It reads through a description of its own, so calls on the same descriptor do not disturb each
-/// other. Names that come or go meanwhile may be there or not.
+/// It reads through a separate open file description, so calls on the same descriptor do not
+/// interfere. Names added or removed during the call may or may not be included.
 pub fn list_dir(fd: impl AsFd) -> SysResult<Vec<DirEntry>> {
     let mut entries = read_dir(fd, 0, usize::MAX)?.0;
     entries.retain(|entry| entry.name != b"." && entry.name != b"..");
     Ok(entries)
 }
 
-/// Names of a directory, `.` and `..` too, from where a listing has got to (0: from the beginning;
-/// else [`DirEntry::next`]), up to the end, and that it is the end. Places are counted here: a name
-/// that comes or goes meanwhile moves those after it.
+/// Returns names of a directory, including `.` and `..`, from a position (0: the beginning; else
+/// [`DirEntry::next`]) to the end, and true. Positions are counted here: adding or removing a name
+/// shifts those after it.
 pub fn read_dir(fd: impl AsFd, from: u64, _count: usize) -> SysResult<(Vec<DirEntry>, bool)> {
     let mut entries = Vec::new();
     for (entry, next) in retry(Call::List, || Dir::read_from(&fd))?.zip(1..) {

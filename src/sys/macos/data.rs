@@ -1,4 +1,4 @@
-//! File data: space, clones, flushing; and the probes that macOS does not have.
+//! File data: allocation, clones, syncing; and stubs for the probes that macOS lacks.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
@@ -18,8 +18,8 @@ const KEEP_SIZE: i32 = 1;
 const PUNCH_HOLE: i32 = 3;
 
 /// Allocates or punches `len` bytes at `offset`; `mode` has the bits of Linux's fallocate(2), of
-/// which 0, KEEP_SIZE and PUNCH_HOLE | KEEP_SIZE are served. EOPNOTSUPP for others, EINVAL for a
-/// hole that is not aligned to blocks.
+/// which 0, KEEP_SIZE and PUNCH_HOLE | KEEP_SIZE are supported. EOPNOTSUPP for others, EINVAL for a
+/// hole that is not block-aligned.
 pub fn fallocate(file: impl AsFd, mode: i32, offset: u64, len: u64) -> SysResult<()> {
     let fd = file.as_fd().as_raw_fd();
     let signed = |value: u64| libc::off_t::try_from(value).map_err(|_| Errno::EFBIG);
@@ -58,7 +58,7 @@ pub fn fallocate(file: impl AsFd, mode: i32, offset: u64, len: u64) -> SysResult
     }
 }
 
-/// ENOSYS: the kernel copies between descriptors on Linux only.
+/// Returns ENOSYS: macOS cannot copy between descriptors.
 pub fn copy_file_range(
     _src: impl AsFd,
     _src_offset: &mut u64,
@@ -69,50 +69,50 @@ pub fn copy_file_range(
     Err(Errno::ENOSYS)
 }
 
-/// As [`read_full_at`](super::super::read_full_at): nobody else can hold a lock that it waits for,
-/// for the kernel does no I/O of others here.
+/// As [`read_full_at`](super::super::read_full_at). No other process can hold a lock that it waits
+/// for, because the kernel does no I/O on backing files by itself here.
 pub fn read_unlocked_at(file: impl AsFd, buffer: &mut [u8], offset: u64) -> SysResult<usize> {
     super::super::read_full_at(file, buffer, offset)
 }
 
-/// Makes everything durable that was written before, on all filesystems, down to the drive's
-/// platter (`F_FULLFSYNC`).
+/// Makes all earlier writes durable on all filesystems, down to the drive's platter
+/// (`F_FULLFSYNC`).
 pub fn syncfs(fd: impl AsFd) -> SysResult<()> {
     rustix::fs::sync();
     retry(Call::Sync, || rustix::fs::fcntl_fullfsync(&fd))
 }
 
-/// Nothing: pages of a file cannot be dropped by themselves here.
+/// No effect: macOS cannot drop the pages of one file.
 pub fn drop_cached(_file: impl AsFd, _offset: u64, _len: u64) {}
 
-/// ENOSYS: there is no write-back without waiting here.
+/// Returns ENOSYS: macOS has no asynchronous writeback.
 pub fn start_writeback(_file: impl AsFd) -> SysResult<()> {
     Err(Errno::ENOSYS)
 }
 
-/// ENOSYS: as [`start_writeback`].
+/// Returns ENOSYS, as [`start_writeback`].
 pub fn finish_writeback(_file: impl AsFd) -> SysResult<()> {
     Err(Errno::ENOSYS)
 }
 
-/// There is no such thing here.
+/// No effect: not supported.
 pub fn write_in_place(_file: &File) {}
 
-/// Not to be told without making something.
+/// Returns false: it cannot be determined without creating a file.
 pub fn can_share(_file: &File) -> bool {
     false
 }
 
-/// EOPNOTSUPP: APFS clones into new names only; see [`clone_to`].
+/// Returns EOPNOTSUPP: APFS only clones to new names; see [`clone_to`].
 pub fn clone_file(_src: &File, _dst: &File) -> SysResult<()> {
     Err(Errno::EOPNOTSUPP)
 }
 
-/// Makes the new file `name` in `dir`, mode 0600, share all of `src`'s data, and gives it open for
-/// reading and writing. Times, extended attributes and flags come along (fclonefileat(2)).
+/// Creates the file `name` in `dir`, mode 0600, as a clone of `src`, and returns it open for
+/// reading and writing. Times, extended attributes and flags are cloned too (fclonefileat(2)).
 ///
-/// EEXIST when the name is taken, EOPNOTSUPP or EXDEV where only a copy will do. After a failure
-/// the name is not there.
+/// EEXIST if the name exists, EOPNOTSUPP or EXDEV if only a copy is possible. After a failure the
+/// name is removed.
 pub fn clone_to(src: &File, dir: impl AsFd, name: &[u8]) -> SysResult<File> {
     let checked = component(name)?;
     retry(Call::Clone, || {
@@ -128,13 +128,13 @@ pub fn clone_to(src: &File, dir: impl AsFd, name: &[u8]) -> SysResult<File> {
     })
     .and_then(|()| open_file_at(&dir, name, Open::READ_WRITE));
     if opened.is_err() {
-        // What went wrong first is what the caller must know; a clone that stays is found by fsck.
+        // The caller needs the first error; fsck finds a clone that remains.
         let _ = unlink_at(&dir, name);
     }
     opened
 }
 
-/// ENOSYS: nothing tells the number of dirty pages here.
+/// Returns ENOSYS: macOS does not report dirty pages.
 pub fn dirty_pages(_file: impl AsFd) -> SysResult<u64> {
     Err(Errno::ENOSYS)
 }
@@ -144,27 +144,27 @@ pub fn dirty_pages_before(_file: impl AsFd, _end: u64) -> SysResult<u64> {
     Err(Errno::ENOSYS)
 }
 
-/// EOPNOTSUPP: only whole files are cloned here.
+/// Returns EOPNOTSUPP: macOS only clones whole files.
 pub fn clone_head(_src: &File, _dst: &File, _len: u64) -> SysResult<()> {
     Err(Errno::EOPNOTSUPP)
 }
 
-/// EOPNOTSUPP: nothing tells which extents two files share here.
+/// Returns EOPNOTSUPP: macOS does not report shared extents.
 pub fn shares_extents(_a: &File, _b: &File) -> SysResult<bool> {
     Err(Errno::EOPNOTSUPP)
 }
 
-/// EOPNOTSUPP: nothing tells where a file's data is here.
+/// Returns EOPNOTSUPP: macOS does not report the location of data.
 pub fn extent_map(_file: impl AsFd, _size: u64) -> SysResult<Option<ExtentMap>> {
     Err(Errno::EOPNOTSUPP)
 }
 
-/// EOPNOTSUPP: nothing tells where a file's data is here.
+/// Returns EOPNOTSUPP: macOS does not report the location of data.
 pub fn same_ranges(_a: &File, _b: &File, _size: u64) -> SysResult<Vec<std::ops::Range<u64>>> {
     Err(Errno::EOPNOTSUPP)
 }
 
-/// EOPNOTSUPP: two files that exist cannot be made to share here.
+/// Returns EOPNOTSUPP: macOS cannot make existing files share data.
 pub fn dedupe_range(
     _src: impl AsFd,
     _dst: impl AsFd,
@@ -174,20 +174,20 @@ pub fn dedupe_range(
     Err(Errno::EOPNOTSUPP)
 }
 
-/// EOPNOTSUPP: nothing tells where a file's space is here.
+/// Returns EOPNOTSUPP: macOS does not report the location of data.
 pub fn allocation(_file: impl AsFd) -> SysResult<Allocation> {
     Err(Errno::EOPNOTSUPP)
 }
 
-/// `false`: nothing tells whether somebody else has a file open here.
+/// Returns false: macOS does not report whether a file is open elsewhere.
 pub fn truncate_unshared(_file: impl AsFd) -> SysResult<bool> {
     Ok(false)
 }
 
-/// ENOSYS: there are no leases here.
+/// Returns ENOSYS: macOS has no leases.
 pub fn lease_free(_file: impl AsFd) -> SysResult<bool> {
     Err(Errno::ENOSYS)
 }
 
-/// A pipe takes as much as it does.
+/// No effect: the size of a pipe is fixed.
 pub fn widen_pipe(_pipe: impl AsFd) {}

@@ -1,9 +1,8 @@
-//! What only macOS does this way: `O_SYMLINK` descriptors, F_GETPATH, fclonefileat, getfsstat.
+//! The macOS implementation: `O_SYMLINK` descriptors, F_GETPATH, fclonefileat, getfsstat.
 //! Type-checked, never run (tests/check-macos.sh).
 //!
-//! There is no `O_PATH`: a descriptor that names an inode is one that is open for reading, so it
-//! takes permission to read, and works with every f*() call. What only Linux has gives ENOSYS or
-//! EOPNOTSUPP.
+//! macOS has no `O_PATH`. A descriptor that names an inode is open for reading, so it requires read
+//! permission, and works with every f*() call. Linux-only features return ENOSYS or EOPNOTSUPP.
 
 mod attr;
 mod data;

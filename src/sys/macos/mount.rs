@@ -1,4 +1,4 @@
-//! Mounts: what is mounted, and how it goes.
+//! The mount table, and unmounting.
 
 use std::collections::BTreeSet;
 use std::ffi::{CString, OsString};
@@ -13,11 +13,11 @@ use super::super::args::MountPoint;
 use super::super::name::{check, check_retry};
 use super::super::types::{Errno, SysResult};
 
-/// Room for mounts that come between counting and listing them.
+/// Spare entries for mounts added between counting and listing.
 const SPARE_MOUNTS: usize = 16;
 
-/// All mounts (getfsstat(2)), without asking filesystems that may hang (`MNT_NOWAIT`). Numbers are
-/// positions in the list.
+/// Returns all mounts (getfsstat(2)), without waiting for filesystems that may hang (`MNT_NOWAIT`).
+/// IDs are positions in the list.
 pub fn mounts() -> SysResult<Vec<MountPoint>> {
     // SAFETY: without a buffer the call only counts.
     let count = check(unsafe { libc::getfsstat(std::ptr::null_mut(), 0, libc::MNT_NOWAIT) })?;
@@ -30,7 +30,7 @@ pub fn mounts() -> SysResult<Vec<MountPoint>> {
     let filled = usize::try_from(filled)
         .map_err(|_| Errno::EIO)?
         .min(capacity);
-    // SAFETY: the kernel has filled so many records, and there is room for them.
+    // SAFETY: the kernel has filled `filled` records, and the buffer has room for them.
     unsafe { list.set_len(filled) };
     Ok(list
         .iter()
@@ -39,17 +39,17 @@ pub fn mounts() -> SysResult<Vec<MountPoint>> {
         .collect())
 }
 
-/// The device of what is mounted at `at`.
+/// Returns the device of the filesystem mounted at `at`.
 ///
 /// # Errors
-/// ENOENT: nothing is. Those of getfsstat(2).
+/// ENOENT: no mount is there. Those of getfsstat(2).
 pub fn device_at(at: &Path) -> SysResult<u64> {
     let table = mounts()?;
     let mount = table.iter().rev().find(|mount| mount.at == at);
     mount.map(|mount| mount.dev).ok_or(Errno::ENOENT)
 }
 
-/// The mounts that `wanted` takes: all processes have one table.
+/// Returns the mounts that satisfy `wanted`; all processes share one table.
 pub fn mounts_of_all(wanted: impl Fn(&MountPoint) -> bool) -> SysResult<Vec<(u32, MountPoint)>> {
     Ok(mounts()?
         .into_iter()
@@ -58,7 +58,7 @@ pub fn mounts_of_all(wanted: impl Fn(&MountPoint) -> bool) -> SysResult<Vec<(u32
         .collect())
 }
 
-/// None: there is no table but ours.
+/// Returns no mounts: the system has one table.
 pub fn mounts_of_others(
     _dev: u64,
     _wanted: impl Fn(&MountPoint) -> bool,
@@ -66,13 +66,12 @@ pub fn mounts_of_others(
     Ok(Vec::new())
 }
 
-/// The file that aborts a FUSE connection: not supported here.
+/// Not supported: ENOSYS.
 pub fn fuse_abort_file(_minor: u32) -> SysResult<File> {
     Err(Errno::ENOSYS)
 }
 
-/// The mount points on the filesystem of this device, as paths in it. The table does not name the
-/// mount below, so that none is known.
+/// Returns no mount points, because the table does not name parent mounts.
 pub fn mount_points_on(_dev: u64) -> SysResult<BTreeSet<PathBuf>> {
     Ok(BTreeSet::new())
 }
@@ -94,11 +93,12 @@ fn point_of(info: &libc::statfs, id: u64) -> MountPoint {
     }
 }
 
-/// The mount that the inode of `fd` is on, and whether it is its root (fstatfs(2), `F_GETPATH`).
+/// Returns the mount of the inode of `fd`, and whether the inode is its root (fstatfs(2),
+/// `F_GETPATH`).
 pub fn mount_of(fd: impl AsFd) -> SysResult<(MountPoint, bool)> {
-    // SAFETY: all bytes zero is a value of this record of integers and byte fields.
+    // SAFETY: the record of integers and byte arrays is valid if zeroed.
     let mut info: libc::statfs = unsafe { std::mem::zeroed() };
-    // SAFETY: the descriptor is borrowed, and the record may be written to, through the call.
+    // SAFETY: the descriptor is borrowed, and the record is writable, through the call.
     check_retry(|| unsafe { libc::fstatfs(fd.as_fd().as_raw_fd(), &raw mut info) })?;
     let mount = point_of(&info, 0);
     let path = rustix::fs::getpath(&fd)?;
@@ -106,7 +106,7 @@ pub fn mount_of(fd: impl AsFd) -> SysResult<(MountPoint, bool)> {
     Ok((mount, is_root))
 }
 
-/// The device of a filesystem id: its first word (statfs(2)).
+/// The device in a filesystem ID: its first word (statfs(2)).
 fn device_of(fsid: &libc::fsid_t) -> u32 {
     let words: *const libc::fsid_t = fsid;
     // SAFETY: `fsid_t` is two 32-bit integers (sys/_types/_fsid_t.h), whose field libc keeps
@@ -123,8 +123,8 @@ fn text(field: &[libc::c_char]) -> Vec<u8> {
         .collect()
 }
 
-/// Unmounts what is mounted at `path`. There is no lazy unmount here: `lazy` ends it even while in
-/// use (`MNT_FORCE`). EBUSY while in use, EPERM for other users' mounts.
+/// Unmounts the mount at `path`. macOS has no lazy unmount: `lazy` unmounts even while in use
+/// (`MNT_FORCE`). EBUSY while in use, EPERM for other users' mounts.
 pub fn unmount(path: &Path, lazy: bool) -> SysResult<()> {
     let path = CString::new(path.as_os_str().as_bytes()).map_err(|_| Errno::EINVAL)?;
     let flags = if lazy { libc::MNT_FORCE } else { 0 };
@@ -132,7 +132,8 @@ pub fn unmount(path: &Path, lazy: bool) -> SysResult<()> {
     check_retry(|| unsafe { libc::unmount(path.as_ptr(), flags) }).map(drop)
 }
 
-/// Unmounts through umount(8). Errors: ENOENT without it, EBUSY while in use, EPERM otherwise.
+/// Unmounts through umount(8). Errors: ENOENT if it is missing, EBUSY while in use, EPERM
+/// otherwise.
 pub fn fusermount_unmount(path: &Path, lazy: bool) -> SysResult<()> {
     let mut command = Command::new("/sbin/umount");
     let output = command

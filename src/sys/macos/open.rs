@@ -1,4 +1,4 @@
-//! Opening.
+//! Opening files and directories.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -16,16 +16,16 @@ use super::super::path::walk_beneath;
 use super::super::types::{Errno, SysResult};
 use super::attr::stat_fd;
 
-/// What makes a rename leave a whiteout (`RENAME_WHITEOUT` of renameat2(2)). There is none here.
+/// The flag of a rename that leaves a whiteout: not supported.
 pub(in crate::sys) const WHITEOUT: Option<rustix::fs::RenameFlags> = None;
 
-/// Flags of a descriptor that only names an inode, a symbolic link included.
+/// Flags of a descriptor that only names an inode, including a symbolic link.
 const PATH_FLAGS: OFlags = OFlags::RDONLY
     .union(OFlags::SYMLINK)
     .union(OFlags::NONBLOCK)
     .union(OFlags::CLOEXEC);
 
-/// The flags of open(2) for `open`, all but `O_NOFOLLOW`.
+/// The flags of open(2) for `open`, except `O_NOFOLLOW`.
 pub(in super::super) fn open_flags(open: Open) -> OFlags {
     let mut flags = OFlags::CLOEXEC | OFlags::NONBLOCK;
     flags |= match (open.read, open.write) {
@@ -40,7 +40,7 @@ pub(in super::super) fn open_flags(open: Open) -> OFlags {
     flags
 }
 
-/// Where the directory of a descriptor is now (`F_GETPATH`).
+/// Returns the current path of a descriptor's directory (`F_GETPATH`).
 ///
 /// # Errors
 /// ENOENT: it was removed.
@@ -49,7 +49,7 @@ pub fn path_of(dir: impl AsFd) -> SysResult<PathBuf> {
     Ok(PathBuf::from(OsString::from_vec(path.into_bytes())))
 }
 
-/// Does what the flags of open(2) cannot say: past the page cache (`F_NOCACHE`).
+/// Sets modes that the flags of open(2) cannot express: bypassing the page cache (`F_NOCACHE`).
 pub(in super::super) fn after_open(fd: OwnedFd, open: Open) -> SysResult<File> {
     if open.direct {
         retry(Call::Probe, || rustix::fs::fcntl_nocache(&fd, true))?;
@@ -57,8 +57,8 @@ pub(in super::super) fn after_open(fd: OwnedFd, open: Open) -> SysResult<File> {
     Ok(File::from(fd))
 }
 
-/// Creates the file `name` in `dir`; EEXIST when the name is taken, even by a dangling link
-/// (`O_CREAT | O_EXCL`). `mode` is masked by the process's umask.
+/// Creates the file `name` in `dir`; EEXIST if the name exists, even as a dangling link (`O_CREAT |
+/// O_EXCL`). The umask of the process applies to `mode`.
 pub fn create_file_at(dir: impl AsFd, name: &[u8], open: Open, mode: u32) -> SysResult<File> {
     let name = component(name)?;
     let flags = open_flags(open) | OFlags::NOFOLLOW | OFlags::CREATE | OFlags::EXCL;
@@ -68,8 +68,8 @@ pub fn create_file_at(dir: impl AsFd, name: &[u8], open: Open, mode: u32) -> Sys
     after_open(fd, open)
 }
 
-/// A file without a name, which is gone when it is closed: in `dir`, or where temporary files are.
-/// For a moment it has one.
+/// Creates an unnamed file that ends when closed: in `dir`, or in the directory for temporary
+/// files. It briefly has a name.
 pub fn unnamed_file(dir: Option<&OwnedFd>) -> SysResult<File> {
     let name = format!(
         ".ckptfs-{}-{}",
@@ -89,11 +89,11 @@ pub fn unnamed_file(dir: Option<&OwnedFd>) -> SysResult<File> {
     Ok(file)
 }
 
-/// Numbers of the names that files have for a moment.
+/// The next number in temporary names.
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
-/// Opens a descriptor that names `name` in `dir`, whatever it is; a link is itself. EOPNOTSUPP for
-/// sockets.
+/// Opens a descriptor that names the inode `name` in `dir`, of any kind, without following a link.
+/// EOPNOTSUPP for sockets.
 pub fn open_path_at(dir: impl AsFd, name: &[u8]) -> SysResult<OwnedFd> {
     let name = component(name)?;
     retry(Call::Open, || {
@@ -101,20 +101,19 @@ pub fn open_path_at(dir: impl AsFd, name: &[u8]) -> SysResult<OwnedFd> {
     })
 }
 
-/// Opens `path`, relative to `dir`, without ever leaving `dir` or following a link.
+/// Opens `path`, relative to `dir`, without leaving `dir` or following a link.
 ///
-/// Errors: EXDEV for a path that leads out (absolute, or any `..`), ELOOP or ENOTDIR for a link on
-/// the way.
+/// Errors: EXDEV for a path that leads out (absolute, or with `..`), ELOOP or ENOTDIR for a link in
+/// it.
 pub fn open_beneath(dir: impl AsFd, path: &[u8], kind: OpenKind) -> SysResult<OwnedFd> {
     walk_beneath(dir, path, kind)
 }
 
-/// Opens anew what a descriptor names, with the permissions that its inode gives now, by the path
-/// it has now (F_GETPATH). ELOOP when it is a symbolic link, ESTALE when the path has come to name
-/// something else.
+/// Opens the inode of a descriptor again, subject to its current permissions, by its current path
+/// (F_GETPATH). ELOOP for a symbolic link, ESTALE if the path names another inode by now.
 pub fn reopen(fd: impl AsFd, open: Open) -> SysResult<File> {
     let path = retry(Call::Probe, || rustix::fs::getpath(&fd))?;
-    // Emptying the file must wait until it is known to be the right one.
+    // Truncation must wait until the inode is verified.
     let flags = open_flags(Open {
         truncate: false,
         ..open

@@ -6,42 +6,42 @@ use std::os::fd::{AsFd, AsRawFd};
 use super::super::name::{check, last_errno};
 use super::super::types::{Asker, Errno, OwnMemory, ProcessFacts, SysResult};
 
-/// Lets the calling thread run in the background only, for processor and disk (`PRIO_DARWIN_BG` of
+/// Makes the calling thread run in the background only, for CPU and disk (`PRIO_DARWIN_BG` of
 /// setpriority(2)).
 pub fn set_thread_idle() -> SysResult<()> {
     // SAFETY: setpriority(2) takes integers; 0 names the calling thread.
     check(unsafe { libc::setpriority(libc::PRIO_DARWIN_THREAD, 0, libc::PRIO_DARWIN_BG) }).map(drop)
 }
 
-/// Makes a call; a thread in the background stays there.
+/// Runs a call; a background thread stays in the background.
 pub fn awake<T>(call: impl FnOnce() -> T) -> T {
     call()
 }
 
-/// As [`set_thread_idle`]: there is no class for the disk alone.
+/// As [`set_thread_idle`]: no class applies to the disk only.
 pub fn set_thread_io_idle() -> SysResult<()> {
     set_thread_idle()
 }
 
-/// There is no number by which another thread could raise this one.
+/// Returns 0: a thread cannot be raised by another one.
 pub fn own_thread() -> i32 {
     0
 }
 
-/// Nothing: a thread can only be raised by itself here.
+/// No effect: only a thread itself can leave the background.
 pub fn set_thread_normal(_thread: i32) -> SysResult<()> {
     Ok(())
 }
 
-/// Whether this process is root: there are no capabilities here.
+/// Returns whether this process is root: macOS has no capabilities.
 pub fn has_sys_admin() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Nothing: there is no capability to give up.
+/// No effect: macOS has no capabilities.
 pub fn give_up_set_id() {}
 
-/// Does something as the user that this process is; EPERM for any other: there is no such call here.
+/// Runs `act` if this process runs as the user; EPERM for other users.
 pub fn act_as<T>((uid, _gid): (u32, u32), act: impl FnOnce() -> T) -> SysResult<T> {
     match super::super::process::ids().0 == uid {
         true => Ok(act()),
@@ -49,39 +49,40 @@ pub fn act_as<T>((uid, _gid): (u32, u32), act: impl FnOnce() -> T) -> SysResult<
     }
 }
 
-/// Calls `act`: there is no capability to drop, and the kernel clears the bits for whoever is not
+/// Calls `act`: macOS has no capabilities, and the kernel clears the bits unless the caller is
 /// root.
 pub fn act_for<T>(_asker: Option<Asker>, act: impl FnOnce() -> T) -> T {
     act()
 }
 
-/// Calls `act`: there is no capability to drop.
+/// Calls `act`: macOS has no capabilities.
 pub fn within_limits_of<T>(_uid: u32, act: impl FnOnce() -> T) -> T {
     act()
 }
 
-/// Whether whoever asks is root: attributes have no kinds here.
+/// Returns whether the requester is root: attributes have no namespaces here.
 pub fn may_administer(asker: Asker) -> bool {
     asker.uid == 0
 }
 
-/// Whether a process runs the program that this one runs: not known here.
+/// Returns false: not supported.
 pub fn runs_our_program(_pid: u32) -> bool {
     false
 }
 
-/// The session of a process (getsid(2)).
+/// Returns the session of a process (getsid(2)).
 pub fn process_session(pid: u32) -> SysResult<i32> {
     let pid = i32::try_from(pid).map_err(|_| Errno::EINVAL)?;
-    // SAFETY: getsid(2) takes an integer and touches no memory of ours.
+    // SAFETY: getsid(2) takes an integer and touches no memory of this process.
     match unsafe { libc::getsid(pid) } {
         -1 => Err(last_errno()),
         session => Ok(session),
     }
 }
 
-/// When process `pid` started, in microseconds since 1970: with the number, it names one process
-/// for good (proc_pidinfo, `PROC_PIDTBSDINFO`). ESRCH as ENOENT when there is none.
+/// Returns the start time of process `pid` in microseconds since 1970. With the ID it identifies
+/// one process uniquely (proc_pidinfo, `PROC_PIDTBSDINFO`). ENOENT (for ESRCH) if the process does
+/// not exist.
 pub fn process_starttime(pid: i32) -> SysResult<u64> {
     let mut info = MaybeUninit::<libc::proc_bsdinfo>::zeroed();
     let len = size_of::<libc::proc_bsdinfo>() as libc::c_int;
@@ -111,15 +112,15 @@ pub fn process_starttime(pid: i32) -> SysResult<u64> {
         .saturating_add(info.pbi_start_tvusec))
 }
 
-/// Not told here.
+/// Not supported.
 pub fn process_name(_pid: u32) -> Option<String> {
     None
 }
 
-/// Its number and start; the rest is not told here.
+/// Returns ID and start time; the other fields are not available.
 ///
 /// # Errors
-/// ENOENT if there is none.
+/// ENOENT if the process does not exist.
 pub fn facts_of(pid: u32) -> SysResult<ProcessFacts> {
     let start = process_starttime(i32::try_from(pid).map_err(|_| Errno::ENOENT)?)?;
     Ok(ProcessFacts {
@@ -129,12 +130,12 @@ pub fn facts_of(pid: u32) -> SysResult<ProcessFacts> {
     })
 }
 
-/// Not told here.
+/// Not supported.
 pub fn process_user(_pid: u32) -> SysResult<u32> {
     Err(Errno::ENOSYS)
 }
 
-/// macFUSE tells the process, not the thread.
+/// As [`facts_of`]: macFUSE reports the process, not the thread.
 ///
 /// # Errors
 /// As [`facts_of`].
@@ -142,22 +143,22 @@ pub fn process_facts(pid: u32) -> SysResult<ProcessFacts> {
     facts_of(pid)
 }
 
-/// There are neither user namespaces nor capabilities: who has our user has our rights.
+/// Returns true: without user namespaces and capabilities, a process of our user has our rights.
 pub fn has_our_rights(_pid: u32) -> bool {
     true
 }
 
-/// Not told here for one thread.
+/// Not available for one thread.
 pub fn waits_of_thread() -> Option<u64> {
     None
 }
 
-/// Nothing: it is not told here.
+/// Not available.
 pub fn runs_of_thread(_thread: i32) -> Option<u64> {
     None
 }
 
-/// Memory and threads of this process (proc_pidinfo, `PROC_PIDTASKINFO`).
+/// Returns memory and threads of this process (proc_pidinfo, `PROC_PIDTASKINFO`).
 pub fn own_memory() -> SysResult<OwnMemory> {
     let mut info = MaybeUninit::<libc::proc_taskinfo>::zeroed();
     let len = size_of::<libc::proc_taskinfo>() as libc::c_int;
@@ -182,20 +183,20 @@ pub fn own_memory() -> SysResult<OwnMemory> {
     })
 }
 
-/// Nothing: the allocator here gives memory back by itself.
+/// No effect: the allocator returns memory by itself.
 pub fn release_memory() {}
 
-/// Nothing, as [`release_memory`].
+/// No effect, as [`release_memory`].
 pub fn keep_no_large_blocks() {}
 
-/// Who is at the other end of a socket: user, group and process (getpeereid(3), `LOCAL_PEERPID`).
+/// Returns user, group and process of the peer of a socket (getpeereid(3), `LOCAL_PEERPID`).
 pub fn peer_cred(stream: impl AsFd) -> SysResult<(u32, u32, i32)> {
     let fd = stream.as_fd().as_raw_fd();
     let (mut uid, mut gid, mut pid): (libc::uid_t, libc::gid_t, libc::pid_t) = (0, 0, 0);
-    // SAFETY: the descriptor is borrowed, and both integers may be written through the call.
+    // SAFETY: the descriptor is borrowed, and both integers are writable, through the call.
     check(unsafe { libc::getpeereid(fd, &mut uid, &mut gid) })?;
     let mut len = size_of::<libc::pid_t>() as libc::socklen_t;
-    // SAFETY: as above; `len` says how much room `pid` has.
+    // SAFETY: as above; `len` is the size of `pid`.
     check(unsafe {
         libc::getsockopt(
             fd,
@@ -208,17 +209,17 @@ pub fn peer_cred(stream: impl AsFd) -> SysResult<(u32, u32, i32)> {
     Ok((uid, gid, pid))
 }
 
-/// Nothing here says whether the clock was set.
+/// A stub: changes of the clock are not reported.
 #[derive(Debug)]
 pub struct ClockWatch;
 
 impl ClockWatch {
-    /// ENOSYS.
+    /// Returns ENOSYS.
     pub fn begin() -> SysResult<ClockWatch> {
         Err(Errno::ENOSYS)
     }
 
-    /// It may have been.
+    /// Returns true, because it may have been set.
     pub fn was_set(&self) -> bool {
         true
     }

@@ -1,4 +1,4 @@
-//! There are no projects of disk quotas here.
+//! Stubs: macOS has no project quotas.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -7,7 +7,7 @@ use super::super::args::RenameMode;
 use super::super::path::rename_at;
 use super::super::types::SysResult;
 
-/// [`rename_at`].
+/// As [`rename_at`].
 pub fn rename_home(
     from_dir: impl AsFd,
     from: &[u8],
@@ -18,10 +18,10 @@ pub fn rename_home(
     rename_at(from_dir, from, to_dir, to, mode)
 }
 
-/// There is nothing of that kind here: `false`.
+/// Returns false: not supported.
 pub fn make_alike(_src: &File, _dst: &File) -> bool {
     false
 }
 
-/// Nothing is to be done.
+/// No effect.
 pub fn give_no_project(_dir: impl AsFd) {}

@@ -1,4 +1,4 @@
-//! Extended attributes (getxattr(2)) of inodes of every kind.
+//! Extended attributes (getxattr(2)) of all kinds of inodes.
 
 use std::os::fd::AsFd;
 
@@ -9,13 +9,13 @@ use super::super::fault::Call;
 use super::super::name::{OWN_XATTR_PREFIX, retry};
 use super::super::types::{Errno, SysResult, Xattrs};
 
-/// Bytes tried first: nearly all values and lists fit.
+/// Size of the first buffer in bytes: nearly all values and lists fit.
 const FIRST_LEN: usize = 512;
 
-/// How often the length is asked again when the value grows meanwhile.
+/// Maximum number of attempts while the value grows.
 const TRIES_MAX: u32 = 16;
 
-/// The value of attribute `name`; [`Errno::NO_XATTR`] when there is none.
+/// Returns the value of attribute `name`; [`Errno::NO_XATTR`] if it does not exist.
 pub fn getxattr(fd: impl AsFd, name: &[u8]) -> SysResult<Vec<u8>> {
     read_growing(|buffer| rustix::fs::fgetxattr(&fd, name, buffer))
 }
@@ -32,7 +32,7 @@ pub fn setxattr(fd: impl AsFd, name: &[u8], value: &[u8], mode: XattrMode) -> Sy
     })
 }
 
-/// Removes attribute `name`; [`Errno::NO_XATTR`] when there is none.
+/// Removes attribute `name`; [`Errno::NO_XATTR`] if it does not exist.
 pub fn removexattr(fd: impl AsFd, name: &[u8]) -> SysResult<()> {
     retry(Call::SetXattr, || rustix::fs::fremovexattr(&fd, name))
 }
@@ -47,7 +47,7 @@ pub fn remove_file_xattr(file: &std::fs::File, name: &[u8]) -> SysResult<()> {
     removexattr(file, name)
 }
 
-/// The names of the attributes, in the filesystem's order.
+/// Returns the names of the attributes, in the filesystem's order.
 pub fn listxattr(fd: impl AsFd) -> SysResult<Vec<Vec<u8>>> {
     let list = read_growing(|buffer| rustix::fs::flistxattr(&fd, buffer))?;
     Ok(list
@@ -57,14 +57,14 @@ pub fn listxattr(fd: impl AsFd) -> SysResult<Vec<Vec<u8>>> {
         .collect())
 }
 
-/// As [`all_xattrs`], of what a name in a directory leads to, and no further.
+/// As [`all_xattrs`], for a name in a directory, without following a link.
 pub fn all_xattrs_at(dir: impl AsFd, name: &[u8]) -> SysResult<Xattrs> {
     all_xattrs(super::open_path_at(dir, name)?)
 }
 
-/// All attributes with their values, sorted by name; none where the filesystem has no attributes.
-/// One that is removed meanwhile is left out; one that may not be read is an error, unless it is one
-/// of ours.
+/// Returns all attributes with their values, sorted by name. The list is empty on a filesystem
+/// without extended attributes. An attribute removed during the call is skipped. An unreadable one
+/// is an error, except our own.
 pub fn all_xattrs(fd: impl AsFd) -> SysResult<Xattrs> {
     let names = match listxattr(&fd) {
         Err(Errno::EOPNOTSUPP) => return Ok(Vec::new()),
@@ -83,8 +83,7 @@ pub fn all_xattrs(fd: impl AsFd) -> SysResult<Xattrs> {
     Ok(xattrs)
 }
 
-/// Reads into a small buffer, and while that is too short (ERANGE) into one of the length that the
-/// kernel says.
+/// Reads into a small buffer, and after ERANGE into one of the length that the kernel reports.
 fn read_growing(
     mut read: impl FnMut(&mut [u8]) -> rustix::io::Result<usize>,
 ) -> SysResult<Vec<u8>> {

@@ -1,4 +1,4 @@
-//! Copies, clones, and what the kernel knows of the content of a file.
+//! Copies, clones, and the kernel's information about the content of a file.
 
 use super::*;
 
@@ -212,7 +212,7 @@ fn a_lease_is_refused_while_a_writable_mapping_lives() {
     let writer = file_with(&dir, b"f", &[0; 4096]);
     let reader = open_file_at(&dir, b"f", Open::READ).expect("open");
     assert_eq!(lease_free(&reader), Ok(false));
-    // SAFETY: a fresh mapping of one page of an open file, of which no Rust reference is made.
+    // SAFETY: a fresh mapping of one page of an open file, without a Rust reference to it.
     let page = unsafe {
         rustix::mm::mmap(
             std::ptr::null_mut(),
@@ -226,7 +226,7 @@ fn a_lease_is_refused_while_a_writable_mapping_lives() {
     .expect("mmap");
     drop(writer);
     assert_eq!(lease_free(&reader), Ok(false));
-    // SAFETY: the mapping made above, which nothing refers to.
+    // SAFETY: the mapping made above, without references to it.
     unsafe { rustix::mm::munmap(page, 4096) }.expect("munmap");
     assert_eq!(lease_free(&reader), Ok(true));
     assert!(open_file_at(&dir, b"f", Open::WRITE).is_ok());

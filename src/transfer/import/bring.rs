@@ -1,4 +1,4 @@
-//! Makes what a plan says, by several threads.
+//! Executes an import plan with several threads.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -14,30 +14,30 @@ use crate::sys::{self, Errno, Kind, Open, OpenKind, Stat, SysResult};
 use crate::transfer::place::{Parent, open_below, split};
 use crate::transfer::write::{Writer, by_several};
 
-/// Paths that a thread takes at once.
+/// Paths that a thread claims at a time.
 const TAKEN: usize = 64;
-/// A file that was changed while it was copied is copied again, so often.
+/// Attempts to copy a file that changes during the copy.
 const COPIES_MAX: u32 = 3;
 
-/// What was read of an inode when it was brought in.
+/// The state in which a path was imported.
 #[derive(Clone, Debug)]
 pub struct Seen {
-    /// Its attributes then.
+    /// Its attributes at that time.
     pub stat: Stat,
-    /// Of its content, if that was taken.
+    /// Hash of its content, if computed.
     pub hash: Option<Hash>,
 }
 
-/// What bringing in did.
+/// The result of executing a plan.
 #[derive(Debug, Default)]
 pub struct Brought {
-    /// What is not as it should be, sorted.
+    /// Paths that differ from the source, sorted.
     pub left: Vec<Left>,
-    /// What was read, where it is not what the plan said.
+    /// State of imported paths that differs from the plan's, or includes a hash.
     pub seen: HashMap<Vec<u8>, Seen>,
 }
 
-/// One import under way.
+/// A running import.
 pub struct Bring<'a> {
     source: &'a OwnedFd,
     /// See [`ExportEntry::of_stranger`].
@@ -50,8 +50,8 @@ pub struct Bring<'a> {
 }
 
 impl<'a> Bring<'a> {
-    /// From `source`, open for reading, through a writer. `stranger`: somebody else answers for
-    /// what is there. `progress` is told how many paths were made.
+    /// Imports from `source`, open for reading, through `writer`. `stranger`: another user controls
+    /// the source. `progress` receives the number of finished paths.
     pub fn new(
         source: &'a OwnedFd,
         stranger: bool,
@@ -69,7 +69,7 @@ impl<'a> Bring<'a> {
         }
     }
 
-    /// Removes and makes; what is left is [`Bring::finish`].
+    /// Removes and creates paths; [`Bring::finish`] completes the import.
     pub fn all(&self, plan: &Plan, threads: usize) {
         for path in &plan.removed {
             if let Err(errno) = self.writer.remove_path(path) {
@@ -84,7 +84,7 @@ impl<'a> Bring<'a> {
         let next = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             for _ in 1..threads {
-                // Without another thread this one does it all.
+                // If no thread can be created, this one does all the work.
                 let _ = std::thread::Builder::new()
                     .spawn_scoped(scope, || self.work(&plan.others, &next));
             }
@@ -92,7 +92,7 @@ impl<'a> Bring<'a> {
         });
     }
 
-    /// Further names, attributes of directories, and what was not done.
+    /// Creates further names and sets attributes of directories. Returns the result.
     pub fn finish(self, threads: usize) -> Brought {
         for Refused { path, errno } in self.writer.finish_by(threads) {
             self.leave(&path.0, Why::of(Errno(errno)));
@@ -131,7 +131,7 @@ impl<'a> Bring<'a> {
         }
     }
 
-    /// A directory; those above it are made with it, and then found to be there.
+    /// Creates a directory with its missing parents, which the writer then finds existing.
     fn dir(&self, path: &[u8], stat: &Stat) -> SysResult<()> {
         let fd = open_below(self.source, path, OpenKind::Path)?;
         let entry = ExportEntry::new(path.to_vec(), stat, stat.ino, None, sys::all_xattrs(&fd)?);
@@ -168,7 +168,7 @@ impl<'a> Bring<'a> {
             if stat.kind != Kind::File {
                 return Err(Why::Changing);
             }
-            // By its inode in the source it is found which names are one file.
+            // The inode number in the source identifies hard links.
             let entry = ExportEntry::new(
                 path.to_vec(),
                 &stat,

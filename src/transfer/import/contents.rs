@@ -1,12 +1,13 @@
-//! The same content once: files that hold what is known to be held by another get its extents.
+//! Deduplication of an import: a file whose content is known shares the extents of a file that has
+//! it.
 //!
-//! A file is read once, to be hashed, and what is known is cloned instead of it. What is known is a
-//! file whose attributes prove that it still holds what was hashed: they are looked at before the
-//! clone is made, and after. Where files cannot share extents they are copied: two files in a tree
-//! are never made one, for each may be changed.
+//! Each file is read once to hash it; a file with the same content is cloned instead of copied. A
+//! known content is a file whose attributes prove that it is unchanged since it was hashed. They
+//! are checked before and after the clone. Files that cannot share extents are copied. Two files
+//! never become hard links of one inode, because each may be changed.
 //!
-//! **Locking.** Two leaves, never both. A thread that hashes a content first claims it, and whoever
-//! has the same waits until it is made.
+//! **Locking.** Two leaves, never held together. The first thread with a new content claims it;
+//! threads with the same content wait until the file is created.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -20,11 +21,10 @@ use crate::sys::{self, Kind, Open, OpenKind, SysResult};
 use crate::transfer::inode::Inodes;
 use crate::transfer::place::open_below;
 
-/// Bytes that are read at once; a file of at most so many is written from what was read, where it
-/// is not cloned.
+/// Read size. A file of at most this size is written from the buffer if it cannot be cloned.
 const BLOCK_BYTES: usize = 1 << 20;
 
-/// A file that holds a known content.
+/// A file with a known content.
 #[derive(Clone, Debug)]
 struct Place {
     root: usize,
@@ -32,36 +32,36 @@ struct Place {
     look: Trace,
 }
 
-/// What is known of a content.
+/// The state of a content.
 #[derive(Clone, Debug)]
 enum Known {
-    /// A thread makes the first file with it.
+    /// A thread is creating the first file with it.
     Claimed,
-    /// Files that hold it.
+    /// Files that have it.
     At(Vec<Place>),
 }
 
-/// What was found, in files and bytes.
+/// Deduplication counters of an import.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Found {
-    /// Files that were hashed.
+    /// Files hashed.
     pub hashed_files: u64,
-    /// Contents that nobody had.
+    /// Contents that no other file had.
     pub new_contents: u64,
-    /// Their bytes.
+    /// Bytes of new contents.
     pub new_bytes: u64,
-    /// Files that hold what another of the same import holds, and got its extents.
+    /// Files that share the extents of another file of the same import.
     pub duplicate_files: u64,
-    /// Their bytes.
+    /// Bytes of duplicate files.
     pub duplicate_bytes: u64,
-    /// Files that hold what was there before, in the tree or in another project, and got its
-    /// extents.
+    /// Files that share the extents of a file that existed before, in the tree or in another
+    /// project.
     pub known_files: u64,
-    /// Their bytes.
+    /// Bytes of known files.
     pub known_bytes: u64,
-    /// Files of both kinds that could not share extents, and were copied.
+    /// Duplicate and known files that could not share extents and were copied.
     pub unshared_files: u64,
-    /// Their bytes.
+    /// Bytes of unshared files.
     pub unshared_bytes: u64,
 }
 
@@ -79,11 +79,10 @@ fn count(counter: &[AtomicU64; 2], bytes: u64) {
     counter[1].fetch_add(bytes, Ordering::Relaxed);
 }
 
-/// Known contents.
+/// The known contents.
 #[derive(Debug)]
 pub struct Contents {
-    /// The source, the tree, then other projects; each the directory itself, not what is mounted
-    /// over it.
+    /// The source, the tree, then other projects; each the backing directory, not a mount over it.
     roots: Vec<OwnedFd>,
     known: Mutex<HashMap<(Hash, u64), Known>>,
     made: Condvar,
@@ -91,13 +90,13 @@ pub struct Contents {
     counters: Counters,
 }
 
-/// Index of the source among the roots.
+/// Index of the source in `roots`.
 const SOURCE: usize = 0;
-/// Index of the tree.
+/// Index of the tree in `roots`.
 const TREE: usize = 1;
 
 impl Contents {
-    /// Nothing is known yet. Roots are open for reading.
+    /// Returns an empty set; both roots are open for reading.
     pub fn new(source: OwnedFd, tree: OwnedFd) -> Contents {
         Contents {
             roots: vec![source, tree],
@@ -108,7 +107,7 @@ impl Contents {
         }
     }
 
-    /// What a record tells of another project is known, or (`None`) of the tree itself.
+    /// Adds the contents recorded for another project, or for the tree if `other` is `None`.
     pub fn learn(&mut self, other: Option<OwnedFd>, record: &Record) {
         let root = match other {
             Some(root) => {
@@ -135,7 +134,7 @@ impl Contents {
         }
     }
 
-    /// A file of another project is known to hold this.
+    /// Adds a file with a known content.
     fn add(&self, hash: Hash, place: Place) {
         let size = place.look.size;
         let mut known = self.known.lock();
@@ -143,13 +142,13 @@ impl Contents {
             .entry((hash, size))
             .or_insert_with(|| Known::At(Vec::new()))
         {
-            // A second place for when the first was changed.
+            // The second place is a fallback if the first file has changed.
             Known::At(places) if places.len() < 2 => places.push(place),
             _ => {}
         }
     }
 
-    /// Gives an empty file the content of another, which is at `path` in the source.
+    /// Fills an empty file with the content of another, which has `path` in the source.
     ///
     /// # Errors
     /// Those of reading and writing.
@@ -197,7 +196,7 @@ impl Contents {
         filled
     }
 
-    /// Where a content is; `None`: nobody has it, and the caller is the one who makes it.
+    /// Returns the places of a content, or `None` after claiming it for the caller.
     fn known_or_claimed(&self, key: (Hash, u64)) -> Option<Vec<Place>> {
         let mut known = self.known.lock();
         loop {
@@ -212,8 +211,8 @@ impl Contents {
         }
     }
 
-    /// Clones a file that still holds what was hashed. Where the source cannot be cloned, what was
-    /// made of it can.
+    /// Clones a file that is unchanged since it was hashed. If the source cannot be cloned, its
+    /// copy in the tree can.
     fn clone_of(&self, place: &Place, out: &File) -> bool {
         let try_at = |root: usize, proves: &dyn Fn(&Trace) -> bool| -> SysResult<bool> {
             let Some(root) = self.roots.get(root) else {
@@ -234,17 +233,17 @@ impl Contents {
         if try_at(place.root, &|look| *look == place.look).unwrap_or(false) {
             return true;
         }
-        // What was made of it has its size and its times: whoever writes to it changes them.
+        // The copy has the size and times of the source; a write changes them.
         let made = |look: &Trace| (look.size, look.mtime) == (place.look.size, place.look.mtime);
         place.root == SOURCE && try_at(TREE, &made).unwrap_or(false)
     }
 
-    /// The hash of a file that was filled.
+    /// Removes and returns the hash of a filled file.
     pub fn take(&self, path: &[u8]) -> Option<Hash> {
         self.taken.lock().remove(path)
     }
 
-    /// What was found.
+    /// Returns the counters.
     pub fn found(&self) -> Found {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let both = |counter: &[AtomicU64; 2]| (get(&counter[0]), get(&counter[1]));
@@ -273,11 +272,11 @@ impl Contents {
     }
 }
 
-/// The hash of a file, and its content if that is small.
+/// Returns the hash of a file, and its content if it is small.
 fn read(file: &File) -> SysResult<(Hash, Option<Vec<u8>>)> {
     let mut hasher = blake3::Hasher::new();
     let size = usize::try_from(sys::stat_fd(file)?.size).unwrap_or(usize::MAX);
-    // One more, so that the end is seen with the first read.
+    // One byte more, so that the first read detects the end.
     let mut block = vec![0; size.saturating_add(1).min(BLOCK_BYTES)];
     let mut offset = 0;
     loop {
@@ -292,11 +291,10 @@ fn read(file: &File) -> SysResult<(Hash, Option<Vec<u8>>)> {
     }
 }
 
-/// Hashes every file of a tree, as a record tells it. What cannot be read is left out: it is merely
-/// not shared.
+/// Hashes every file of a tree into a record. Unreadable files are omitted and thus not shared.
 ///
 /// # Errors
-/// None at the moment.
+/// None at present.
 pub fn hash_all(root: &OwnedFd, scan: &super::scan::Scan, threads: usize) -> SysResult<Record> {
     let next = std::sync::atomic::AtomicUsize::new(0);
     let done: Mutex<Vec<(Vec<u8>, Vec<super::record::Known>)>> = Mutex::default();
@@ -314,7 +312,7 @@ pub fn hash_all(root: &OwnedFd, scan: &super::scan::Scan, threads: usize) -> Sys
     };
     std::thread::scope(|scope| {
         for _ in 1..threads {
-            // Without another thread this one does it all.
+            // If no thread can be created, this one does all the work.
             let _ = std::thread::Builder::new().spawn_scoped(scope, work);
         }
         work();

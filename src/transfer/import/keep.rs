@@ -1,4 +1,4 @@
-//! Where the [record](super::record) of an import is kept: two files in the store of the tree.
+//! Storage of the [record](super::record) of an import: files in the store of the tree.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -8,24 +8,24 @@ use crate::store::ids::CheckpointId;
 use crate::store::layout::{Layout, STORE_NAME};
 use crate::sys::{self, Errno, Open, RenameMode, SysResult};
 
-/// A record larger than this is none of ours.
+/// Size limit of a record, in bytes; a larger file is rejected.
 const RECORD_BYTES_MAX: u64 = 8 << 30;
 
-/// What is kept.
+/// The stored record of the last import.
 #[derive(Debug, Default)]
 pub struct Kept {
-    /// The record; `None`: there is none that can be believed.
+    /// The record; `None` if it is missing or damaged.
     pub record: Option<Record>,
-    /// The checkpoint that shows what it tells of.
+    /// The checkpoint that shows the imported state.
     pub checkpoint: Option<CheckpointId>,
-    /// The bytes of the record.
+    /// The encoded record.
     bytes: Vec<u8>,
-    /// What is said of the daemon.
+    /// Content of the daemon file.
     daemon: Vec<u8>,
 }
 
 impl Kept {
-    /// Reads it from a store. What is damaged is not there.
+    /// Reads the record from a store. A damaged file counts as missing.
     pub fn read(store: impl AsFd) -> Kept {
         let Ok(bytes) = read_file(&store, RECORD_NAME) else {
             return Kept::default();
@@ -46,15 +46,16 @@ impl Kept {
         }
     }
 
-    /// This daemon has served the tree ever since it was compared with the record: what was done to
-    /// it since, it knows.
+    /// Reports whether this daemon has served the tree since it was compared with the record, and
+    /// so has records of all changes to it.
     pub fn is_known_to(&self, daemon: &str) -> bool {
         self.checkpoint.is_some_and(|id| {
             Record::daemon_text(&self.bytes, id.0, daemon).as_bytes() == self.daemon
         })
     }
 
-    /// Notes that a daemon served the tree before it was compared with the record, and does.
+    /// Stores the id of a daemon that serves the tree, and served it before the comparison with the
+    /// record.
     ///
     /// # Errors
     /// Those of writing.
@@ -82,17 +83,18 @@ fn read_file(store: impl AsFd, name: &[u8]) -> SysResult<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Writes a record, durable on return; gives the bytes for [`write_checkpoint`].
+/// Writes a record atomically, its bytes synced before the rename. Returns them for
+/// [`write_checkpoint`].
 ///
 /// # Errors
-/// Those of writing; then the record before is still there.
+/// Those of writing; the previous record is unchanged then.
 pub fn write(store: impl AsFd, record: &Record) -> SysResult<Vec<u8>> {
     let bytes = record.encode();
     write_whole(store, RECORD_NAME, &bytes)?;
     Ok(bytes)
 }
 
-/// Notes which checkpoint shows what the record of these bytes tells of.
+/// Stores the checkpoint that shows the state of the record with these bytes.
 ///
 /// # Errors
 /// Those of writing.
@@ -116,15 +118,15 @@ fn write_whole(store: impl AsFd, name: &[u8], bytes: &[u8]) -> SysResult<()> {
     sys::rename_at(&store, &new, &store, name, RenameMode::Replace)
 }
 
-/// In a store: what is in the directory is not the whole of what is imported. It holds the path of
-/// that, for people.
+/// A file in the store: marks an incomplete import. It contains the path of the source, for people.
 const UNFINISHED_NAME: &[u8] = b"importing";
 
-/// Notes in the store of a directory, which is made if it is not there, that it is about to be made
-/// by an import; durable on return. Who may write to the directory may not write there.
+/// Marks a directory as an incomplete import, creating its store if missing; the mark is synced
+/// before its rename. The store is private to its owner: write access to the directory does not
+/// extend to it.
 ///
 /// # Errors
-/// EPERM: the store is somebody else's. Those of making it.
+/// EPERM: the store belongs to another user. Those of creating it.
 pub fn begin(root: &OwnedFd, source: &[u8]) -> SysResult<()> {
     let name = STORE_NAME.as_bytes();
     match sys::mkdir_at(root, name, 0o700) {
@@ -138,12 +140,12 @@ pub fn begin(root: &OwnedFd, source: &[u8]) -> SysResult<()> {
     write_whole(&store, UNFINISHED_NAME, source)
 }
 
-/// Whether an import has begun and not come to its end, as the store notes it.
+/// Reports whether the store marks an import that began and did not finish.
 pub fn is_unfinished(store: impl AsFd) -> bool {
     sys::stat_at(store, UNFINISHED_NAME).is_ok()
 }
 
-/// Everything is there.
+/// Removes the mark of an incomplete import.
 ///
 /// # Errors
 /// Those of unlinkat(2).
@@ -157,19 +159,19 @@ pub fn end(root: &OwnedFd) -> SysResult<()> {
     }
 }
 
-/// Makes the store of a directory that is to be a tree, if there is none.
+/// Creates the store of a future tree if it does not exist.
 ///
 /// # Errors
-/// Those of making it.
+/// Those of creating it.
 pub fn make_store(root: &OwnedFd) -> Result<(), crate::store::StoreError> {
     Layout::open(root, true).map(drop)
 }
 
-/// Takes the lock of whoever imports into a tree, for as long as it lives; `None`: somebody else
-/// has it.
+/// Acquires the import lock of a tree, released when the file is closed; `None` if another process
+/// holds it.
 ///
 /// # Errors
-/// Those of opening it.
+/// Those of opening the file.
 pub fn lock(store: impl AsFd) -> SysResult<Option<File>> {
     const NAME: &[u8] = b"import.lock";
     let file = match sys::create_file_at(&store, NAME, Open::WRITE, 0o600) {
@@ -178,7 +180,7 @@ pub fn lock(store: impl AsFd) -> SysResult<Option<File>> {
     };
     match sys::flock_exclusive(&file) {
         Ok(false) => Ok(None),
-        // A filesystem without locks has none to offer.
+        // The filesystem does not support locks.
         _ => Ok(Some(file)),
     }
 }

@@ -1,30 +1,30 @@
-//! What an import leaves out, and why: nothing is left out without being told.
+//! Paths that an import leaves out, with reasons. Every omitted path is reported.
 
 use serde::Serialize;
 
 use crate::engine::api::TreePath;
 use crate::sys::Errno;
 
-/// Why something is left out.
+/// The reason why a path is left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Why {
-    /// It is the history of a tree of ours, or has a name that ours keeps for itself.
+    /// The history of a ckptfs tree, or a name that ckptfs reserves.
     History,
-    /// Another filesystem is mounted there.
+    /// Another filesystem is mounted on it.
     OtherFilesystem,
-    /// It kept changing while it was read.
+    /// It kept changing during the copy.
     Changing,
-    /// It cannot be read, or not be made.
+    /// It cannot be read or created.
     Error(Errno),
 }
 
 impl Why {
-    /// Why, from an error number.
+    /// Returns the reason for an error number.
     pub fn of(errno: Errno) -> Why {
         Why::Error(errno)
     }
 
-    /// For programs.
+    /// Returns the identifier for programs.
     pub fn code(self) -> &'static str {
         match self {
             Why::History => "history",
@@ -36,12 +36,12 @@ impl Why {
         }
     }
 
-    /// It is a part of the tree, which is not whole without it.
+    /// Reports whether the path belongs to the tree, which is incomplete without it.
     pub fn is_missed(self) -> bool {
         self != Why::History
     }
 
-    /// For people.
+    /// Returns the description for people.
     pub fn told(self) -> String {
         match self {
             Why::History => "belongs to ckptfs: only files of the tree are imported".to_owned(),
@@ -57,9 +57,9 @@ impl Why {
 /// A path that is left out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Left {
-    /// Which.
+    /// The path.
     pub path: TreePath,
-    /// Why.
+    /// The reason.
     pub why: Why,
 }
 

@@ -1,13 +1,13 @@
-//! Existing trees brought in: what is in a directory is read, compared with what is in the tree,
-//! and what differs is made there.
+//! Import of existing trees: reads a directory, compares it with the tree, and updates the tree
+//! where they differ.
 //!
-//! **Proof.** A path is taken to be as it was imported while stat(2) says the same of it in the
-//! source and in the tree as when it was (module [`record`]). Everything else is compared, with its
-//! content. What cannot be read in the source is left as it is in the tree, and told (module
-//! [`left`]).
+//! **Proof.** A path counts as unchanged since its import while stat(2) returns the recorded values
+//! for it in both source and tree (module [`record`]). Everything else is compared, with its
+//! content. A path that cannot be read in the source stays unchanged in the tree and is reported
+//! (module [`left`]).
 //!
-//! **Order.** What goes, then directories, then everything else by several threads, then further
-//! names, then the attributes of directories.
+//! **Order.** Removals, directories, all other inodes by several threads, further names, attributes
+//! of directories.
 
 pub mod bring;
 pub mod contents;

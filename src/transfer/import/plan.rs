@@ -1,4 +1,4 @@
-//! What is to be done to a tree to make it equal to another.
+//! Plans the changes that make a tree equal to another.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::File;
@@ -14,22 +14,22 @@ use crate::sys::{self, Kind, Open, OpenKind, Stat, SysResult, Time, Xattrs};
 use crate::transfer::inode::mode_for;
 use crate::transfer::place::{open_below, split};
 
-/// A path, and what stat(2) said of it in the source.
+/// A path, and its attributes in the source.
 pub type Item = (Vec<u8>, Stat);
 
-/// What is to be done.
+/// The planned changes.
 #[derive(Debug, Default)]
 pub struct Plan {
-    /// Paths that go, with everything below; nothing of it is below another.
+    /// Paths to remove with everything below; none is below another.
     pub removed: Vec<Vec<u8>>,
-    /// Directories to be made, or to be given attributes; sorted by path.
+    /// Directories to create or to set attributes of; sorted by path.
     pub dirs: Vec<Item>,
-    /// Everything else to be made in the place of what is there; sorted by path.
+    /// Other inodes to create or replace; sorted by path.
     pub others: Vec<Item>,
 }
 
 impl Plan {
-    /// Everything, where nothing is yet.
+    /// Plans the creation of everything, for an empty tree.
     pub fn all(source: &Scan) -> Plan {
         let mut plan = Plan {
             dirs: vec![(Vec::new(), source.root)],
@@ -52,26 +52,26 @@ impl Plan {
         plan
     }
 
-    /// There is nothing to do.
+    /// Reports whether the plan has no changes.
     pub fn is_empty(&self) -> bool {
         self.removed.is_empty() && self.dirs.is_empty() && self.others.is_empty()
     }
 }
 
-/// The source and the tree.
+/// The two trees to compare.
 pub struct Sides<'a> {
     /// The root of the source, open for reading.
     pub source: &'a OwnedFd,
-    /// What is in it.
+    /// The scan of the source.
     pub source_scan: &'a Scan,
     /// The root of the tree, open for reading.
     pub there: &'a OwnedFd,
-    /// What is in it.
+    /// The scan of the tree.
     pub there_scan: &'a Scan,
 }
 
-/// The paths of which it is not proven that they are as they were imported; the root is empty.
-/// Without a record of what was imported these are all.
+/// Returns the paths not proven to be unchanged since their import, all paths if no record exists;
+/// the root is the empty path.
 pub fn suspects(record: Option<&Record>, source: &Scan, there: &Scan) -> BTreeSet<Vec<u8>> {
     let Some(record) = record.filter(|record| record.device == source.root.dev) else {
         return everything(source, there);
@@ -114,7 +114,7 @@ pub fn suspects(record: Option<&Record>, source: &Scan, there: &Scan) -> BTreeSe
     found
 }
 
-/// Everything in the source is as it was imported.
+/// Reports whether the whole source is unchanged since its import.
 pub fn is_as_imported(record: &Record, source: &Scan) -> bool {
     let same = |known: &Known, one: &Found| {
         known.name == one.name
@@ -180,17 +180,17 @@ fn compare_names(
     );
 }
 
-/// Every path of both, where nothing is known.
+/// Returns every path of both trees.
 pub fn everything(source: &Scan, there: &Scan) -> BTreeSet<Vec<u8>> {
     let paths = source.paths().chain(there.paths()).map(|(path, _)| path);
     paths.chain([Vec::new()]).collect()
 }
 
 impl Sides<'_> {
-    /// What is to be done about these paths.
+    /// Plans the changes for these paths.
     pub fn plan(&self, mut suspects: BTreeSet<Vec<u8>>) -> Plan {
         let (source, there) = (Names::of(self.source_scan), Names::of(self.there_scan));
-        // All names of an inode are looked at together.
+        // All names of an inode are compared together.
         let inodes: HashSet<u64> = suspects
             .iter()
             .filter_map(|path| source.linked(path))
@@ -225,7 +225,7 @@ impl Sides<'_> {
                 one.kind == other.kind && links && self.is_same(path, one, other).unwrap_or(false)
             });
             if !same {
-                // A directory that is to be given attributes has none to be taken from it.
+                // Setting attributes of an existing directory does not change its parent.
                 let is_new = other.is_none_or(|other| other.kind != one.kind);
                 if is_new || one.kind != Kind::Dir {
                     touched.extend(split(path).map(|(above, _)| above.to_vec()));
@@ -241,8 +241,8 @@ impl Sides<'_> {
         self.finish(plan, &source, touched)
     }
 
-    /// All names of an inode are made together, and a directory in which something was made gets
-    /// its times back.
+    /// Adds all names of each inode to create, and the parent of each changed name, to reset its
+    /// times.
     fn finish(&self, mut plan: Plan, source: &Names<'_>, mut touched: BTreeSet<Vec<u8>>) -> Plan {
         let mut making: HashSet<Vec<u8>> =
             plan.others.iter().map(|(path, _)| path.clone()).collect();
@@ -283,7 +283,7 @@ impl Sides<'_> {
         plan.dirs.extend(more);
         plan.dirs.sort_by(|a, b| a.0.cmp(&b.0));
         plan.others.sort_by(|a, b| a.0.cmp(&b.0));
-        // What is above goes with everything below.
+        // A removed directory covers everything below it.
         plan.removed.sort();
         plan.removed.dedup_by(|below, above| {
             below.starts_with(above) && below.get(above.len()) == Some(&b'/')
@@ -291,7 +291,7 @@ impl Sides<'_> {
         plan
     }
 
-    /// Two inodes of one kind are the same in everything but their last access.
+    /// Reports whether two inodes of one kind are equal except for the access time.
     fn is_same(&self, path: &[u8], one: &Stat, other: &Stat) -> SysResult<bool> {
         let owners = sys::ids().0 != 0 || (one.uid, one.gid) == (other.uid, other.gid);
         let mode = one.kind == Kind::Symlink
@@ -331,8 +331,8 @@ fn kept(mut xattrs: Xattrs) -> Xattrs {
     xattrs
 }
 
-/// Whether a path may be in the source although it was not found: it, or something above it, could
-/// not be read.
+/// Reports whether a path may exist in the source although the scan did not find it: it, or a
+/// directory above it, could not be read.
 fn is_unknown(path: &[u8], left: &[Left]) -> bool {
     left.iter().filter(|left| left.why.is_missed()).any(|left| {
         let above = left.path.0.as_slice();
@@ -341,7 +341,7 @@ fn is_unknown(path: &[u8], left: &[Left]) -> bool {
     })
 }
 
-/// The inodes of a tree by path, and the names of those with several.
+/// The inodes of a tree by path, and the names of inodes with several.
 struct Names<'a> {
     stats: HashMap<Vec<u8>, &'a Stat>,
     links: HashMap<u64, BTreeSet<Vec<u8>>>,
@@ -367,7 +367,7 @@ impl<'a> Names<'a> {
         names
     }
 
-    /// The inode of a path, if it has several names.
+    /// Returns the inode of a path with several names.
     fn linked(&self, path: &[u8]) -> Option<u64> {
         self.stats
             .get(path)
@@ -384,8 +384,8 @@ impl<'a> Names<'a> {
     }
 }
 
-/// The record of a tree that was made equal to its source. Left out, and so compared the next time,
-/// is what was changed since `begun`, and what is not in the tree as it should be.
+/// Returns the record of an updated tree. Paths changed since `begun`, and paths that differ from
+/// the source, are omitted and will be compared by the next import.
 pub fn record(
     source: &Scan,
     there: &Scan,
@@ -444,7 +444,7 @@ pub fn record(
     record
 }
 
-/// What is there has what a write would have changed.
+/// Compares the attributes that a write would change.
 fn is_made(source: &Stat, there: &Stat) -> bool {
     let size = source.kind != Kind::File || source.size == there.size;
     let mode = source.kind == Kind::Symlink || source.mode == there.mode;

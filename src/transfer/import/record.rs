@@ -1,42 +1,41 @@
-//! What was imported last, so that the next import reads only what has changed: for each path what
-//! stat(2) said of it in the source, and of what was made of it in the tree. Both are proof as long
-//! as they are the same: any change of an inode changes its ctime, which nobody can set.
+//! The record of the last import, so that the next one reads only changed files. For each path it
+//! has the stat(2) values of the source and of its copy in the tree. Equal values prove that both
+//! are unchanged: any change of an inode updates its ctime, which no process can set.
 //!
-//! A record is a cache. Without it, or if it is damaged, everything is compared.
+//! A record is a cache. If it is missing or damaged, everything is compared.
 //!
 //! ```text
 //! .ckptfs/imported
 //!   "ckptfs imported 1\n"                      18 bytes
-//!   hash of all that follows                   32 bytes of BLAKE3
-//!   device of the source                       8, little-endian as everything
-//!   root: source, there                        2 traces
+//!   hash of all following bytes                32 bytes of BLAKE3
+//!   device of the source                       8, all numbers little-endian
+//!   root: source, tree                         2 traces
 //!   directories, each:
 //!     length of path, path                     4, ...
 //!     number of names                          4
 //!     names, each:
 //!       length, name                           1, ...
-//!       kind, flags                            1, 1: bit 0, the hash is there
-//!       source, there                          2 traces
-//!       hash of the content                    32, if there
+//!       kind, flags                            1, 1: bit 0, hash present
+//!       source, tree                           2 traces
+//!       hash of the content                    32, if present
 //! trace: inode, size, mtime, ctime             8, 8, 8 + 4, 8 + 4
 //!
-//! .ckptfs/imported-as      the checkpoint that shows it, a blank, the first 16 digits of that hash, a line feed; written when it is made
-//! .ckptfs/imported-in      the same, with a blank and the daemon that has served the tree since, before the line feed
+//! .ckptfs/imported-as      the checkpoint that shows the import, a space, the first 16 digits of that hash, a line feed; written when it is made
+//! .ckptfs/imported-in      the same, with a space and the daemon that has served the tree since, before the line feed
 //! ```
 
 use std::collections::HashMap;
 
 use crate::sys::{Kind, Stat, Time};
 
-/// Name of the file in the store.
+/// Name of the record in the store.
 pub const RECORD_NAME: &[u8] = b"imported";
-/// Name of the file that says as which checkpoint.
+/// Name of the file with the checkpoint of the record.
 pub const CHECKPOINT_NAME: &[u8] = b"imported-as";
-/// Name of the file that says which daemon has served the tree since it was compared with the
-/// record.
+/// Name of the file with the daemon that has served the tree since it was compared with the record.
 pub const DAEMON_NAME: &[u8] = b"imported-in";
 const MAGIC: &[u8] = b"ckptfs imported 1\n";
-/// Bytes of a hash.
+/// Length of a hash, in bytes.
 const HASH_BYTES: usize = 32;
 const KINDS: [Kind; 7] = [
     Kind::File,
@@ -48,24 +47,24 @@ const KINDS: [Kind; 7] = [
     Kind::BlockDev,
 ];
 
-/// A hash of a file's content.
+/// BLAKE3 hash of a file's content.
 pub type Hash = [u8; HASH_BYTES];
 
-/// What says that an inode is as it was.
+/// Values that identify the unchanged state of an inode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Trace {
-    /// Its number.
+    /// Inode number.
     pub ino: u64,
-    /// Its size; of a directory 0, which says nothing there.
+    /// Size in bytes; always 0 for a directory, where the size is not significant.
     pub size: u64,
-    /// Its times.
+    /// Modification time.
     pub mtime: Time,
-    /// See `mtime`.
+    /// Status change time.
     pub ctime: Time,
 }
 
 impl Trace {
-    /// Of an inode.
+    /// Returns the values of an inode.
     pub fn of(stat: &Stat) -> Trace {
         let size = if stat.kind == Kind::Dir { 0 } else { stat.size };
         Trace {
@@ -77,25 +76,25 @@ impl Trace {
     }
 }
 
-/// A name that was imported.
+/// An imported name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Known {
     /// The name.
     pub name: Vec<u8>,
-    /// What it leads to.
+    /// Type of its inode.
     pub kind: Kind,
-    /// In the source.
+    /// Values in the source.
     pub source: Trace,
-    /// In the tree.
+    /// Values in the tree.
     pub there: Trace,
-    /// Of its content, if that was taken.
+    /// Hash of its content, if computed.
     pub hash: Option<Hash>,
 }
 
-/// A record.
+/// The record of an import.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Record {
-    /// Device of the source.
+    /// Device number of the source.
     pub device: u64,
     /// The root in the source, and in the tree.
     pub root: (Trace, Trace),
@@ -104,7 +103,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// As it is written.
+    /// Encodes the record in its file format.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![0; MAGIC.len() + HASH_BYTES];
         bytes.extend_from_slice(&self.device.to_le_bytes());
@@ -138,7 +137,7 @@ impl Record {
         bytes
     }
 
-    /// Reads what [`Record::encode`] wrote; `None`: it is something else, or damaged.
+    /// Decodes a record; `None` if it is malformed or damaged.
     pub fn decode(bytes: &[u8]) -> Option<Record> {
         let rest = bytes.strip_prefix(MAGIC)?;
         let (hash, rest) = rest.split_at_checked(HASH_BYTES)?;
@@ -164,14 +163,14 @@ impl Record {
         Some(record)
     }
 
-    /// The file that says that this record, as it was written, is a checkpoint.
+    /// Returns the content of the file that names the checkpoint of an encoded record.
     pub fn checkpoint_text(bytes: &[u8], checkpoint: u64) -> String {
         let hash = bytes.get(MAGIC.len()..MAGIC.len() + 8).unwrap_or_default();
         let digits: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
         format!("{checkpoint} {digits}\n")
     }
 
-    /// The checkpoint that such a file names, if it is of this record.
+    /// Returns the checkpoint that such a file names, if it belongs to this record.
     pub fn checkpoint_of(bytes: &[u8], text: &[u8]) -> Option<u64> {
         let found = std::str::from_utf8(text)
             .ok()?
@@ -182,8 +181,8 @@ impl Record {
         (Record::checkpoint_text(bytes, found).as_bytes() == text).then_some(found)
     }
 
-    /// The file that says that this daemon serves the tree, and did when it was what the record
-    /// tells of.
+    /// Returns the content of the file that names the daemon that has served the tree since it
+    /// matched the record.
     pub fn daemon_text(bytes: &[u8], checkpoint: u64, daemon: &str) -> String {
         format!(
             "{} {daemon}\n",
@@ -191,7 +190,7 @@ impl Record {
         )
     }
 
-    /// What was imported as a name in a directory.
+    /// Returns the entry of a name in a directory.
     pub fn find(&self, dir: &[u8], name: &[u8]) -> Option<&Known> {
         let names = self.dirs.get(dir)?;
         names
@@ -337,8 +336,7 @@ mod tests {
         for cut in MAGIC.len() + HASH_BYTES..whole.len() {
             let body = &whole[MAGIC.len() + HASH_BYTES..cut];
             let bytes = [MAGIC, blake3::hash(body).as_bytes(), body].concat();
-            // Whatever it is taken for, it is no panic; and only at the end of a directory it is a
-            // record.
+            // Decoding must not panic, and succeeds only where a directory ends.
             if let Some(record) = Record::decode(&bytes) {
                 assert!(record.dirs.len() < 2, "cut at {cut}");
             }

@@ -1,4 +1,4 @@
-//! What is below a directory, read by several threads: names and attributes, no content.
+//! Scans a directory with several threads: names and attributes, no content.
 
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
@@ -11,43 +11,43 @@ use crate::sys::lock::{Condvar, Mutex};
 use crate::sys::{self, Errno, Kind, OpenKind, Stat, SysResult};
 use crate::transfer::place::open_below;
 
-/// Where the views of the past are, in the root of a tree that is served.
+/// Directory of snapshot views in the root of a served tree.
 const VIEWS_NAME: &[u8] = b".snapshots";
 
 /// Set-user-id and set-group-id (inode(7)).
 const SET_ID: u32 = 0o6000;
 
-/// A name in a directory, and what it leads to.
+/// A name in a directory, and its inode.
 #[derive(Clone, Debug)]
 pub struct Found {
     /// The name.
     pub name: Vec<u8>,
-    /// Its inode.
+    /// The attributes of the inode.
     pub stat: Stat,
 }
 
-/// A directory that was listed.
+/// A scanned directory.
 #[derive(Debug)]
 pub struct Listing {
     /// Its path below the root.
     pub path: Vec<u8>,
-    /// What is in it, sorted by name.
+    /// Its entries, sorted by name.
     pub names: Vec<Found>,
 }
 
-/// A tree that was read.
+/// A scanned tree.
 #[derive(Debug)]
 pub struct Scan {
     /// Its root.
     pub root: Stat,
-    /// Every directory in it, sorted by path.
+    /// All its directories, sorted by path.
     pub dirs: Vec<Listing>,
-    /// What belongs to it and is not in `dirs`.
+    /// Paths that are missing from `dirs`.
     pub left: Vec<Left>,
 }
 
 impl Scan {
-    /// Every path but the root's, in no order.
+    /// Returns every path except the root, in no defined order.
     pub fn paths(&self) -> impl Iterator<Item = (Vec<u8>, &Found)> {
         self.dirs.iter().flat_map(|dir| {
             dir.names
@@ -56,7 +56,7 @@ impl Scan {
         })
     }
 
-    /// The directory at a path.
+    /// Returns the directory at a path.
     pub fn dir(&self, path: &[u8]) -> Option<&Listing> {
         let at = self
             .dirs
@@ -65,8 +65,8 @@ impl Scan {
         self.dirs.get(at)
     }
 
-    /// Directories that could not be listed: they stay as they are in the tree, with what is in
-    /// them.
+    /// Returns paths that could not be read: an import leaves them and everything below them
+    /// unchanged.
     pub fn unread(&self) -> HashSet<&[u8]> {
         self.left
             .iter()
@@ -75,7 +75,7 @@ impl Scan {
             .collect()
     }
 
-    /// Takes owners and set-id bits away, as
+    /// Replaces owners and clears set-id bits, as
     /// [`ExportEntry::of_stranger`](crate::engine::export::parts::ExportEntry::of_stranger) does.
     pub fn of_stranger(mut self) -> Scan {
         let (uid, gid) = sys::ids();
@@ -90,7 +90,7 @@ impl Scan {
         self
     }
 
-    /// How much of what there is.
+    /// Returns the numbers of inodes by kind.
     pub fn count(&self) -> Count {
         let mut count = Count {
             dirs: 1,
@@ -110,20 +110,20 @@ impl Scan {
     }
 }
 
-/// How much of what is in a tree.
+/// The numbers of inodes in a tree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Count {
     /// Names of regular files.
     pub files: u64,
-    /// Directories, the root among them.
+    /// Directories, including the root.
     pub dirs: u64,
-    /// Links, FIFOs, sockets, devices.
+    /// Symbolic links, FIFOs, sockets, devices.
     pub others: u64,
-    /// Sizes of the files.
+    /// Total size of the files, in bytes.
     pub bytes: u64,
 }
 
-/// A path below a path.
+/// Appends a name to a path.
 pub fn join(above: &[u8], name: &[u8]) -> Vec<u8> {
     if above.is_empty() {
         name.to_vec()
@@ -132,7 +132,7 @@ pub fn join(above: &[u8], name: &[u8]) -> Vec<u8> {
     }
 }
 
-/// What several threads have still to list.
+/// Directories that remain to be listed.
 #[derive(Default)]
 struct Queue {
     dirs: Vec<Vec<u8>>,
@@ -147,11 +147,11 @@ struct Scanning<'a> {
     done: Mutex<(Vec<Listing>, Vec<Left>)>,
 }
 
-/// Reads what is below `root`, which is open for reading. Nothing is followed that leads out of it,
-/// no other filesystem is entered, and the store of a tree of ours is left out, and its views.
+/// Scans the tree below `root`, which is open for reading. The scan follows no symbolic link,
+/// enters no other filesystem, and leaves out ckptfs stores and views.
 ///
 /// # Errors
-/// Those of the root itself.
+/// Those of reading the root.
 pub fn scan(root: &OwnedFd, threads: usize) -> SysResult<Scan> {
     let stat = sys::stat_fd(root)?;
     sys::list_dir(&open_below(root, b"", OpenKind::Dir)?)?;
@@ -168,7 +168,7 @@ pub fn scan(root: &OwnedFd, threads: usize) -> SysResult<Scan> {
     };
     std::thread::scope(|scope| {
         for _ in 1..threads {
-            // Without another thread this one does it all.
+            // If no thread can be created, this one does all the work.
             let _ = std::thread::Builder::new().spawn_scoped(scope, || scanning.work());
         }
         scanning.work();
@@ -202,7 +202,7 @@ impl Scanning<'_> {
         done.1.append(&mut left);
     }
 
-    /// The next directory; waits while another thread may still find some.
+    /// Returns the next directory; waits while other threads may find more.
     fn take(&self) -> Option<Vec<u8>> {
         let mut queue = self.queue.lock();
         loop {
@@ -242,7 +242,7 @@ impl Scanning<'_> {
                 })
             };
             let stat = match sys::stat_at(&dir, &entry.name) {
-                // It was there a moment ago, and is no part of the tree any more.
+                // The name was removed after it was listed.
                 Err(Errno::ENOENT) => continue,
                 Err(errno) => {
                     leave(Why::of(errno));
@@ -274,7 +274,7 @@ impl Scanning<'_> {
     }
 }
 
-/// The names that a tree of ours keeps for itself, and a store further down.
+/// Reports whether a name is reserved by ckptfs, or is a nested store.
 fn is_ours(path: &[u8], name: &[u8], dir: &OwnedFd) -> bool {
     let store = name == STORE_NAME.as_bytes();
     let shown = || sys::stat_at(dir, name).is_ok_and(|stat| is_of_no_tree(stat.ino));

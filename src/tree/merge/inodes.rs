@@ -1,4 +1,4 @@
-//! What an inode holds and has, after a merge.
+//! Merge of the content and attributes of inodes.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -10,18 +10,19 @@ use super::{Clash, Conflict, How, Policy, Who};
 use crate::store::ids::Slot;
 use crate::sys::{Kind, Stat, SysResult, Time, Xattrs};
 
-/// Where the content of a merged inode comes from: bytes, or where a link leads.
+/// The source of a merged inode's content, which is the bytes of a file or the target of a symbolic
+/// link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// It stays.
+    /// Unchanged in `ours`.
     Ours,
     /// The inode of `theirs`.
     Theirs,
-    /// Lines of both.
+    /// Lines of both sides.
     Text(Vec<u8>),
 }
 
-/// An inode that does not stay as `ours` has it.
+/// A merged inode that differs from `ours`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inode {
     /// Its content.
@@ -32,16 +33,16 @@ pub struct Inode {
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// When its content changed; `None`: with the merge.
+    /// Modification time; `None`: the time of the merge.
     pub mtime: Option<Time>,
-    /// Extended attributes, sorted by name; `None`: they stay.
+    /// Extended attributes, sorted by name; `None`: those of `ours`.
     pub xattrs: Option<Xattrs>,
 }
 
-/// An inode as one side has it.
+/// The state of an inode on one side.
 struct Seen {
     stat: Stat,
-    /// `None`: they are the same in all three.
+    /// `None`: equal in all three states.
     xattrs: Option<Xattrs>,
 }
 
@@ -55,7 +56,7 @@ fn seen<T: Tree>(side: &Side<'_, T>, slot: Slot, xattrs: bool) -> SysResult<Opti
     }))
 }
 
-/// An inode is as it is in the base, as far as is known without a look at it.
+/// Reports whether records prove that an inode is unchanged since the base.
 fn is_as_in<T: Tree>(
     (base, side): (&Side<'_, T>, &Side<'_, T>),
     slot: Slot,
@@ -67,19 +68,19 @@ fn is_as_in<T: Tree>(
     base.own_number(slot) == Some(own) && !changed.contains(&own)
 }
 
-/// How one inode is merged, and what clashes: with whether that is settled.
+/// The merge of one inode; each clash has a flag that reports whether it is settled.
 struct Merger<'m, 'a, T> {
     base: &'m Side<'a, T>,
     ours: &'m Side<'a, T>,
     theirs: &'m Side<'a, T>,
     how: &'m How<'m>,
     clashes: Vec<(Clash, bool)>,
-    /// The path by which it was said what its content is to be.
+    /// The path whose answer was used.
     answered: Option<Vec<u8>>,
 }
 
-/// Merges content and attributes of what both sides have and is in `scope`; gives the inodes that
-/// do not stay as `ours` has them.
+/// Merges content and attributes of the inodes in `scope` that both sides have. Returns the inodes
+/// that differ from `ours`.
 ///
 /// # Errors
 /// Those of reading them.
@@ -125,7 +126,7 @@ pub(super) fn merge<T: Tree>(
 }
 
 impl<T: Tree> Merger<'_, '_, T> {
-    /// What comes of a value that both changed, if they changed it differently.
+    /// Merges one value; records a clash if both sides changed it differently.
     fn three<V: PartialEq>(&mut self, clash: impl FnOnce() -> Clash, values: [V; 3]) -> V {
         let [base, ours, theirs] = values;
         if theirs == base || ours == theirs {
@@ -141,7 +142,7 @@ impl<T: Tree> Merger<'_, '_, T> {
         }
     }
 
-    /// What is in `base` or not: a directory that both made is in both sides alone.
+    /// Merges an inode that may be missing in the base: a directory that both sides created is.
     fn merge(&mut self, slot: Slot) -> SysResult<Option<Inode>> {
         let xattrs = self.may_have_other_xattrs(slot);
         let seen = |side| seen(side, slot, xattrs);
@@ -263,7 +264,8 @@ impl<T: Tree> Merger<'_, '_, T> {
         })
     }
 
-    /// What was said that is to come of it, if that was said of what the three hold.
+    /// Returns the given answer for the content of a file, if it was given for these three
+    /// versions.
     fn answer(&mut self, slot: Slot) -> SysResult<Option<Origin>> {
         let (Some(answers), Some(way)) = (self.how.answers, self.ours.way(slot)) else {
             return Ok(None);
@@ -287,7 +289,7 @@ impl<T: Tree> Merger<'_, '_, T> {
         }))
     }
 
-    /// Lines of both, unless it comes to what one side has.
+    /// Merges lines; `Err` if the result equals one side.
     fn text(&self, slot: Slot) -> SysResult<Result<Text, Origin>> {
         let versions = versions([self.base, self.ours, self.theirs], slot)?;
         let Some([base, ours, theirs]) = versions else {
@@ -301,8 +303,8 @@ impl<T: Tree> Merger<'_, '_, T> {
     }
 }
 
-/// What a file holds in the base, in `ours` and in `theirs`; `None`: it is not in all of them, no
-/// file, or longer than a text may be.
+/// Returns the content of a file in the base, in `ours` and in `theirs`. Returns `None` if one of
+/// them lacks it, it is not a file, or it exceeds the size limit of a text.
 ///
 /// # Errors
 /// Those of reading it.

@@ -1,18 +1,18 @@
-//! Three ways: what `theirs` did to `base`, done to `ours` as well.
+//! Three-way merge: applies the changes from `base` to `theirs` to `ours`.
 //!
-//! An inode is one in all three where it has one number. Of each inode everything is merged by
-//! itself: the names that lead to it, its content, its mode, its owners, each extended attribute.
-//! What only one side changed is taken from that side; what both changed alike is as both have it.
-//! So a file that was renamed here and written to there is renamed and has the new content. What
-//! both changed differently is a [`Conflict`], and stays as `ours` has it.
+//! An inode with one number in all three states is one inode. Each property of an inode is merged
+//! separately: its names, content, mode, owner, and each extended attribute. A property changed on
+//! one side takes that side's value; equal changes of both sides are taken once. A file that one
+//! side renamed and the other wrote to is thus renamed with the new content. A property that both
+//! sides changed differently is a [`Conflict`] and stays as in `ours`.
 //!
-//! - `side`: the inodes of a state, with the numbers that they have in common, and their places.
-//! - `places`: which inode is at which names, such that it is a tree.
-//! - [`same`]: which inodes are one although their numbers differ.
-//! - `scope`: which of them are at or below some paths.
+//! - `side`: the inodes of a state by common number, and their places.
+//! - `places`: the names of each inode, such that they form a tree.
+//! - [`same`]: inodes that are one although their numbers differ.
+//! - `scope`: the inodes at or below given paths.
 //! - `inodes`: content and attributes.
-//! - [`text`]: lines of three versions of a text.
-//! - [`outcome`]: what comes of it, as a [`Tree`] that a plan can be made for.
+//! - [`text`]: three-way merge of lines.
+//! - [`outcome`]: the result, as a [`Tree`] that can be planned for.
 //!
 //! Nothing here makes a system call ([ADR 31](../../../docs/adr/0031-branches-look-through.md)).
 
@@ -37,29 +37,29 @@ use super::Tree;
 use crate::store::ids::{CheckpointId, Name, Slot};
 use crate::sys::SysResult;
 
-/// One of the two that are merged.
+/// A side of a merge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Who {
-    /// What is merged into.
+    /// The side merged into.
     Ours,
-    /// What is merged.
+    /// The side merged.
     Theirs,
 }
 
-/// What both sides changed, each in another way.
+/// A property that both sides changed differently.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Clash {
-    /// Both moved it, to different places.
+    /// Both sides moved it, to different places.
     Moved,
-    /// This side removed it, and the other one moved or changed it.
+    /// This side removed it; the other moved or changed it.
     Removed(Who),
-    /// Each side has something else at this name.
+    /// Each side has another inode at this name.
     Name,
     /// It is in a directory that this side removed.
     Directory(Who),
-    /// Each of two directories was moved into the other.
+    /// Each side moved one of two directories into the other.
     Cycle,
-    /// The bytes of a file, or where a symbolic link leads.
+    /// The content of a file, or the target of a symbolic link.
     Content,
     /// The permissions.
     Mode,
@@ -69,37 +69,37 @@ pub enum Clash {
     Xattr(Vec<u8>),
 }
 
-/// A conflict. `ours` is left as it is where there is one.
+/// A conflict. Unless the policy or an answer resolves it, `ours` stays unchanged in this property.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Conflict {
-    /// The path in `ours`; if it has none there, in `theirs`; else in `base`.
+    /// The path in `ours`, else in `theirs`, else in `base`.
     pub path: Vec<u8>,
-    /// What clashes.
+    /// The property in conflict.
     pub clash: Clash,
-    /// The inode, by the number that both sides know.
+    /// The common number of the inode.
     pub slot: Slot,
-    /// What was asked for says what comes of it.
+    /// The policy or an answer resolves it.
     pub settled: bool,
 }
 
-/// What comes of what both sides changed, each in another way.
+/// The resolution of conflicts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Policy<'h> {
-    /// It stays as `ours` has it, and is not settled.
+    /// `ours` stays; the conflict remains open.
     #[default]
     Name,
-    /// It stays as `ours` has it.
+    /// `ours` stays.
     Ours,
-    /// It becomes what `theirs` has.
+    /// The value of `theirs` is taken.
     Theirs,
-    /// Both versions of the lines of a text are in it, marked.
+    /// A text gets both versions of the lines, with conflict markers.
     Markers,
-    /// What `ours` has stays, and what `theirs` has comes beside it, with this behind its name.
+    /// `ours` stays, and the version of `theirs` is added next to it, with this suffix to its name.
     KeepBoth(&'h [u8]),
 }
 
 impl Policy<'_> {
-    /// Whose version it is that stays.
+    /// Returns the side whose version stays.
     fn winner(self) -> Who {
         if self == Policy::Theirs {
             Who::Theirs
@@ -113,46 +113,44 @@ impl Policy<'_> {
     }
 }
 
-/// What is to come of the content of a file that clashes.
+/// A resolution for the content of a file in conflict.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// The hashes of what it holds in the base, in `ours` and in `theirs`: of other content it is no
-    /// answer.
+    /// Hashes of its content in the base, in `ours` and in `theirs`; the answer is valid for these
+    /// only.
     pub of: [blake3::Hash; 3],
-    /// What it shall hold.
+    /// The resolved content.
     pub text: Vec<u8>,
 }
 
-/// Answers by the paths in `ours`.
+/// Answers by path in `ours`.
 pub type Answers = BTreeMap<Vec<u8>, Answer>;
 
-/// How two sides are merged.
+/// Options of a merge.
 #[derive(Clone, Copy, Debug)]
 pub struct How<'h> {
-    /// The names that were recorded on either side since the base, and those of the directories
-    /// above them; without it everything is compared.
+    /// The names recorded on either side since the base, and the names of the directories above
+    /// them; without it everything is compared.
     pub along: Option<&'h Names>,
-    /// Only what is at or below these paths; without any, all.
+    /// Restricts the merge to these paths and everything below; empty: no restriction.
     pub paths: &'h [Vec<u8>],
-    /// What comes of conflicts.
+    /// The resolution of conflicts.
     pub policy: Policy<'h>,
-    /// What somebody says that is to come of the content of files that clash, by their paths in
-    /// `ours`.
+    /// Given answers for the content of files in conflict, by path in `ours`.
     pub answers: Option<&'h Answers>,
-    /// What both sides are called where they are marked.
+    /// The names of both sides in conflict markers.
     pub labels: Labels<'h>,
-    /// The checkpoints of `ours` and of `theirs` that are as the base is, if the history of names
-    /// is to be asked.
+    /// The checkpoints of `ours` and `theirs` that equal the base, to query the history of names.
     pub since: [Option<CheckpointId>; 2],
-    /// What merges before have noted of inodes that are one.
+    /// Inodes recorded as one by earlier merges.
     pub same: Option<&'h Same>,
-    /// What comes has the times that it has there: that alone is a change.
+    /// Modification times are merged; a different time alone is a change.
     pub times: bool,
-    /// The inodes that `ours`, and `theirs`, has recorded since the base, if that is a state of its
-    /// own: no other inode of the base has changed there.
+    /// The inodes that `ours` and `theirs` recorded since the base, if the base is a checkpoint of
+    /// that side. No other inode of the base has changed there.
     pub changed: [Option<&'h HashSet<Slot>>; 2],
-    /// The inodes whose extended attributes either side has recorded since both came from one state
-    /// that is no later than the base: what has one number in all three has one set of them else.
+    /// The inodes whose extended attributes either side recorded since a common state no later than
+    /// the base. Other inodes with one number in all three states have equal attributes.
     pub xattrs: Option<&'h HashSet<Slot>>,
 }
 
@@ -177,21 +175,22 @@ impl Default for How<'_> {
     }
 }
 
-/// Set in the number of an inode whose own is that of another one in another of the three.
+/// Set in the common number of an inode whose own number denotes a different inode in another
+/// state.
 const ANOTHER: u64 = 1 << 63;
-/// Set too where that is so of both sides.
+/// Set in addition if both sides reused the number.
 const AGAIN: u64 = 1 << 60;
-/// Set in the number of what comes beside the inode that it clashes with. Numbers that a filesystem
-/// gives are below, and so are those of branches but for the bit between the two.
+/// Set in the number of an inode added next to the one it conflicts with. Numbers of backing
+/// filesystems are lower, and a branch stores its level in bits 56 to 59.
 const BESIDE: u64 = 1 << 61;
 
 /// Directory -> names at which two states may differ.
 pub type Names = HashMap<Slot, BTreeSet<Name>>;
 
-/// Merges what `theirs` did to `base` into `ours`.
+/// Merges the changes from `base` to `theirs` into `ours`.
 ///
 /// # Errors
-/// Those of reading the three states; EIO: a directory is in two places of one.
+/// Those of reading the three states; EIO: a directory is in two places of one state.
 pub fn merge<'a, T: Tree>(
     base: &'a T,
     ours: &'a T,
@@ -201,9 +200,9 @@ pub fn merge<'a, T: Tree>(
     merge_since(None, base, ours, theirs, how)
 }
 
-/// As [`merge`], where what was recorded ([`How::along`]) was recorded since `origin`, and the base
-/// is a later state: whatever `origin` has not is looked through whole, for of the names of a new
-/// directory nothing is recorded.
+/// As [`merge`], with records ([`How::along`]) made since `origin`, where the base is a later
+/// state. A directory that `origin` lacks is compared completely, because the names of a new
+/// directory are not recorded.
 ///
 /// # Errors
 /// As [`merge`]; those of reading `origin`.

@@ -1,4 +1,4 @@
-//! What comes of a merge: a tree, and what it takes to make it of `ours`.
+//! The outcome of a merge as a tree, and the plan that makes `ours` equal to it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -17,35 +17,35 @@ use crate::store::layout::merges::Birth;
 use crate::store::record::{AttrState, Child};
 use crate::sys::{Errno, SysResult, Xattrs};
 
-/// See the module. Its inodes have the numbers of `ours`; what comes from `theirs` has those of
-/// `theirs`.
+/// The outcome. Its inodes have the numbers of `ours`; inodes that come from `theirs` have the
+/// numbers of `theirs`.
 pub struct Outcome<'a, T> {
     base: Side<'a, T>,
     ours: Side<'a, T>,
     theirs: Side<'a, T>,
     merged: Merged,
     inodes: HashMap<Slot, Inode>,
-    /// Directory -> what its names lead to, of all that were looked at.
+    /// Directory -> the inode of each compared name.
     names: HashMap<Slot, BTreeMap<Name, Option<Slot>>>,
-    /// The number that an inode has here -> the number in common.
+    /// Number in the outcome -> common number.
     numbers: HashMap<Slot, Slot>,
-    /// The number in common of what comes from `theirs`, or is parted from a file of `ours`, -> the
-    /// one that it has here, where its own is that of an inode of `ours`.
+    /// Common number -> number in the outcome, for inodes of `theirs` or parted hard links whose
+    /// own number denotes another inode of `ours`.
     renumbered: HashMap<Slot, Slot>,
 }
 
-/// Where the content of an inode is to be had.
+/// The location of an inode's content.
 #[derive(Clone, Debug)]
 pub enum Source<'o> {
-    /// In the inode of `ours` to which this leads.
+    /// The inode of `ours` with this trail.
     Ours(Arc<Trail>),
-    /// In the inode of `theirs` to which this leads.
+    /// The inode of `theirs` with this trail.
     Theirs(Arc<Trail>),
-    /// Here: lines of both.
+    /// Merged lines.
     Text(&'o [u8]),
 }
 
-/// `ours`, or the outcome: what a plan is made of.
+/// The two states of the plan: `ours`, and the outcome.
 enum State<'o, 'a, T> {
     Ours(&'o Outcome<'a, T>),
     Merged(&'o Outcome<'a, T>),
@@ -105,7 +105,7 @@ impl<'a, T: Tree> Outcome<'a, T> {
             }
         }
         let known = outcome.merged.places.keys().copied();
-        // What is in neither is not here, and its number may be another's.
+        // The outcome lacks inodes that are only in the base; their numbers may have been reused.
         let is_here = |number: &Slot| outcome.ours.has(*number) || outcome.theirs.has(*number);
         outcome.numbers = known
             .filter(is_here)
@@ -114,18 +114,18 @@ impl<'a, T: Tree> Outcome<'a, T> {
         outcome
     }
 
-    /// What clashes, sorted by path.
+    /// Returns the conflicts, sorted by path.
     pub fn conflicts(&self) -> &[Conflict] {
         &self.merged.conflicts
     }
 
-    /// The paths whose content is what [`super::How::answers`] said.
+    /// Returns the paths whose content was taken from [`super::How::answers`].
     pub fn answered(&self) -> &BTreeSet<Vec<u8>> {
         &self.merged.answered
     }
 
-    /// What a file that clashes holds in the base, in `ours` and in `theirs`; `None`: it is not in
-    /// all of them, no file, or longer than [`super::text::BYTES_MAX`].
+    /// Returns the content of a file in conflict in the base, in `ours` and in `theirs`. Returns
+    /// `None` if one of them lacks it, it is not a file, or it exceeds [`super::text::BYTES_MAX`].
     ///
     /// # Errors
     /// Those of reading it.
@@ -133,7 +133,7 @@ impl<'a, T: Tree> Outcome<'a, T> {
         versions([&self.base, &self.ours, &self.theirs], conflict.slot)
     }
 
-    /// What is to be done for `ours` to become this.
+    /// Plans the changes that turn `ours` into the outcome.
     ///
     /// # Errors
     /// Those of reading both sides.
@@ -159,19 +159,19 @@ impl<'a, T: Tree> Outcome<'a, T> {
         Ok(plan)
     }
 
-    /// The way to an inode of the outcome in `ours`, if that has it.
+    /// Returns the trail in `ours` of an inode of the outcome, or its own if `ours` lacks it.
     pub fn here(&self, node: &Arc<Trail>) -> Arc<Trail> {
         let way = self.ours.way(self.number(node.slot));
         Arc::clone(way.unwrap_or(node))
     }
 
-    /// Where `ours` has a directory of the outcome, if that was looked at.
+    /// Returns the path in `ours` of a directory of the outcome, empty if it was not compared.
     pub fn path_here(&self, dir: Slot) -> Vec<u8> {
         let way = self.ours.way(self.number(dir));
         way.map(|way| way.path()).unwrap_or_default()
     }
 
-    /// Where the content of an inode of the outcome is to be had.
+    /// Returns the location of the content of an inode.
     pub fn source(&self, node: &Arc<Trail>) -> Source<'_> {
         let number = self.number(node.slot);
         let there = self.theirs.way(number).map(Arc::clone);
@@ -183,8 +183,8 @@ impl<'a, T: Tree> Outcome<'a, T> {
         }
     }
 
-    /// The inodes of both sides that one of the outcome stands for, each with its birth; none of
-    /// what comes beside another.
+    /// Returns the inodes of both sides that an inode of the outcome represents, with their births;
+    /// empty for an inode added next to another.
     ///
     /// # Errors
     /// Those of reading them.
@@ -206,7 +206,7 @@ impl<'a, T: Tree> Outcome<'a, T> {
         self.numbers.get(&slot).copied().unwrap_or(slot)
     }
 
-    /// The inode with this number in common as it is here.
+    /// Returns the inode with this common number, with its number in the outcome.
     fn child(&self, number: Slot) -> Option<Child> {
         let side = [&self.ours, &self.theirs, &self.base]
             .into_iter()
@@ -218,7 +218,7 @@ impl<'a, T: Tree> Outcome<'a, T> {
         })
     }
 
-    /// The side that an inode is of, and the way to it there.
+    /// Returns the side of an inode, and its trail there.
     fn home(&self, node: &Arc<Trail>) -> (&Side<'a, T>, Arc<Trail>) {
         let number = self.number(node.slot);
         for side in [&self.ours, &self.theirs] {
@@ -262,7 +262,7 @@ impl<T: Tree> Tree for Outcome<'_, T> {
         if attr.stat.kind != crate::sys::Kind::Dir
             && let Some(places) = self.merged.places.get(&number)
         {
-            // Names that were not looked at are as many as before.
+            // Names that were not compared do not change in number.
             let before = match side.is_parted(number) {
                 true => 0,
                 false => side.names_met(number),
@@ -305,7 +305,7 @@ impl<T: Tree> Tree for Outcome<'_, T> {
         _other: &Self,
         _there: &Arc<Trail>,
     ) -> SysResult<bool> {
-        // Two outcomes are not compared.
+        // Comparing two outcomes is not supported.
         Err(Errno::EOPNOTSUPP)
     }
 
@@ -352,7 +352,7 @@ impl<T: Tree> Tree for State<'_, '_, T> {
             (State::Ours(one), State::Merged(_)) => match one.source(there) {
                 Source::Ours(way) => Ok(way.slot == file.slot),
                 Source::Text(_) => Ok(false),
-                // It was compared, and comes for that.
+                // It is taken from `theirs` because a comparison found a difference.
                 Source::Theirs(_) => Ok(false),
             },
             _ => Err(Errno::EOPNOTSUPP),

@@ -1,4 +1,4 @@
-//! Which inode is at which names, after a merge.
+//! Merge of the names of inodes.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -11,22 +11,21 @@ use crate::store::ids::{Name, Slot};
 use crate::store::record::Place;
 use crate::sys::{Kind, SysResult};
 
-/// Where everything comes to be that was looked at.
+/// The merged places of all compared inodes.
 #[derive(Default)]
 pub struct Merged {
-    /// Number in common -> its places; without any it goes, or does not come.
+    /// Common number -> merged places; empty: the inode is removed or not added.
     pub(super) places: HashMap<Slot, BTreeSet<Place>>,
     pub(super) conflicts: Vec<Conflict>,
-    /// The paths of which it was said what is to come of their content, and that clashed as it was
-    /// said.
+    /// Paths of conflicts in content that an answer resolved.
     pub(super) answered: BTreeSet<Vec<u8>>,
-    /// What `theirs` has comes beside what it clashes with: the number of that, and its own.
+    /// Inodes of `theirs` added next to a conflict: the number of the latter, and their own.
     pub(super) beside: Vec<(Slot, Slot)>,
 }
 
-/// Bytes of a name at most.
+/// Length limit of a name, in bytes.
 const NAME_MAX: usize = 255;
-/// Names that are tried for what comes beside another thing.
+/// Attempts to find a free name for an added inode.
 const TRIES: u32 = 100;
 
 struct Merging<'m, 'a, T> {
@@ -35,15 +34,15 @@ struct Merging<'m, 'a, T> {
     theirs: &'m Side<'a, T>,
     policy: Policy<'m>,
     merged: Merged,
-    /// Those that stay where the side has them whose version stays, whatever else.
+    /// Inodes that keep the places of the winning side, whatever else changes.
     fixed: HashSet<Slot>,
 }
 
-/// Merges the places of all inodes in `scope`; what clashes stays where `ours` has it, or by the
-/// policy `theirs`, and so does what would make the outcome no tree.
+/// Merges the places of all inodes in `scope`. Conflicts, and changes that would break the tree,
+/// keep the places of `ours`, or of `theirs` by policy.
 ///
 /// # Errors
-/// Those of comparing what one side removed.
+/// Those of comparing inodes that one side removed.
 pub(super) fn merge<T: Tree>(
     base: &Side<'_, T>,
     ours: &Side<'_, T>,
@@ -71,16 +70,17 @@ pub(super) fn merge<T: Tree>(
         };
         merging.merged.places.insert(*slot, places);
     }
-    // Each round has some stay where one side has them, or go where nothing is; when all stay, the
-    // outcome is that side.
+    // Each round pins some inodes to one side's places, or moves them to free names. Once all are
+    // pinned, the outcome equals that side; the loop ends.
     while merging.names_clash()? | merging.directories_are_missing() | merging.has_cycles() {}
     Ok(merging.merged)
 }
 
-/// What `theirs` has of a file comes beside it, if both are to be kept. Whether it does.
+/// Adds the version of `theirs` next to a file if both are to be kept. Reports whether it was
+/// added.
 ///
 /// # Errors
-/// Those of looking for a free name.
+/// Those of finding a free name.
 pub(super) fn comes_beside<T: Tree>(
     [base, ours, theirs]: [&Side<'_, T>; 3],
     policy: Policy<'_>,
@@ -108,7 +108,7 @@ pub(super) fn comes_beside<T: Tree>(
 }
 
 impl<T: Tree> Merging<'_, '_, T> {
-    /// The side whose version stays.
+    /// Returns the side whose version stays.
     fn winner(&self) -> &Side<'_, T> {
         match self.policy.winner() {
             Who::Ours => self.ours,
@@ -129,7 +129,7 @@ impl<T: Tree> Merging<'_, '_, T> {
         });
     }
 
-    /// It stays where the winner has it. Whether that is news.
+    /// Pins an inode to the winner's places. Reports whether this changed anything.
     fn fix(&mut self, slot: Slot, clash: Clash, settled: bool) -> bool {
         let places = self.winner().places_of(slot);
         let moved = self.merged.places.insert(slot, places.clone()) != Some(places);
@@ -140,7 +140,7 @@ impl<T: Tree> Merging<'_, '_, T> {
         fixed || moved
     }
 
-    /// As [`Merging::fix`], while places are merged; gives them.
+    /// As [`Merging::fix`], during the merge of places; returns the places.
     fn stays(&mut self, slot: Slot, clash: Clash, settled: bool) -> BTreeSet<Place> {
         self.fix(slot, clash, settled);
         self.winner().places_of(slot)
@@ -150,7 +150,8 @@ impl<T: Tree> Merging<'_, '_, T> {
         matches!(self.policy, Policy::KeepBoth(_))
     }
 
-    /// What one side removed and the other one moved or changed; with both to be kept, it is kept.
+    /// Merges an inode that one side removed and the other moved or changed; it stays if both are
+    /// to be kept.
     fn removed(&mut self, slot: Slot, by: Who) -> BTreeSet<Place> {
         if by == Who::Ours && self.keeps_both() {
             self.conflict(slot, Clash::Removed(by), true);
@@ -159,7 +160,7 @@ impl<T: Tree> Merging<'_, '_, T> {
         self.stays(slot, Clash::Removed(by), self.keeps_both())
     }
 
-    /// What both sides moved elsewhere; with both to be kept, a file is at both places.
+    /// Merges an inode that both sides moved; if both are to be kept, a file gets both places.
     fn moved(&mut self, slot: Slot, there: BTreeSet<Place>) -> BTreeSet<Place> {
         let beside =
             self.keeps_both() && !there.is_empty() && self.theirs.kind(slot) != Some(Kind::Dir);
@@ -180,7 +181,7 @@ impl<T: Tree> Merging<'_, '_, T> {
             [self.base, self.ours, self.theirs].map(|side| side.places_of(slot));
         let removed = |now: &BTreeSet<Place>| now.is_empty() && !base.is_empty();
         if removed(&theirs) && !removed(&ours) {
-            // Whoever removes a file removes what it held then.
+            // Removing a file applies only to the content it had then.
             if ours != base || !self.ours.same_inode(slot, self.base)? {
                 return Ok(self.removed(slot, Who::Theirs));
             }
@@ -205,14 +206,15 @@ impl<T: Tree> Merging<'_, '_, T> {
             return Ok(self.moved(slot, there));
         }
         let places = &(&ours - &(&base - &theirs)) | &there;
-        // Each removed the names that the other one kept: nobody removed the file.
+        // Each side removed the names that the other kept, but neither removed the file.
         if places.is_empty() && !removed(&ours) && !removed(&theirs) {
             return Ok(self.moved(slot, theirs));
         }
         Ok(places)
     }
 
-    /// Two inodes at one name: that of the side that gives way stays away, or goes beside the other.
+    /// Resolves two inodes at one name: the losing side's inode is left out, or moved to a free
+    /// name next to the other.
     fn names_clash(&mut self) -> SysResult<bool> {
         let mut at: BTreeMap<&Place, BTreeSet<Slot>> = BTreeMap::new();
         for (slot, places) in &self.merged.places {
@@ -236,7 +238,7 @@ impl<T: Tree> Merging<'_, '_, T> {
                     twice = true;
                 }
             }
-            // The one that is left has the name to itself now, or the next round tells.
+            // The remaining inode may now have the name alone; the next round checks it.
             if twice {
                 any = true;
                 continue;
@@ -262,7 +264,7 @@ impl<T: Tree> Merging<'_, '_, T> {
         Ok(any)
     }
 
-    /// A place beside another one where nothing is and nothing comes, if both are to be kept.
+    /// Returns a free place next to another, if both versions are to be kept.
     fn free_beside(&self, place: &Place) -> SysResult<Option<Place>> {
         let Policy::KeepBoth(suffix) = self.policy else {
             return Ok(None);
@@ -295,7 +297,7 @@ impl<T: Tree> Merging<'_, '_, T> {
         Ok(None)
     }
 
-    /// Both sides made the same thing, which is no directory, with the same names.
+    /// Reports whether both sides created equal inodes, not directories, with the same names.
     fn is_made_twice(&self, slot: Slot, place: &Place) -> SysResult<bool> {
         let Some((number, there)) = self.ours.number_at(place) else {
             return Ok(false);
@@ -332,8 +334,9 @@ impl<T: Tree> Merging<'_, '_, T> {
                 .is_none_or(|places| !places.is_empty())
     }
 
-    /// What is in a directory that goes: the directory stays for what the winner has in it, and what
-    /// the other side has in it stays away. With both to be kept, the directory stays for either.
+    /// Resolves entries in removed directories. The directory stays for entries of the winner;
+    /// entries of the other side are left out. If both are to be kept, it stays for either side's
+    /// entries.
     fn directories_are_missing(&mut self) -> bool {
         let missing: Vec<(Slot, Place)> = self
             .merged
@@ -366,7 +369,7 @@ impl<T: Tree> Merging<'_, '_, T> {
         any
     }
 
-    /// Directories that are in each other stay where the winner has them.
+    /// Pins directories in a cycle to the winner's places.
     fn has_cycles(&mut self) -> bool {
         let above = |slot: Slot| {
             let places = self.merged.places.get(&slot)?;

@@ -1,21 +1,21 @@
-//! Inodes that are one although their numbers differ, as merges before have noted.
+//! Inodes that earlier merges recorded as one although their numbers differ.
 
 use std::collections::HashMap;
 
 use crate::store::ids::Slot;
 use crate::store::layout::merges::Birth;
 
-/// Classes of inodes that are one. What a merge has made of an inode is that inode, in the other
-/// tree and in its own.
+/// Equivalence classes of inodes: the inode that a merge created from another is the same inode, in
+/// both trees.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Same {
     classes: Vec<Vec<Birth>>,
-    /// Number -> the inodes that have or had it, and the class of each.
+    /// Number -> the inodes that have or had it, with the class of each.
     of: HashMap<Slot, Vec<(Birth, usize)>>,
 }
 
 impl Same {
-    /// From pairs of inodes that are one.
+    /// Builds the classes from pairs.
     pub fn new(pairs: impl IntoIterator<Item = [Birth; 2]>) -> Same {
         let mut same = Same::default();
         for [one, other] in pairs {
@@ -52,14 +52,13 @@ impl Same {
         class
     }
 
-    /// The inodes that one with this number was, whenever it was made: those that are one with it,
-    /// each with its own birth.
+    /// Returns the class of every inode that has or had this number.
     pub fn of_number(&self, slot: Slot) -> impl Iterator<Item = &[Birth]> {
         let known = self.of.get(&slot).into_iter().flatten();
         known.filter_map(|(_, class)| self.classes.get(*class).map(Vec::as_slice))
     }
 
-    /// The inodes that are one with this one, itself among them; none if it is known of none.
+    /// Returns the class of this inode, including itself; empty if it is in no pair.
     pub fn of(&self, birth: Birth) -> &[Birth] {
         let known = self.of.get(&birth.0).into_iter().flatten();
         let class = known
@@ -68,7 +67,7 @@ impl Same {
         class.map_or(&[], Vec::as_slice)
     }
 
-    /// Something is known of an inode with this number.
+    /// Reports whether any pair has an inode with this number.
     pub fn knows(&self, slot: Slot) -> bool {
         self.of.contains_key(&slot)
     }
@@ -85,7 +84,7 @@ mod tests {
         let same = Same::new([
             [birth(1, 0), birth(2, 0)],
             [birth(3, 0), birth(4, 0)],
-            // The number 1 was given away again.
+            // The number 1 was reused.
             [birth(1, 5), birth(6, 0)],
             [birth(4, 0), birth(2, 0)],
         ]);

@@ -1,4 +1,4 @@
-//! Which inodes a merge is about.
+//! The scope of a merge.
 
 use std::collections::HashSet;
 
@@ -12,8 +12,8 @@ fn is_at_or_below(path: &[u8], top: &[u8]) -> bool {
         .is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
 }
 
-/// The numbers in common of what one of the three has at or below one of these paths, and of the
-/// directories of `theirs` that it takes for that to come; `None`: everything.
+/// Returns the common numbers of inodes at or below the paths in any of the three states, and of
+/// the directories of `theirs` that they need; `None`: everything.
 pub(super) fn scope<T: Tree>(sides: [&Side<'_, T>; 3], paths: &[Vec<u8>]) -> Option<HashSet<Slot>> {
     if paths.is_empty() {
         return None;

@@ -1,5 +1,4 @@
-//! One of the three states: which inodes it has, by the numbers that all three have in common, and
-//! where they are.
+//! One of the three states: its inodes by common number, and their places.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
@@ -13,35 +12,34 @@ use crate::store::ids::{CheckpointId, Name, Slot};
 use crate::store::record::{Child, Place};
 use crate::sys::{Errno, Kind, SysResult};
 
-/// An inode that a walk came by: the directory, the name, what it leads to, the way.
+/// An entry that a walk visited: directory, name, inode, trail.
 type Step = (Slot, Name, Child, Arc<Trail>);
 
-/// See the module.
+/// One of the three states of a merge.
 ///
-/// **Numbers in common.** An inode of the base has its number in all three, and so has one that a
-/// merge before has noted to be one with it. One that was made since
-/// has its own, but for two cases. A file that was put in place of one that is gone then (an editor
-/// writes another file and renames it; a merge, or what undoes one, writes it anew) is what that
-/// was, also where that had been renamed to there before, as far as history tells. A directory that
-/// both sides made at one place is one directory.
+/// **Common numbers.** An inode of the base has its number in all three states, as does an inode
+/// that an earlier merge recorded as one with it. A newer inode has its own number, with two
+/// exceptions. A file put in place of a vanished one has that file's number. This happens when an
+/// editor writes a new file and renames it, or when a merge or its undo recreates a file. It also
+/// applies if the old file had been renamed to that name before, as far as history shows. A
+/// directory that both sides created at one place has one number.
 pub struct Side<'a, T> {
     pub(super) tree: &'a T,
-    /// Number in common -> the places of the inode.
+    /// Common number -> the places of the inode.
     pub(super) places: HashMap<Slot, BTreeSet<Place>>,
-    /// Number in common -> the inode as this state knows it, and a way to it.
+    /// Common number -> the inode in this state, and its trail.
     pub(super) met: HashMap<Slot, (Child, Arc<Trail>)>,
     at: HashMap<Place, Child>,
-    /// The number that this state has -> the number in common, where they differ.
+    /// Number in this state -> common number, where they differ.
     numbers: HashMap<Slot, Slot>,
-    /// Number in common of a file with several names here -> how many of them are those of files of
-    /// their own in common.
+    /// Common number of a hard-linked file -> how many of its names belong to files parted from it.
     parted: HashMap<Slot, usize>,
 }
 
-/// What is known when a side is walked.
+/// The context of a side's walk.
 pub(super) struct Known<'k, 'a, T> {
     pub(super) along: Option<&'k Names>,
-    /// What the names were recorded since, if the base is a later state.
+    /// The state since which names were recorded, if the base is a later one.
     pub(super) origin: Option<&'k Side<'a, T>>,
     pub(super) base: &'k Side<'a, T>,
     pub(super) same: Option<&'k Same>,
@@ -55,8 +53,8 @@ impl<T> Clone for Known<'_, '_, T> {
 
 impl<T> Copy for Known<'_, '_, T> {}
 
-/// Walks a state along some names, parents before children; what `base` has not is listed whole,
-/// for nothing is recorded of the names of a new directory.
+/// Walks a state along some names, parents before children. A new directory is listed completely,
+/// because its names are not recorded.
 fn walk<T: Tree>(
     tree: &T,
     along: Option<&Names>,
@@ -105,7 +103,7 @@ impl<'a, T: Tree> Side<'a, T> {
         }
     }
 
-    /// What both sides came from.
+    /// Walks the base.
     ///
     /// # Errors
     /// Those of reading it; EIO: a directory is in two places.
@@ -126,8 +124,8 @@ impl<'a, T: Tree> Side<'a, T> {
         Ok(side)
     }
 
-    /// An inode of another state is the one that has this number in common here: numbers are given
-    /// away again, so it was made at the same time too.
+    /// Reports whether an inode of another state is the one with this common number here. Because
+    /// numbers are reused, the birth times must also match.
     fn holds(&self, number: Slot, tree: &T, (child, way): (Child, &Arc<Trail>)) -> SysResult<bool> {
         let Some((known, there)) = self.met.get(&number) else {
             return Ok(false);
@@ -142,8 +140,8 @@ impl<'a, T: Tree> Side<'a, T> {
         Ok(!matches!(births, (Some(here), Some(there)) if here != there))
     }
 
-    /// The inode of the base that a file of another state was put in place of, after it had been
-    /// renamed to there: one of those that the name has led to, and that is not `here` any more.
+    /// Returns the inode of the base that a file of another state replaced after a rename to its
+    /// name: an inode that the name led to earlier, and that is not in `here`.
     fn replaced_by(
         &self,
         (tree, since): (&T, CheckpointId),
@@ -167,8 +165,8 @@ impl<'a, T: Tree> Side<'a, T> {
             .find(|slot| self.has(*slot) && !here.contains(slot)))
     }
 
-    /// The number of an inode of another state here, if it is one of these: by its own, or by what
-    /// was noted.
+    /// Returns the common number of an inode of another state, by its own number or by recorded
+    /// pairs; `None` if the inode is new.
     fn number_of(
         &self,
         tree: &T,
@@ -193,7 +191,7 @@ impl<'a, T: Tree> Side<'a, T> {
         Ok(None)
     }
 
-    /// One of both. `other`: the one that was walked before.
+    /// Walks `ours` or `theirs`; `other` is the side walked before.
     ///
     /// # Errors
     /// As [`Side::base`].
@@ -210,7 +208,7 @@ impl<'a, T: Tree> Side<'a, T> {
             Ok(!before.holds(child.slot, tree, (child, way))?)
         };
         let steps = walk(tree, known.along, is_new)?;
-        // Number in common -> the number here. What has it by itself comes before what was noted.
+        // Common number -> number here. An inode's own number takes precedence over recorded pairs.
         let mut here: HashMap<Slot, Slot> = HashMap::new();
         for (_, _, child, way) in &steps {
             if base.holds(child.slot, tree, (*child, way))? {
@@ -227,8 +225,8 @@ impl<'a, T: Tree> Side<'a, T> {
         }
         let here: HashSet<Slot> = here.into_keys().collect();
         let mut taken = HashSet::new();
-        // Directories first, for places are told by their numbers. Of what has several names each
-        // may be the one by which it stands for another.
+        // Directories first, because places refer to their numbers. Any name of a hard-linked file
+        // may show which file it replaces.
         let (dirs, rest): (Vec<&Step>, Vec<&Step>) =
             steps.iter().partition(|step| step.2.kind == Kind::Dir);
         for (steps, last) in [(&dirs, true), (&rest, false), (&rest, true)] {
@@ -253,7 +251,7 @@ impl<'a, T: Tree> Side<'a, T> {
         Ok(side)
     }
 
-    /// The number in common of what a new inode stands for: see [`Side`].
+    /// Returns the common number of the inode that a new one replaces; see [`Side`].
     fn stands_for(
         &self,
         known: Known<'_, '_, T>,
@@ -283,7 +281,7 @@ impl<'a, T: Tree> Side<'a, T> {
         }
     }
 
-    /// A number that no other inode of the three has, for one that is new.
+    /// Returns an unused common number for a new inode.
     fn new_number(
         &self,
         base: &Side<'_, T>,
@@ -315,7 +313,7 @@ impl<'a, T: Tree> Side<'a, T> {
         }
     }
 
-    /// An inode of this state stands for another one too.
+    /// Adds a second common number for an inode.
     pub(super) fn add_beside(&mut self, number: Slot, beside: Slot) {
         if let Some((child, way)) = self.met.get(&number) {
             let met = (*child, Arc::clone(way));
@@ -323,8 +321,8 @@ impl<'a, T: Tree> Side<'a, T> {
         }
     }
 
-    /// Makes a file with this number in common of some names of a file of the base, which lead to
-    /// `to` here: see [`part_links`].
+    /// Creates a file with this common number from some names of a file of the base, which lead to
+    /// `to` here; see [`part_links`].
     pub(super) fn part(&mut self, file: Slot, to: Slot, number: Slot, places: &BTreeSet<Place>) {
         if to == number {
             return;
@@ -351,19 +349,19 @@ impl<'a, T: Tree> Side<'a, T> {
         }
     }
 
-    /// The inode with this number in common is one of those that a file here stands for.
+    /// Reports whether an inode is one of several parted from a file that is one inode here.
     pub(super) fn is_parted(&self, number: Slot) -> bool {
         self.own_number(number)
             .is_some_and(|own| self.number(own) != number)
     }
 
-    /// How many names an inode has that were looked at, those of what was parted from it among them.
+    /// Returns the number of compared names of an inode, including those of files parted from it.
     pub(super) fn names_met(&self, number: Slot) -> usize {
         let parted = self.parted.get(&number).copied().unwrap_or(0);
         self.places.get(&number).map_or(0, BTreeSet::len) + parted
     }
 
-    /// The number in common of an inode of this state.
+    /// Returns the common number of an inode of this state.
     pub(super) fn number(&self, slot: Slot) -> Slot {
         self.numbers.get(&slot).copied().unwrap_or(slot)
     }
@@ -381,7 +379,7 @@ impl<'a, T: Tree> Side<'a, T> {
             .map(|child| (self.number(child.slot), child))
     }
 
-    /// Every place that was looked at and leads to something.
+    /// Returns every compared place with an inode.
     pub(super) fn all_places(&self) -> impl Iterator<Item = &Place> {
         self.at.keys()
     }
@@ -390,7 +388,7 @@ impl<'a, T: Tree> Side<'a, T> {
         self.places.get(&number).cloned().unwrap_or_default()
     }
 
-    /// The number that this state has of an inode.
+    /// Returns the number of an inode in this state.
     pub(super) fn own_number(&self, number: Slot) -> Option<Slot> {
         self.met.get(&number).map(|(child, _)| child.slot)
     }
@@ -403,7 +401,7 @@ impl<'a, T: Tree> Side<'a, T> {
         self.met.get(&number).map(|(_, way)| way)
     }
 
-    /// An inode has the content that it has in another state: bytes, or where a link leads.
+    /// Reports whether an inode has the same content, or symbolic link target, in another state.
     ///
     /// # Errors
     /// Those of reading both.
@@ -418,7 +416,7 @@ impl<'a, T: Tree> Side<'a, T> {
         }
     }
 
-    /// An inode is as it is in another state, times apart.
+    /// Reports whether an inode is equal in another state, except for times.
     ///
     /// # Errors
     /// Those of reading both.
@@ -431,18 +429,18 @@ impl<'a, T: Tree> Side<'a, T> {
     }
 }
 
-/// The inodes that names lead to in `ours` and in `theirs`, by their numbers in common.
+/// The common numbers of the inodes that a name leads to in `ours` and in `theirs`.
 type Pair = [Slot; 2];
 
-/// Makes files of hard links that a side has parted: some of the names of a file of the base lead to
-/// another file there (an editor writes a new file and renames it over one of the names).
+/// Parts hard links that a side has parted: some names of a file of the base lead to another file
+/// there, for example because an editor renamed a new file over one of the names.
 ///
-/// The names of such a file fall into classes: those that lead to one inode in `ours` and to one in
-/// `theirs`. The class whose names lead to the file itself in both stays that file. Each other class
-/// is a file of its own in all three, which the base, or the side that has not parted it, has in the
-/// file with several names. So its content and attributes are merged by themselves, and links that
-/// one side has parted are parted. A name that a side has removed, moved or given to something that
-/// is in the base parts nothing.
+/// The names of such a file fall into classes by the pair of inodes that they lead to in `ours` and
+/// `theirs`. The class that leads to the file itself in both stays that file. Each other class
+/// becomes a separate file in all three states; in a state that has not parted it, it shares an
+/// inode with the others. Content and attributes are then merged separately, and links parted by
+/// one side are parted in the outcome. A name that a side removed, moved, or gave to an inode of
+/// the base parts nothing.
 pub(super) fn part_links<T: Tree>(
     base: &mut Side<'_, T>,
     ours: &mut Side<'_, T>,
@@ -464,7 +462,7 @@ pub(super) fn part_links<T: Tree>(
         let mut times: HashMap<Slot, usize> = HashMap::new();
         let of_sides = classes.keys().flat_map(|pair| BTreeSet::from(*pair));
         of_sides.for_each(|slot| *times.entry(slot).or_default() += 1);
-        // What a side has linked anew, and the other one has parted in another way, is not parted.
+        // A new hard link of one side that the other side parted differently is not parted.
         let is_whole = |slot: &Slot| *slot == file || times.get(slot) == Some(&1);
         classes
             .retain(|pair, _| pair.iter().any(|slot| *slot != file) && pair.iter().all(is_whole));
@@ -477,7 +475,7 @@ pub(super) fn part_links<T: Tree>(
     }
 }
 
-/// What a name of a file of the base leads to: the file, or one that is new.
+/// Returns the inode that a name of a base file leads to: the file itself, or a new file.
 fn leads_to<T: Tree>(
     base: &Side<'_, T>,
     side: &Side<'_, T>,

@@ -1,5 +1,5 @@
-//! What only one side did is done, what both did alike is done once, what clashes is named; and the
-//! plan of a merge makes of `ours` what the merge says.
+//! Changes of one side are applied, equal changes are applied once, conflicts are reported, and the
+//! plan of a merge turns `ours` into its outcome.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::store::ids::{Name, Slot};
 use crate::store::record::Place;
 use crate::sys::{Errno, Kind};
 
-/// The whole outcome, as a tree in memory.
+/// Copies the whole outcome to a tree in memory.
 fn whole(outcome: &Outcome<'_, Memory>) -> Memory {
     let mut tree = Memory::new();
     let mut open = vec![Trail::root()];
@@ -44,13 +44,13 @@ fn whole(outcome: &Outcome<'_, Memory>) -> Memory {
     tree
 }
 
-/// Merges, and looks whether the plan makes of `ours` what comes of it.
+/// Merges, and checks that the plan turns `ours` into the outcome.
 #[track_caller]
 fn merged(base: &Memory, ours: &Memory, theirs: &Memory) -> (Memory, Vec<(Vec<u8>, Clash, Slot)>) {
     merged_by(Policy::Name, base, ours, theirs)
 }
 
-/// As [`merged`], with a policy: what is told is not settled by it.
+/// As [`merged`], with a policy; returns the conflicts that it does not settle.
 #[track_caller]
 fn merged_by(
     policy: Policy<'_>,
@@ -85,7 +85,7 @@ fn merged_by(
     (wanted, conflicts.collect())
 }
 
-/// What both sides did to a base; what they made has numbers of its own.
+/// Applies operations to a base on both sides; inodes created on them have different numbers.
 fn sides(before: &[Op], ours: &[Op], theirs: &[Op]) -> [Memory; 3] {
     let base = Memory::new().after(before);
     let mut other = base.clone();
@@ -125,10 +125,10 @@ proptest! {
         }
         let (by_ours, left) = merged_by(Policy::Ours, &base, &ours, &theirs);
         prop_assert_eq!((by_ours.shown(), left.len()), (tree.shown(), 0));
-        // To take what is there is to take what is here from the other side.
+        // Taking theirs equals taking ours with the sides exchanged.
         let (by_theirs, left) = merged_by(Policy::Theirs, &base, &ours, &theirs);
         prop_assert_eq!((by_theirs.shown(), left.len()), (other.shown(), 0));
-        // What is left when both are kept is about directories.
+        // With both versions kept, only conflicts about directories remain.
         let (both, left) = merged_by(Policy::KeepBoth(b"there"), &base, &ours, &theirs);
         if conflicts.is_empty() {
             prop_assert_eq!(both.shown(), tree.shown());
@@ -137,7 +137,7 @@ proptest! {
             let file = matches!(ours.nodes.get(&slot), Some(Node::File(..)));
             prop_assert!(!file || matches!(clash, Clash::Name | Clash::Directory(_)), "{:?} of {:?}", clash, slot);
         }
-        // Inodes that all three have are told apart by number alone, without what the merge thinks.
+        // An independent oracle for inodes in all three states, identified by number.
         for (slot, node) in &base.nodes {
             let (Some(here), Some(there)) = (ours.nodes.get(slot), theirs.nodes.get(slot)) else { continue };
             let named = conflicts.iter().any(|(_, _, clashes)| clashes == slot);
@@ -148,7 +148,7 @@ proptest! {
             let (b, o, t) = (values(node), values(here), values(there));
             match (three(b.0, o.0, t.0), three(b.1, o.1, t.1), tree.nodes.get(slot).map(values)) {
                 (Some(mode), Some(content), Some(now)) => prop_assert_eq!((mode, content), now),
-                // Of a file with several names each side can have taken some.
+                // Each side may have removed some of its names.
                 (Some(_), Some(_), None) => prop_assert!(
                     !conflicts.is_empty() || *slot == Slot::STAGING || no_name_stays(*slot, [&base, &ours, &theirs]),
                     "{:?} is gone", slot,
@@ -156,7 +156,7 @@ proptest! {
                 _ => prop_assert!(named, "{:?} clashes, and is not among {:?}", slot, conflicts),
             }
         }
-        // What a side made is there, or something about it or above it clashes.
+        // Every inode that a side created exists, unless it or a directory above it is in conflict.
         if conflicts.is_empty() {
             let made = |side: &Memory| side.nodes.keys().filter(|slot| !base.nodes.contains_key(slot)).count();
             let there = tree.nodes.keys().filter(|slot| !base.nodes.contains_key(slot)).count();
@@ -165,8 +165,8 @@ proptest! {
     }
 }
 
-/// Each name of a file, in the base or on a side, was removed or led elsewhere by a side, and
-/// neither side took them all.
+/// Reports whether each name of a file, in the base or on a side, was removed or redirected by a
+/// side, and neither side removed all of them.
 fn no_name_stays(slot: Slot, all: [&Memory; 3]) -> bool {
     let leads = |tree: &Memory, place: &Place| tree.links(slot).contains(place);
     let [base, ours, theirs] = all;
@@ -208,7 +208,7 @@ impl Memory {
     }
 }
 
-/// One side removes the first of two names of a file, the other gives the second to a new file.
+/// One side removes the first of two names of a file, the other redirects the second to a new file.
 #[test]
 fn a_file_goes_if_each_side_takes_one_of_its_names() {
     let (mut base, slots) = base();
@@ -230,7 +230,7 @@ fn a_file_goes_if_each_side_takes_one_of_its_names() {
     assert!(tree.names(second.parent).contains_key(&second.name));
 }
 
-/// One line of the table of conflicts: what both did, and what comes of it.
+/// One row of the conflict table: the changes of both sides, and the outcome.
 #[track_caller]
 fn clash(
     ours: impl Fn(&mut Memory, &HashMap<String, Slot>),
@@ -422,7 +422,7 @@ fn two_outcomes_are_not_compared() {
     );
 }
 
-/// Ours or theirs has removed `g` since, and its number is that of another file.
+/// One side removed `g`, and its number was reused.
 #[test]
 fn a_number_that_was_given_away_again_is_another_inode() {
     let (mut base, slots) = base();
@@ -446,7 +446,7 @@ fn a_number_that_was_given_away_again_is_another_inode() {
     let mut both = changed.clone();
     both.add(&at(slots["d"], "new"), Node::File(0o600, 7));
     assert_eq!(tree.shown(), both.shown());
-    // Both have given it to a file of their own.
+    // Both sides reused it for different files.
     let mut other = reused.clone();
     other.names_mut(slots["d"]).remove(&Name::new(b"new"));
     other.names_mut(ROOT).insert(Name::new(b"other"), g);

@@ -1,42 +1,42 @@
-//! Three versions of a text, by lines.
+//! Three-way merge of text by lines.
 
 use diffy::{ConflictStyle, IncompleteHunkStyle, MergeOptions};
 
-/// A file of more bytes is no text: lines are compared in memory, in time that grows with what
-/// differs.
+/// Size limit of a text, in bytes: lines are compared in memory, in time that grows with the
+/// differences.
 pub const BYTES_MAX: u64 = 8 * 1024 * 1024;
-/// A NUL among so many bytes at the beginning says that a file is no text, as git has it
-/// (`buffer_is_binary` in xdiff-interface.c).
+/// A NUL in the first bytes marks a file as binary, as in git (`buffer_is_binary` in
+/// xdiff-interface.c).
 const LOOKED_AT: usize = 8000;
 
-/// How long a conflict marker is, as git has it.
+/// Default length of a conflict marker, as in git.
 const MARKER: usize = 7;
 
-/// What both sides are called where they are marked.
+/// The names of the versions in conflict markers.
 #[derive(Clone, Copy, Debug)]
 pub struct Labels<'l> {
-    /// What is merged into.
+    /// The side merged into.
     pub ours: &'l str,
-    /// What both came from.
+    /// The common ancestor.
     pub base: &'l str,
-    /// What is merged.
+    /// The side merged.
     pub theirs: &'l str,
 }
 
-/// What came of three versions.
+/// The result of a text merge.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Text {
-    /// What both sides did is in it.
+    /// The merged text.
     Clean(Vec<u8>),
-    /// Both changed the same lines: there are both versions with the base between them, as `git
-    /// merge-file --diff3` shows it.
+    /// The text with conflict markers: both versions, with the base between them, as `git
+    /// merge-file --diff3` prints it.
     Conflict(Vec<u8>),
-    /// One of them is no text.
+    /// One version is binary.
     Binary,
 }
 
-/// Merges by lines what both sides did to a text. Markers are longer than usual where a line of the
-/// text begins like one.
+/// Merges the changes of both sides by lines. Markers are longer than the default if a line of the
+/// text begins like a marker.
 pub fn merge(base: &[u8], ours: &[u8], theirs: &[u8], labels: Labels<'_>) -> Text {
     let is_binary = |bytes: &[u8]| bytes[..bytes.len().min(LOOKED_AT)].contains(&0);
     if [base, ours, theirs].into_iter().any(is_binary) {
@@ -54,7 +54,7 @@ pub fn merge(base: &[u8], ours: &[u8], theirs: &[u8], labels: Labels<'_>) -> Tex
     }
 }
 
-/// How long a marker has to be to be told from the lines of these texts.
+/// Returns the marker length that distinguishes markers from the lines of these texts.
 pub fn marker_length(texts: [&[u8]; 3]) -> usize {
     texts
         .into_iter()
@@ -62,8 +62,8 @@ pub fn marker_length(texts: [&[u8]; 3]) -> usize {
         .fold(MARKER, usize::max)
 }
 
-/// One more than the longest run of one character of a marker with which a line begins, if it is as
-/// long as one.
+/// Returns one more than the longest run of a marker character at the start of a line, or 0 if no
+/// run is as long as a marker.
 fn longest_marker(text: &[u8]) -> usize {
     let run = |line: &[u8]| {
         let first = line.first().copied().filter(|byte| b"<|=>".contains(byte));
@@ -77,7 +77,7 @@ fn longest_marker(text: &[u8]) -> usize {
         .map_or(0, |run| run + 1)
 }
 
-/// No line but a marker begins like one.
+/// Replaces the labels of markers; no line of the text begins like a marker of this length.
 fn labeled(text: &[u8], marker: usize, labels: Labels<'_>) -> Vec<u8> {
     let line = |sign: &str, label: &str| format!("{} {label}\n", sign.repeat(marker)).into_bytes();
     let known = [
@@ -145,8 +145,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 200, ..crate::sys::fuzz::config() })]
 
-        /// What git merges cleanly is merged so. No line is there twice: where one is, what belongs to which is a matter of taste, and
-        /// the two differ in one merge of some hundreds.
+        /// Clean merges equal those of git. The lines are distinct: repeated lines can be matched
+        /// in several valid ways, and the two differ in one of some hundred merges.
         #[test]
         fn a_clean_merge_is_that_of_git(
             lines in 1..20_usize,

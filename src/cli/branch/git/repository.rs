@@ -1,5 +1,5 @@
-//! A repository of git as it lies on disk (gitrepository-layout(5)), read without running git:
-//! nothing that a repository says is executed.
+//! A repository of git on disk (gitrepository-layout(5)), read without running git: nothing in a
+//! repository is executed.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -14,23 +14,23 @@ use super::super::super::tree_path::normal;
 use crate::engine::api::{Code, VerbError, VerbResult};
 use crate::sys::{self, Errno, Kind, Open, OpenKind, Stat, SysResult, host};
 
-/// What the root of a working tree holds: the repository, or a file that leads to it.
+/// Name in the root of a working tree of the repository, or of a file that leads to it.
 pub const DOT_GIT: &str = ".git";
-/// What a file begins with that leads to a repository.
+/// Prefix of the content of a file that leads to a repository.
 pub const LEADS_TO: &str = "gitdir: ";
-/// Where branches are.
+/// Prefix of the names of branches.
 pub const HEADS: &str = "refs/heads/";
-/// A symbolic reference begins so.
+/// Prefix of a symbolic reference.
 const REF: &str = "ref: ";
-/// Bytes of a file that holds one line.
+/// Limit of a file with one line, in bytes.
 const LINE_LEN_MAX: u64 = 8 << 10;
-/// Bytes of a configuration.
+/// Limit of a configuration, in bytes.
 const CONFIG_LEN_MAX: u64 = 4 << 20;
-/// Bytes of the file of packed references: some millions of them.
+/// Limit of the file of packed references, in bytes: some millions of references.
 const PACKED_LEN_MAX: u64 = 256 << 20;
-/// References may lead to others, up to so many (`SYMREF_MAXDEPTH` in git's refs.h).
+/// Limit of symbolic references that lead to each other (`SYMREF_MAXDEPTH` in git's refs.h).
 const SYMREF_DEPTH_MAX: usize = 5;
-/// Extensions of the format that what is done here holds for.
+/// Supported extensions of the format.
 const EXTENSIONS: [&str; 8] = [
     "noop",
     "noop-v1",
@@ -42,7 +42,7 @@ const EXTENSIONS: [&str; 8] = [
     "relativeworktrees",
 ];
 
-/// A directory, and where it is.
+/// A directory, and its path.
 #[derive(Debug)]
 pub struct Place {
     pub path: PathBuf,
@@ -52,15 +52,15 @@ pub struct Place {
 /// The repository that a working tree belongs to.
 #[derive(Debug)]
 pub struct Repository {
-    /// Where HEAD and index of this working tree are.
+    /// The directory with HEAD and index of this working tree.
     pub own: Place,
-    /// Where all working trees of the repository have what they share.
+    /// The directory that all working trees of the repository share.
     pub common: Place,
-    /// Whose it is: owner and group.
+    /// Its owner and group.
     pub owner: (u32, u32),
 }
 
-/// What HEAD leads to.
+/// Target of HEAD.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Head {
     /// A commit, in hexadecimal.
@@ -69,11 +69,11 @@ pub enum Head {
     Unborn,
 }
 
-/// The repository of the working tree at `project`; `None` where there is none.
+/// Returns the repository of the working tree at `project`, if it has one.
 ///
 /// # Errors
-/// `not-a-directory`: `.git` is a link, or leads to nothing; `no-permission`: not all of it is its
-/// owner's, or the owner is somebody else.
+/// `not-a-directory`: `.git` is a link, or leads to nothing; `no-permission`: a part of it has
+/// another owner, or the owner is another user than the caller.
 pub fn find(project: &Path) -> VerbResult<Option<Repository>> {
     let at = project.join(DOT_GIT);
     let root = host::open_dir_path(project).on(project.display())?;
@@ -110,14 +110,14 @@ pub fn find(project: &Path) -> VerbResult<Option<Repository>> {
     Ok(Some(repository))
 }
 
-/// Where the text of a file `.git` leads to.
+/// Returns the target in the text of a file `.git`.
 pub fn leads(text: &[u8]) -> Option<PathBuf> {
     let to = text.strip_prefix(LEADS_TO.as_bytes())?;
     Some(OsString::from_vec(to.to_vec()).into())
 }
 
-/// Opens a directory of the owner of `.git`: somebody else's is not written to because a file of
-/// theirs leads there.
+/// Opens a directory of the owner of `.git`. A file of one user must not lead to writes into a
+/// directory of another.
 fn open(path: PathBuf, dot_git: &Stat) -> VerbResult<Place> {
     let dir = host::open_dir_itself(&path)
         .and_then(|dir| sys::open_beneath(&dir, b".", OpenKind::Dir))
@@ -149,7 +149,7 @@ fn not_ours(at: &Path, owner: u32) -> VerbError {
 }
 
 impl Repository {
-    /// Whether what is done here holds for the repository.
+    /// Checks that the format of the repository is supported.
     ///
     /// # Errors
     /// `newer-format`.
@@ -183,11 +183,11 @@ impl Repository {
         }
     }
 
-    /// The settings that count for the working tree at `own` alone, as a new one is to have them;
-    /// `None` where there are no such.
+    /// Returns the settings that apply only to the working tree at `own`, for a new one; `None`
+    /// without such settings.
     ///
     /// # Errors
-    /// `bad-config`: they say where this one working tree is.
+    /// `bad-config`: they contain the location of this one working tree.
     pub fn own_settings(&self) -> VerbResult<Option<Vec<u8>>> {
         let shared = self.settings(&self.common, "config")?;
         let on = shared.get("extensions.worktreeconfig");
@@ -216,7 +216,7 @@ impl Repository {
         )))
     }
 
-    /// What the reference `name` leads to now, of those that all working trees share.
+    /// Returns the commit of the reference `name`, which all working trees share.
     ///
     /// # Errors
     /// Those of reading it.
@@ -224,8 +224,8 @@ impl Repository {
         commit_of(&self.common.dir, name).on(self.common.path.join(name).display())
     }
 
-    /// Whether `name`, a branch, is checked out in some working tree; one that is not there is
-    /// looked for in the first alone.
+    /// Reports whether the branch `name` is checked out in a working tree. For a branch that does
+    /// not exist, only the first working tree is checked.
     ///
     /// # Errors
     /// Those of reading them.
@@ -238,16 +238,16 @@ impl Repository {
             return Ok(true);
         }
         let short = name.strip_prefix(HEADS).unwrap_or(name);
-        // One may go while it is looked at.
+        // An entry may be removed during the check.
         Ok(there
             && self
                 .entries(WORKTREES, short)?
                 .any(|(_, entry)| on(&entry).unwrap_or(false)))
     }
 
-    /// The directories in a directory of the repository, [`WORKTREES`] for one, with their names:
-    /// those first whose name begins with `first`, and each opened only when it is asked for. None
-    /// where there is no such directory.
+    /// Returns the directories in a directory of the repository, such as [`WORKTREES`], with their
+    /// names: those with the prefix `first` come first, and each is opened only on demand. Empty if
+    /// the directory does not exist.
     ///
     /// # Errors
     /// Those of reading it.
@@ -271,7 +271,7 @@ impl Repository {
         }))
     }
 
-    /// The names in a directory of the repository; none where there is no such.
+    /// Returns the names in a directory of the repository; empty if it does not exist.
     ///
     /// # Errors
     /// Those of reading it.
@@ -285,7 +285,7 @@ impl Repository {
     }
 }
 
-/// Where a repository has what it knows of further working trees.
+/// Directory in a repository with the entries of further working trees.
 pub const WORKTREES: &str = "worktrees";
 
 impl Place {
@@ -294,10 +294,10 @@ impl Place {
     }
 }
 
-/// What HEAD in `own` leads to, its references looked up in `common`.
+/// Returns the target of HEAD in `own`; references are resolved in `common`.
 ///
 /// # Errors
-/// Those of reading; EINVAL for what is no HEAD.
+/// Those of reading; EINVAL if the content is invalid.
 pub fn head(own: impl AsFd, common: impl AsFd) -> SysResult<Head> {
     let head = line(own, "HEAD")?.ok_or(Errno::ENOENT)?;
     let head = String::from_utf8(head).map_err(|_| Errno::EINVAL)?;
@@ -308,12 +308,12 @@ pub fn head(own: impl AsFd, common: impl AsFd) -> SysResult<Head> {
     }
 }
 
-/// What HEAD says, without its end of line.
+/// Returns the content of HEAD, without the newline.
 pub fn head_text(own: impl AsFd) -> Option<String> {
     String::from_utf8(line(own, "HEAD").ok()??).ok()
 }
 
-/// What HEAD is to say for a branch, or a commit.
+/// Returns the content of HEAD for a branch.
 pub fn head_of(branch: &str) -> Vec<u8> {
     format!("{REF}{branch}\n").into_bytes()
 }
@@ -325,7 +325,7 @@ fn commit_of(common: impl AsFd, name: &str) -> SysResult<Option<String>> {
             return Err(Errno::EINVAL);
         }
         let loose = match line(&common, &name) {
-            // A directory of that name may hold others while this one is packed.
+            // A directory of that name may contain others while this one is packed.
             Err(Errno::EISDIR | Errno::ENOTDIR | Errno::EINVAL) => None,
             loose => loose?,
         };
@@ -353,8 +353,7 @@ fn packed(common: impl AsFd, name: &str) -> SysResult<Option<String>> {
     Ok(found)
 }
 
-/// Whether a branch has a name below that of `name`, packed or not, or is one of the directories
-/// above it: git cannot have both.
+/// Reports whether branches exist below `name`, packed or not: git cannot have both.
 ///
 /// # Errors
 /// Those of reading.
@@ -373,9 +372,9 @@ fn is_commit(text: &str) -> bool {
     [40, 64].contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// The settings of a configuration (git-config(1)), the last of each: `section.name`, in small
-/// letters. Those of sections with a further name are left out, and so is what it includes, as git
-/// does where it asks for the format.
+/// Parses the settings of a configuration (git-config(1)); the last of each name applies:
+/// `section.name`, in lower case. Subsections and included files are ignored, as in git's check of
+/// the format.
 pub fn settings(text: &str) -> BTreeMap<String, String> {
     let mut settings = BTreeMap::new();
     let mut section = None;
@@ -403,7 +402,7 @@ pub fn settings(text: &str) -> BTreeMap<String, String> {
     settings
 }
 
-/// The text of a small file, without its end of line; `None` where there is none.
+/// Returns the text of a small file, without trailing white space; `None` if it does not exist.
 pub fn line(dir: impl AsFd, name: &str) -> SysResult<Option<Vec<u8>>> {
     let text = read(dir, name, LINE_LEN_MAX)?;
     Ok(text.map(|mut text| {
@@ -414,7 +413,7 @@ pub fn line(dir: impl AsFd, name: &str) -> SysResult<Option<Vec<u8>>> {
     }))
 }
 
-/// A file below `dir`, no link followed; EFBIG if it is longer than `len_max` bytes.
+/// Reads a file below `dir` without following a link; EFBIG if it is longer than `len_max` bytes.
 fn read(dir: impl AsFd, name: &str, len_max: u64) -> SysResult<Option<Vec<u8>>> {
     let file = match sys::open_beneath(&dir, name.as_bytes(), OpenKind::File(Open::READ)) {
         Err(Errno::ENOENT) => return Ok(None),

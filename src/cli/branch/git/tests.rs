@@ -1,4 +1,4 @@
-//! With real git, in plain directories: a copy of the tree stands for a branch.
+//! Tests with real git, in plain directories: a copy of the tree represents a branch.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -16,13 +16,13 @@ fn forget(
     super::forget(project, branch, name, || Ok(trash.to_vec()))
 }
 
-/// A project in a directory of its own.
+/// A project in its own directory.
 struct Project {
     dir: tempfile::TempDir,
 }
 
 impl Project {
-    /// Two commits, some files, one of them changed since and one ignored.
+    /// Creates two commits and some files, one of them changed since and one ignored.
     fn new() -> Project {
         let project = Project::empty();
         for number in 0..20 {
@@ -62,7 +62,7 @@ impl Project {
         commit(&self.root(), message);
     }
 
-    /// A branch: begun, made by copying, finished.
+    /// Makes a branch: begin, copy, finish.
     fn branch(&self, name: &str) -> (PathBuf, Attached) {
         self.try_branch(name).expect("a branch with git")
     }
@@ -114,7 +114,7 @@ fn made_of(project: &Path, at: &Path, begun: Begun) -> VerbResult<(PathBuf, Atta
         fs::remove_dir_all(&link).expect("remove");
     }
     fs::write(link, begun.dot_git()).expect("write");
-    // What is shown of the base is the project itself here.
+    // Here the project itself is the view of the base.
     let attached = begun.finish(project)?;
     Ok((at.to_owned(), attached))
 }
@@ -317,7 +317,7 @@ fn head_is_a_commit_where_a_branch_of_this_name_cannot_be_had() {
         project.git(&["rev-parse", "other"]),
         project.git(&["rev-parse", "HEAD~1"])
     );
-    // And from a HEAD that is a commit.
+    // The same from a HEAD that is a commit.
     project.git(&["checkout", "-q", "--detach", "HEAD~1"]);
     let (at, attached) = project.branch("from-commit");
     assert_eq!(attached.branch.as_deref(), Some("from-commit"));
@@ -464,7 +464,7 @@ fn a_repository_of_somebody_else_is_written_to_as_its_owner_and_no_further() {
             .uid(),
         4001
     );
-    // A file of theirs leads to a repository that is not.
+    // The file of another user leads to a repository with a different owner.
     let other = Project::new();
     fs::remove_dir_all(root.join(".git")).expect("remove");
     fs::write(
@@ -526,7 +526,7 @@ fn a_branch_that_comes_back_from_the_trash_has_its_index_and_head_again() {
         .expect("known");
     assert!(project.entries().is_empty());
     project.git(&["fsck", "--strict"]);
-    // Another one of this name comes and goes meanwhile, and one more is dropped.
+    // Another branch of this name is made and dropped, and one more is dropped.
     let (again, attached) = project.branch("x");
     assert!(
         attached.branch.is_none(),
@@ -549,7 +549,7 @@ fn a_branch_that_comes_back_from_the_trash_has_its_index_and_head_again() {
     );
     fs::rename(&at, project.dir.path().join("gone")).expect("moved");
     project.git(&["worktree", "prune"]);
-    // The first one, whose name another has by now.
+    // The first branch, whose name another has by now.
     fs::create_dir(project.root().join(".git/worktrees")).expect("mkdir");
     fs::create_dir(project.root().join(".git/worktrees/x")).expect("mkdir");
     fs::rename(&trash, &at).expect("back");
@@ -561,7 +561,7 @@ fn a_branch_that_comes_back_from_the_trash_has_its_index_and_head_again() {
         !recall(&project.root(), &at).expect("recall"),
         "there is no other"
     );
-    // What is in no trash any more is not kept.
+    // Entries of branches that are not in the trash are freed.
     forget(&project.root(), &at, "x", &[])
         .expect("forget")
         .expect("known");

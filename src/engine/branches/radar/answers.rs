@@ -1,55 +1,56 @@
-//! What is asked of the radar, and what it answers.
+//! Requests and answers of the conflict radar.
 
 use serde::{Deserialize, Serialize};
 
 use crate::engine::api::{ChangeKind, TreePath};
 use crate::engine::merge::MergeConflict;
 
-/// What more than one tree has touched: the open branches of this one, and itself.
+/// Requests the files that more than one tree has touched: the open branches of this one, and
+/// itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListConflicts {
-    /// Tell of each two what would clash in a merge, as a dry run does: what both touched is read.
+    /// Report the merge conflicts of each pair, as a dry run does. This reads the files that both
+    /// touched.
     #[serde(default)]
     pub check: bool,
 }
 
-/// A file, or a path, that more than one has touched since they had it in common.
+/// A file or path that more than one tree has touched since their common state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Conflict {
-    /// Its path in the base; of what was not there, the path that each has given to something.
+    /// The path in the base; for new files, the path that they share.
     pub path: TreePath,
-    /// The inode, by the number that it has here and in every branch that has it from here; absent
-    /// where several have something new at one path.
+    /// The inode number, here and in every branch that inherits it; absent for new files at one
+    /// path.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inode: Option<u64>,
     /// The branches that touched it, sorted.
     pub branches: Vec<String>,
-    /// This tree touched it too, since the base of one of them.
+    /// This tree also touched it, since the base of one of them.
     pub parent: bool,
-    /// What each of them did.
+    /// The change of each tree.
     pub touched: Vec<Touch>,
-    /// What of it would clash if one was merged into the other, of each two; empty: all of it comes
-    /// together. Absent if that was not asked.
+    /// The conflicts of a merge of each pair; empty: no conflicts. Absent unless requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clashes: Option<Vec<Clash>>,
 }
 
-/// What one of them did.
+/// The change of one tree.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Touch {
     /// The branch; absent: this tree.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<String>,
-    /// The path that it has there; of what was deleted, the one that it had.
+    /// The path in that tree; of a deleted file, its former path.
     pub path: TreePath,
-    /// The path that it had there, if it was renamed.
+    /// The former path in that tree, if it was renamed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<TreePath>,
-    /// What happened to it.
+    /// The kind of change.
     pub change: ChangeKind,
 }
 
-/// What would clash.
+/// A merge conflict between two trees.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Clash {
     /// The branch that would be merged into; absent: this tree.
@@ -57,26 +58,25 @@ pub struct Clash {
     pub ours: Option<String>,
     /// The branch that would be merged.
     pub theirs: String,
-    /// What `merge` would tell.
+    /// The conflict that `merge` would report.
     #[serde(flatten)]
     pub conflict: MergeConflict,
 }
 
-/// Waits until what [`ListConflicts`] answers is not what it was.
+/// Waits until the answer of [`ListConflicts`] changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WatchConflicts {
-    /// What was seen last; absent: nothing.
+    /// The last [`Watched::seen`]; absent in the first request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seen: Option<String>,
 }
 
-/// What was seen.
+/// The answer of [`WatchConflicts`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Watched {
-    /// Stands for all conflicts that there are: the next [`WatchConflicts::seen`].
+    /// Identifies the current conflicts, for the next [`WatchConflicts::seen`].
     pub seen: String,
-    /// All of them; absent if nothing has changed for a while, which is told so that whoever waits
-    /// knows that the daemon is there.
+    /// All conflicts; absent after a period without changes, as a sign that the daemon is alive.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub conflicts: Option<Vec<Conflict>>,
 }

@@ -1,4 +1,5 @@
-//! What of it would clash in a merge: of each two that have touched one thing, what a dry run finds.
+//! Merge conflicts of the radar: the result of a dry run for each pair of trees that touched the
+//! same file.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,13 +18,14 @@ use crate::history::state::State;
 use crate::sys::SysResult;
 use crate::tree::merge::{Conflict, How, merge};
 
-/// Times that a merge is tried again when a tree changes under it.
+/// Retries of a merge when a tree changes during it.
 const TRIES: u32 = 3;
 
-/// Says of each row what would clash, of each two in it; what clashes and is in none gets its own.
+/// Adds the conflicts of each pair of trees to their rows. A conflict that belongs to no row gets a
+/// new one.
 ///
 /// # Errors
-/// Those of reading what both have touched.
+/// Errors of reading the files that both touched.
 pub(super) fn check(engine: &Engine, touches: &Touches, rows: &mut Rows) -> VerbResult<()> {
     let mut pairs: BTreeSet<(Option<usize>, usize)> = BTreeSet::new();
     for row in &mut rows.0 {
@@ -51,7 +53,7 @@ pub(super) fn check(engine: &Engine, touches: &Touches, rows: &mut Rows) -> Verb
             Err(why) if of.into_iter().chain([with]).all(|one| is_open(engine, one)) => {
                 return Err(why);
             }
-            // It was dropped, or its mount has ended.
+            // The branch was dropped or unmounted.
             Err(_) => continue,
         };
         let name = |branch: &Arc<Branch>| branch.name.clone();
@@ -66,7 +68,8 @@ pub(super) fn check(engine: &Engine, touches: &Touches, rows: &mut Rows) -> Verb
                     && row.branches.contains(&theirs);
                 both && (row.slot == Some(conflict.slot) || row.is_at(touches, &conflict.path))
             };
-            // One of another base has what was done here meanwhile: that is told where it is merged.
+            // A branch with another base has later changes of this tree, which a merge into it
+            // reports.
             let one_base = of.is_none_or(|of| of.base == with.base);
             let mut row = Row::of_clash(conflict.path.clone(), ours, theirs);
             match rows.0.iter_mut().find(is_of) {
@@ -82,9 +85,8 @@ pub(super) fn check(engine: &Engine, touches: &Touches, rows: &mut Rows) -> Verb
     Ok(())
 }
 
-/// What would clash if `theirs` was merged into `ours`, or into this tree: of that what its merge
-/// would find. Of two branches both come from the older one of what they began as: what both have of
-/// this tree since is equal.
+/// Returns the conflicts of a merge of `theirs` into `ours`, or into this tree. The merge base of
+/// two branches is the older of their bases; they have the same later changes of this tree.
 fn clashes(
     engine: &Engine,
     ours: Option<&Arc<Branch>>,
@@ -113,7 +115,7 @@ fn between(engine: &Engine, ours: &Arc<Branch>, theirs: &Arc<Branch>) -> SysResu
     );
     let mut along = along(&recorded_by.iter().collect::<Vec<_>>());
     leave_out_git(&mut along, [&base, &here, &there])?;
-    // A history of names goes back to where the tree was as the base is.
+    // The records of a branch begin at its base.
     let since = |branch: &Arc<Branch>| (branch.base == older).then_some(branch.since);
     let how = How {
         along: Some(&along),

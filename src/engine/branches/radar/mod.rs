@@ -1,16 +1,17 @@
-//! The conflict radar: what more than one tree has touched, known while they work.
+//! The conflict radar: reports files that more than one tree has touched, while they are being
+//! changed.
 //!
-//! It goes by what each has recorded since they had it in common, so it costs what was changed, not
-//! what there is. An inode of the base is one in all of them, so what was renamed here and edited
-//! there is one file.
+//! It uses the records of each tree since the common state, so its cost depends on the amount of
+//! change, not on the size of the trees. All trees share the inodes of the base, so a rename in one
+//! and an edit in another refer to the same file.
 //!
-//! - `answers`: what is asked and answered.
-//! - `touches`: what each has touched, and of which inode that is.
-//! - `rows`: what more than one has touched.
-//! - `check`: what of that would clash in a merge.
-//! - `watch`: waiting until something of it changes.
+//! - `answers`: requests and answers.
+//! - `touches`: the inodes and paths that each tree has touched.
+//! - `rows`: those that more than one has touched.
+//! - `check`: their merge conflicts.
+//! - `watch`: waiting for changes.
 //!
-//! **Locking.** None is held: a branch may be dropped meanwhile, and is left out then.
+//! **Locking.** None: a branch dropped in the meantime is left out.
 
 mod answers;
 mod check;

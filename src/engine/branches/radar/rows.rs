@@ -1,4 +1,5 @@
-//! What more than one has touched: a row for each inode of the base, and for each path.
+//! Rows of the radar: one for each inode of the base, and for each path, that more than one tree
+//! has touched.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -8,29 +9,29 @@ use crate::engine::api::{ChangeKind, TreePath};
 use crate::store::ids::Slot;
 use crate::sys::Kind;
 
-/// What touches are of. Inodes come first: what is of one is told once, whatever paths it has.
+/// The object of a touch. Inodes are first: a touched inode is reported once, whatever its paths.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Key {
     Inode(Inode),
     Path(Vec<u8>),
 }
 
-/// Something that more than one has touched.
+/// An object that more than one tree has touched.
 pub(super) struct Row {
     pub(super) path: Vec<u8>,
     pub(super) slot: Option<Slot>,
-    /// The touches, by their numbers in [`Touches::all`].
+    /// Indices in [`Touches::all`].
     touches: BTreeSet<usize>,
-    /// Who: branches by their numbers, and this tree.
+    /// The trees: indices of branches, and this tree.
     pub(super) branches: BTreeSet<usize>,
     pub(super) here: bool,
     pub(super) clashes: Option<Vec<Clash>>,
 }
 
-/// All of it.
+/// All rows.
 pub(super) struct Rows(pub(super) Vec<Row>);
 
-/// Touch -> what it is of.
+/// Returns the objects of a touch.
 fn keys(touched: &Touched) -> Vec<Key> {
     let inode = touched.before.as_ref().map(|(inode, _)| Key::Inode(*inode));
     let from = touched.from.clone().map(Key::Path);
@@ -41,8 +42,9 @@ fn keys(touched: &Touched) -> Vec<Key> {
         .collect()
 }
 
-/// What comes into a directory that another one removed, or a directory into one that another one
-/// moved, is of that directory too: a merge has to find a place for it.
+/// Adds touches to removed or moved directories: an inode created in a directory that another tree
+/// removed, or a directory moved into one that another tree moved. A merge has to find a place for
+/// it.
 fn of_directories(all: &[Touched], at: &mut BTreeMap<Key, BTreeSet<usize>>) {
     let mut gone: HashMap<Slot, Vec<(Inode, &Touched)>> = HashMap::new();
     for touched in all.iter().filter(|touched| touched.kind == Kind::Dir) {
@@ -73,7 +75,7 @@ impl Rows {
         }
         of_directories(&touches.all, &mut at);
         let mut rows: Vec<Row> = Vec::new();
-        // The rows that a touch is in.
+        // Touch -> its rows.
         let mut known: HashMap<usize, Vec<usize>> = HashMap::new();
         for (key, numbers) in at {
             let Some(row) = row(touches, key, numbers) else {
@@ -95,7 +97,7 @@ impl Rows {
         Rows(rows)
     }
 
-    /// As they are told, sorted by path.
+    /// Converts the rows for the answer, sorted by path.
     pub(super) fn told(self, touches: &Touches) -> Vec<Conflict> {
         let mut all: Vec<Conflict> = self.0.into_iter().map(|row| row.told(touches)).collect();
         all.sort_by(|a, b| (&a.path, a.inode).cmp(&(&b.path, b.inode)));
@@ -103,7 +105,7 @@ impl Rows {
     }
 }
 
-/// What more than one has touched, if they did so since they had it in common.
+/// Returns the row of an object, if more than one tree touched it since their common state.
 fn row(touches: &Touches, key: Key, mut numbers: BTreeSet<usize>) -> Option<Row> {
     let who = |number: &usize| touches.all.get(*number).map(|touched| touched.who);
     let branches: BTreeSet<usize> = numbers
@@ -115,7 +117,8 @@ fn row(touches: &Touches, key: Key, mut numbers: BTreeSet<usize>) -> Option<Row>
         .collect();
     let base = |branch: &usize| touches.since.get(*branch).copied();
     let bases: BTreeSet<Since> = branches.iter().filter_map(base).collect();
-    // What was done here since the newest of them is told; since an older one, only if that is all.
+    // Of the changes of this tree only those since the newest base count, if any, else those since
+    // an older one.
     let here = numbers.iter().filter_map(|number| match who(number)? {
         Who::Here(since) if bases.contains(&since) => Some(since),
         _ => None,
@@ -149,7 +152,7 @@ fn row(touches: &Touches, key: Key, mut numbers: BTreeSet<usize>) -> Option<Row>
 }
 
 impl Row {
-    /// One that only a merge tells of.
+    /// Returns the row of a conflict that only a merge finds.
     pub(super) fn of_clash(path: Vec<u8>, ours: Option<usize>, theirs: usize) -> Row {
         Row {
             path,
@@ -161,7 +164,7 @@ impl Row {
         }
     }
 
-    /// Whether this path is one of those that it has, or had.
+    /// Returns whether a path is, or was, one of its paths.
     pub(super) fn is_at(&self, touches: &Touches, path: &[u8]) -> bool {
         let mut all = self
             .touches

@@ -1,4 +1,5 @@
-//! What each tree has touched since its branches had it in common, and of which inode that is.
+//! The changes of each tree since the common state with its branches, and the inodes that they
+//! affect.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -18,33 +19,33 @@ use crate::store::ids::{CheckpointId, Slot};
 use crate::store::layout::merges::MergeInto;
 use crate::sys::{Kind, SysResult, Time};
 
-/// What this tree and a branch have in common.
+/// The common state of this tree and a branch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Since {
     /// A checkpoint of this tree.
     Checkpoint(CheckpointId),
-    /// What was merged last of the branch with this number in [`Touches::branches`].
+    /// The last merged state of the branch with this index in [`Touches::branches`].
     Merged(usize),
 }
 
-/// Who has touched something.
+/// The tree that made a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Who {
     /// This tree.
     Here(Since),
-    /// The branch with this number in [`Touches::branches`].
+    /// The branch with this index in [`Touches::branches`].
     Branch(usize),
 }
 
-/// An inode of a base. Of two bases one number may be that of two inodes, one after the other, which
-/// then have other births.
+/// An inode of a base. In two bases the same number may be that of different inodes, which then
+/// differ in their time of birth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Inode {
     pub(super) slot: Slot,
     born: Option<Time>,
 }
 
-/// Something that was touched.
+/// A change of one tree.
 pub(super) struct Touched {
     pub(super) who: Who,
     pub(super) change: ChangeKind,
@@ -52,26 +53,26 @@ pub(super) struct Touched {
     pub(super) path: Vec<u8>,
     /// The path that it was renamed from.
     pub(super) from: Option<Vec<u8>>,
-    /// What it was in the base, and where.
+    /// The inode and path in the base.
     pub(super) before: Option<(Inode, Vec<u8>)>,
-    /// The directory that it came into.
+    /// The directory that it was moved to or created in.
     pub(super) into: Option<Slot>,
 }
 
-/// What all have touched.
+/// The changes of all trees.
 pub(super) struct Touches {
     pub(super) branches: Vec<Arc<Branch>>,
-    /// What each of them has in common with this tree.
+    /// The common state of each branch with this tree.
     pub(super) since: Vec<Since>,
     pub(super) all: Vec<Touched>,
 }
 
 impl Touches {
-    /// O(changes) of the open branches, and of this tree since each of their bases. The caller has
-    /// settled them ([`settle`]).
+    /// Collects the changes of the open branches, and of this tree since each of their bases;
+    /// O(changes). The caller has settled them ([`settle`]).
     ///
     /// # Errors
-    /// Those of comparing a tree with its past.
+    /// Errors of comparing a tree with its past.
     pub(super) fn of(engine: &Engine) -> VerbResult<Touches> {
         let (mut branches, mut since, mut all) = (Vec::new(), Vec::new(), Vec::new());
         for branch in engine.branches.all() {
@@ -82,7 +83,7 @@ impl Touches {
                     since.push(common);
                 }
                 Err(why) if is_open(engine, &branch) => return Err(why),
-                // It was dropped, or its mount has ended: it has touched nothing.
+                // Dropped or unmounted: it has no changes.
                 Err(_) => {}
             }
         }
@@ -98,7 +99,7 @@ impl Touches {
     }
 }
 
-/// What a branch has touched since it and its parent had it in common, and what they have.
+/// Returns the common state of a branch and its parent, and the changes of the branch since.
 fn of_branch(engine: &Engine, branch: &Branch, number: usize) -> VerbResult<(Since, Vec<Touched>)> {
     let kin = Kin {
         parent: engine,
@@ -125,7 +126,7 @@ fn of_branch(engine: &Engine, branch: &Branch, number: usize) -> VerbResult<(Sin
     Ok((common, found.map_err(error::tree_not_compared)?))
 }
 
-/// What this tree has touched since.
+/// Returns the changes of this tree since the common state.
 fn of_parent(engine: &Engine, branches: &[Arc<Branch>], since: Since) -> VerbResult<Vec<Touched>> {
     let who = Who::Here(since);
     let found = match since {
@@ -154,7 +155,7 @@ fn of_parent(engine: &Engine, branches: &[Arc<Branch>], since: Since) -> VerbRes
     found.map_err(error::tree_not_compared)
 }
 
-/// What was written through mappings counts from now on.
+/// Makes past stores to mapped files count as changes.
 pub(super) fn settle(engine: &Engine) {
     engine.checkpoints.settle();
     for branch in engine.branches.all() {
@@ -162,20 +163,19 @@ pub(super) fn settle(engine: &Engine) {
     }
 }
 
-/// A branch is served still, and is the one that was asked.
+/// Returns whether this branch is still served.
 pub(super) fn is_open(engine: &Engine, branch: &Arc<Branch>) -> bool {
     let now = engine.branches.get(&branch.name);
     now.is_ok_and(|now| Arc::ptr_eq(&now, branch))
 }
 
-/// The directory that an inode is in.
+/// Returns the directory of an inode.
 fn up(trail: &Option<Arc<Trail>>) -> Option<Slot> {
     let up = trail.as_ref()?.up.as_ref()?;
     Some(up.slot)
 }
 
-/// What one has touched, as a merge tells it: by its paths. What it was in the base is looked up
-/// there.
+/// Converts the changes of a merge, which have only paths. Looks up their inodes in the base.
 fn by_path(who: Who, base: &View<'_>, changes: Vec<Change>) -> SysResult<Vec<Touched>> {
     let one = |change: Change| {
         let path = change.path.0;
@@ -202,8 +202,8 @@ fn by_path(who: Who, base: &View<'_>, changes: Vec<Change>) -> SysResult<Vec<Tou
     changes.into_iter().map(one).collect()
 }
 
-/// What one has touched, and what of that was changed behind our back, which is known by its path
-/// alone. `base`: what it began as, in the tree whose branches these are.
+/// Converts the differences of a tree, and adds changes that bypassed the mount, for which only the
+/// path is known. `base`: the state that the tree began as, in the parent of the branches.
 fn touched(
     engine: &Engine,
     since: CheckpointId,
@@ -213,7 +213,7 @@ fn touched(
 ) -> SysResult<Vec<Touched>> {
     let one = |differs: Differs| {
         let before = differs.old.as_ref().map(|old| {
-            // Of what only the branch began with, the base knows nothing, and nobody else has it.
+            // An inode that only the branch began with is not in the base, nor in any other tree.
             let born = base.attr(old).ok().and_then(|attr| attr.stat.btime);
             let slot = old.slot;
             (Inode { slot, born }, old.path())

@@ -1,10 +1,11 @@
-//! Waiting until something of it changes.
+//! Waits for changes of the conflicts.
 //!
-//! Whoever watches asks, and is answered when there is something else than they have seen; meanwhile
-//! nothing is kept for them. Several times a second it is asked of each tree whether anything was
-//! recorded or changed in it, which are two numbers; only then the trees are compared. What the
-//! kernel writes by itself changes neither, so as long as somebody has a file open to be written,
-//! they are compared now and then. However much changes, comparing takes a part of one processor.
+//! A client polls, and gets an answer when the conflicts differ from those that it has seen; no
+//! state is stored for it between requests. Several times a second, two numbers of each tree show
+//! whether anything was recorded or changed; only then are the trees compared. Writes through the
+//! kernel (passthrough) change none of the numbers. While a file is open for writing, the trees are
+//! therefore also compared at intervals. However many changes occur, comparisons take only a part
+//! of one CPU.
 
 use std::time::{Duration, Instant};
 
@@ -18,13 +19,13 @@ use crate::engine::error::{error, not_mounted};
 use crate::engine::requester::Requester;
 use crate::store::ids::Address;
 
-/// How often files are looked at that somebody may write to without our seeing it.
+/// Interval of comparisons while a file may be written to without a request.
 const LOOK_UNSEEN: Duration = Duration::from_secs(1);
-/// After so long without news that is the answer: whoever asks may have nobody to tell any more.
+/// Time without changes until an empty answer: the client may no longer have a reader.
 const QUIET: Duration = Duration::from_secs(5);
 
-/// What changes when a tree does, of this one and of each branch: where its journal ends, and how
-/// many changes have begun.
+/// Values that change with each tree, for this one and its branches: the end of the journal, and
+/// the number of changes begun.
 type Pulses = Vec<(String, Address, u64)>;
 
 fn pulses(engine: &Engine) -> Pulses {
@@ -42,7 +43,7 @@ fn pulses(engine: &Engine) -> Pulses {
     pulses
 }
 
-/// Somebody may write to a file without being seen.
+/// Returns whether a process may write to a file without a request.
 fn is_written_unseen(engine: &Engine) -> bool {
     let branches = engine.branches.all();
     let all = branches.iter().map(|branch| &*branch.engine);
@@ -50,25 +51,25 @@ fn is_written_unseen(engine: &Engine) -> bool {
         .any(|engine| !engine.live.hot.is_empty())
 }
 
-/// Something has changed since the last look, or may have.
+/// Returns whether a tree has changed since the last comparison, or may have.
 fn is_news(engine: &Engine, last: Option<&(Pulses, Instant)>) -> bool {
     last.is_none_or(|(before, at)| {
         *before != pulses(engine) || (at.elapsed() >= LOOK_UNSEEN && is_written_unseen(engine))
     })
 }
 
-/// What stands for what was seen.
+/// Returns the hash that identifies the conflicts.
 fn seal(conflicts: &[Conflict]) -> VerbResult<String> {
     let text =
         serde_json::to_vec(conflicts).map_err(|why| error(Code::Internal, why.to_string()))?;
     Ok(blake3::hash(&text).to_hex().to_string())
 }
 
-/// Waits until there is something else than `seen`.
+/// Waits until the conflicts differ from `seen`.
 ///
 /// # Errors
-/// Those of comparing the trees; `too-many-connections`; `not-mounted`: the tree is served no longer;
-/// `cancelled`: whoever asked is gone.
+/// Errors of comparing the trees; `too-many-connections`; `not-mounted`: the tree is no longer
+/// served; `cancelled`: the client is gone.
 pub(super) fn wait(
     engine: &Engine,
     requester: &Requester,
@@ -78,7 +79,7 @@ pub(super) fn wait(
     let _one = watchers.enter()?;
     let began = Instant::now();
     let mut last: Option<(Pulses, Instant)> = None;
-    // Who has just been answered waits as everybody does between two looks.
+    // A client that was just answered waits like any other between two comparisons.
     let mut at = seen.as_ref().map(|_| began);
     loop {
         requester.still_wants()?;
@@ -93,7 +94,7 @@ pub(super) fn wait(
             let conflicts = Rows::of(&touches).told(&touches);
             watchers.took(asked.elapsed());
             let sealed = seal(&conflicts)?;
-            // What ends meanwhile is not gone.
+            // A branch that is ending still exists.
             if seen.as_ref() != Some(&sealed) && watchers.is_settled() {
                 return Ok(Watched {
                     seen: sealed,

@@ -1,11 +1,11 @@
-//! What a registry, or the way there, says of a failure.
+//! Descriptions of failures of a registry or the connection.
 
 use crate::remote::http::first_cause;
 
-/// So much of it is shown.
+/// Limit of characters shown.
 const SHOWN_MAX: usize = 300;
 
-/// What a failure says of itself and its causes, without the address, which may have a token in it.
+/// Describes a failure and its first cause, without the URL, which may contain a token.
 pub(super) fn plainly(cause: &reqwest::Error) -> String {
     let mut text = match cause {
         _ if cause.is_timeout() => "no answer in time".to_owned(),
@@ -20,7 +20,7 @@ pub(super) fn plainly(cause: &reqwest::Error) -> String {
     text
 }
 
-/// What a registry says about a failure: the messages of its JSON.
+/// Extracts the messages from the JSON of an error response.
 pub(super) fn reason_of(body: &[u8]) -> String {
     let body: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
     let errors = body.get("errors").and_then(|errors| errors.as_array());

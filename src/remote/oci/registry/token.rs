@@ -1,5 +1,5 @@
-//! Who we are, as a registry wants to hear it: a name and a password, or a token that another server
-//! gives for them.
+//! Authentication at a registry: with a name and a password, or with a token that another server
+//! issues for them.
 
 use http_auth::ChallengeRef;
 use reqwest::header::{HeaderValue, WWW_AUTHENTICATE};
@@ -11,7 +11,8 @@ use crate::remote::oci::auth::Login;
 const TOKEN_BYTES_MAX: u64 = 1 << 20;
 
 impl Registry {
-    /// Says who we are, as the registry wants it; `false`: it does not say how, or it has heard it.
+    /// Sets the credentials that the registry demands. Returns `false` if it accepts none that we
+    /// have, or has rejected them already.
     pub(super) async fn introduce(&self, answer: &Response) -> Tried<bool> {
         if !self.is_own(answer.url()) {
             return Ok(false);
@@ -46,7 +47,7 @@ impl Registry {
         Ok(news)
     }
 
-    /// Asks the server that the registry names for a token.
+    /// Requests a token from the server that the registry names.
     async fn token(&self, challenge: &ChallengeRef<'_>) -> Tried<String> {
         let of = |key: &str| {
             let found = challenge

@@ -1,8 +1,7 @@
-//! Files that were fetched: one for each inode, in the store. What is there under its number is
-//! whole.
+//! Fetched files in the store, one for each inode. A file named by its inode number is complete.
 //!
-//! A file of one blob is not synced, and is compared with its hash when it is first opened by a
-//! worker that has not fetched it; one of more is synced before it gets its name.
+//! A file of one blob is not synced: a worker that has not fetched it verifies its hash when it
+//! first opens it. A file of several blobs is synced before it gets its name.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -12,32 +11,32 @@ use crate::remote::limits;
 use crate::store::ids::Slot;
 use crate::sys::{self, Errno, Open, SysResult};
 
-/// How a file came to be here.
+/// The origin of a local file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// By a worker before this one: nobody has looked at it since.
+    /// Fetched by an earlier worker and not verified since.
     Before,
-    /// It was fetched, or compared with its hashes, since.
+    /// Fetched or verified by this worker.
     Proven,
 }
 
-/// What is here, by the number. The one that was opened last goes last.
+/// The local files by number, in order of last use.
 #[derive(Debug, Default)]
 pub struct Kept {
     here: HashMap<Slot, (Found, u64, u64)>,
     by_use: BTreeMap<u64, Slot>,
     uses: u64,
-    /// Bytes of all.
+    /// Total size in bytes.
     pub bytes: u64,
 }
 
 impl Kept {
-    /// How many there are.
+    /// Returns the number of files.
     pub fn files(&self) -> u64 {
         self.here.len() as u64
     }
 
-    /// Whether a file is here; it is used.
+    /// Returns the origin of a local file, and marks it as used.
     pub fn used(&mut self, slot: Slot) -> Option<Found> {
         let (found, _, used) = self.here.get_mut(&slot)?;
         self.uses += 1;
@@ -51,7 +50,7 @@ impl Kept {
         self.here.contains_key(&slot)
     }
 
-    /// A file of this size is here.
+    /// Adds a file of this size.
     pub fn put(&mut self, slot: Slot, found: Found, size: u64) {
         self.remove(slot);
         self.uses += 1;
@@ -60,7 +59,7 @@ impl Kept {
         self.bytes += size;
     }
 
-    /// A file is not here any more.
+    /// Removes a file.
     pub fn remove(&mut self, slot: Slot) {
         if let Some((_, size, used)) = self.here.remove(&slot) {
             self.by_use.remove(&used);
@@ -68,7 +67,7 @@ impl Kept {
         }
     }
 
-    /// The file that was not used for the longest time.
+    /// Returns the least recently used file.
     pub fn oldest(&self) -> Option<Slot> {
         self.by_use.first_key_value().map(|(_, slot)| *slot)
     }
@@ -82,10 +81,11 @@ fn name_of(slot: Slot) -> Vec<u8> {
 }
 
 impl Cache {
-    /// What a worker before us has left. `size`: that of a file of the tree; what is none of it goes.
+    /// Reads the files of earlier workers, and removes files that are not in the tree. `size`: that
+    /// of a file of the tree.
     ///
     /// # Errors
-    /// Those of reading the directory.
+    /// Errors of reading the directory.
     pub fn kept(&self, size: impl Fn(Slot) -> Option<u64>) -> SysResult<Kept> {
         let mut kept = Kept::default();
         for entry in sys::list_dir(&self.0)? {
@@ -103,17 +103,17 @@ impl Cache {
         Ok(kept)
     }
 
-    /// Opens a file, if it is here and as long as it must be.
+    /// Opens a file, if it exists and has the expected size.
     pub fn open(&self, slot: Slot, size: u64) -> Option<File> {
         let file = sys::open_file_at(&self.0, &name_of(slot), Open::READ).ok()?;
         let stat = sys::stat_fd(&file).ok()?;
         (stat.kind == sys::Kind::File && stat.size == size).then_some(file)
     }
 
-    /// A new file that will have this size, and its name until it is whole.
+    /// Creates a temporary file for content of this size, and returns its name.
     ///
     /// # Errors
-    /// Those of open(2); ENOSPC: the filesystem would be full then.
+    /// Errors of open(2); ENOSPC: the filesystem would become full.
     pub fn begin(&self, slot: Slot, attempt: u64, size: u64) -> SysResult<(File, Vec<u8>)> {
         if !limits::has_room(&self.0, size, 1) {
             return Err(Errno::ENOSPC);
@@ -123,10 +123,10 @@ impl Cache {
         Ok((file, name))
     }
 
-    /// A new file is whole, and `synced` before it gets its name.
+    /// Gives a complete file its final name, after an fsync if `synced`.
     ///
     /// # Errors
-    /// Those of fsync(2) and rename(2).
+    /// Errors of fsync(2) and rename(2).
     pub fn finish(&self, file: &File, name: &[u8], slot: Slot, synced: bool) -> SysResult<()> {
         if synced {
             sys::fsync(file)?;
@@ -135,12 +135,12 @@ impl Cache {
         sys::rename_at(&self.0, name, &self.0, &to, sys::RenameMode::Replace)
     }
 
-    /// A new file is not wanted.
+    /// Removes a temporary file.
     pub fn drop_new(&self, name: &[u8]) {
         let _ = sys::unlink_at(&self.0, name);
     }
 
-    /// A file goes; who has it open reads on.
+    /// Removes a file; open descriptors remain valid.
     pub fn remove(&self, slot: Slot) {
         let removed = sys::unlink_at(&self.0, &name_of(slot));
         tracing::debug!(?removed, slot = slot.0, "it is not here any more");

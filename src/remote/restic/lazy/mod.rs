@@ -1,14 +1,14 @@
-//! A tree whose content comes from a repository when it is opened: what such a tree looks through
-//! to (docs/adr/0037-a-remote-as-base.md).
+//! A tree whose content is fetched from a repository when it is opened: the base of a tree mounted
+//! from a remote (docs/adr/0037-a-remote-as-base.md).
 //!
-//! Names and attributes were read when the tree was made ([`Tree`]); they never change. A file is
-//! fetched whole by a thread of its own into the store ([`Cache`]), once however many open it, and
-//! opened there. Who opens it waits for that with no lock held, as long as something comes; when
-//! nothing has for some seconds the open fails with EIO, and the process that reads the remote
-//! (`reader`) is replaced. Then the remote is taken to be away for a while, and whatever is not here
-//! fails at once.
+//! Names and attributes were read when the tree was created ([`Tree`]) and never change. A separate
+//! thread fetches each file as a whole into the store ([`Cache`]), once for any number of openers.
+//! They wait without locks as long as data arrives. After some seconds without data the open fails
+//! with EIO, and the process that reads the remote (`reader`) is replaced. The remote then counts
+//! as away for a while, and files that are not local fail at once.
 //!
-//! When nothing else is fetched, what is not here is, in the order in which it was packed.
+//! When no other file is being fetched, the remaining files are, in the order in which they were
+//! packed.
 
 mod cache;
 mod protocol;
@@ -36,19 +36,19 @@ use crate::store::record::{AttrState, Child, Place};
 use crate::sys::lock::{Condvar, Mutex};
 use crate::sys::{Errno, SysResult, Time, Xattrs, host, wait};
 
-/// Who waits for content gives up when nothing of it has come for so long.
+/// Time without data after which waiting for content fails.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// A remote that does not answer is asked again after so long, then after pauses that double.
+/// Time until a remote that does not answer is contacted again; it doubles up to the maximum.
 const AWAY: Duration = Duration::from_secs(2);
 const AWAY_MAX: Duration = Duration::from_secs(16);
-/// Files that are fetched at once; those that were given up do not count, ...
+/// Limit of concurrent fetches, without abandoned ones.
 const AT_ONCE: usize = 16;
-/// ... but there are no more of them than this.
+/// Limit of abandoned fetches.
 const GIVEN_UP_MAX: usize = 32;
-/// What is fetched without being asked for waits so long after what was asked for.
+/// Pause of background fetches after a request.
 const IDLE: Duration = Duration::from_millis(50);
 
-/// [`PATIENCE`], or what a test has of it.
+/// Returns [`PATIENCE`], or its value in tests.
 fn patience() -> Duration {
     match host::left_out("patience") {
         true => Duration::from_secs(2),
@@ -56,20 +56,20 @@ fn patience() -> Duration {
     }
 }
 
-/// How a tree is to be fetched.
+/// Options for fetching the content of a tree.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Wishes {
-    /// Bytes that are kept here at most.
+    /// Limit of bytes stored locally.
     pub limit: Option<u64>,
-    /// What is not opened is not fetched.
+    /// Fetch files only when they are opened.
     pub on_open_only: bool,
 }
 
-/// A file that is being fetched.
+/// A file being fetched.
 #[derive(Default)]
 struct Fetch {
     progress: AtomicU64,
-    /// How it ended.
+    /// The result.
     ended: OnceLock<SysResult<()>>,
 }
 
@@ -84,21 +84,21 @@ struct Away {
 struct State {
     kept: Kept,
     fetches: HashMap<Slot, Arc<Fetch>>,
-    /// Threads that nobody waits for any more.
+    /// Threads of abandoned fetches.
     given_up: usize,
     away: Option<Away>,
-    /// What cannot be had of a remote that is there, and why.
+    /// Files that an available remote cannot deliver, and the reason.
     damaged: HashMap<Slot, String>,
-    /// When a file was last asked for.
+    /// The time of the last request for a file.
     asked: Option<Instant>,
     attempts: u64,
-    /// Fetches that have ended, each counted for more than it has blobs.
+    /// Completed fetches, each counted with more than its number of blobs.
     ends: u64,
     ended: bool,
 }
 
 impl State {
-    /// Grows with whatever comes.
+    /// Returns a number that grows with all received data.
     fn came(&self) -> u64 {
         let fetches = self.fetches.values();
         let blobs = fetches.map(|fetch| fetch.progress.load(Ordering::Relaxed));
@@ -106,7 +106,7 @@ impl State {
     }
 }
 
-/// What the tree looks through to. See the module.
+/// The base of a tree mounted from a remote.
 pub struct Lazy(Arc<Inner>);
 
 struct Inner {
@@ -117,13 +117,13 @@ struct Inner {
     source: Source,
     record: Record,
     wishes: Wishes,
-    /// Never held while anything is asked of the disk or the repository.
+    /// Never held during I/O to the disk or the repository.
     state: Mutex<State>,
     changed: Condvar,
 }
 
 impl Lazy {
-    /// With what is in the store.
+    /// Opens the base with the state in the store.
     ///
     /// # Errors
     /// `bad-store`: it is damaged; `io`.
@@ -152,7 +152,7 @@ impl Lazy {
             changed: Condvar::default(),
             tree,
         });
-        // There may be room for less than before.
+        // The limit may be lower than before.
         let evicted = inner.evict(&mut inner.state.lock(), Slot::ROOT);
         evicted
             .into_iter()
@@ -225,7 +225,7 @@ impl Origin for Lazy {
 }
 
 impl Inner {
-    /// Opens what is here and known to be whole, without waiting for anything.
+    /// Opens a file that is local and verified, without waiting.
     fn at_hand(&self, slot: Slot) -> Option<File> {
         let found = self.state.lock().kept.used(slot)?;
         let (size, _) = self.tree.content(slot).ok()?;
@@ -235,7 +235,7 @@ impl Inner {
     fn open_patiently(self: &Arc<Inner>, slot: Slot) -> SysResult<File> {
         let (size, blobs) = self.tree.content(slot)?;
         self.state.lock().asked = Some(Instant::now());
-        // It may be evicted between the two.
+        // It may be evicted in between.
         for _ in 0..3 {
             let found = self.state.lock().kept.used(slot);
             if let Some(found) = found {
@@ -261,7 +261,7 @@ impl Inner {
         Err(Errno::EIO)
     }
 
-    /// A file is here when this returns.
+    /// Fetches a file, which is local on return.
     fn fetch(self: &Arc<Inner>, slot: Slot) -> SysResult<()> {
         let mut state = self.state.lock();
         let (mut came, mut since) = (0, Instant::now());
@@ -349,7 +349,7 @@ impl Inner {
             true => state.given_up = state.given_up.saturating_sub(1),
         }
         let ended = match done {
-            // It says nothing of what is now.
+            // An abandoned fetch does not show the current state.
             Err(_) if was_given_up => Err(Errno::EIO),
             Ok(()) => {
                 state.kept.put(slot, Found::Proven, size);
@@ -387,7 +387,7 @@ impl Inner {
             .away
             .as_ref()
             .map_or(AWAY, |away| (away.pause * 2).min(AWAY_MAX));
-        // The log of a remote that is away for days is short.
+        // Keeps the log short when a remote is away for days.
         if state.away.as_ref().is_none_or(|away| away.why != why) {
             tracing::warn!(remote = self.record.remote, why = ?why, "the remote does not answer");
         }
@@ -395,7 +395,7 @@ impl Inner {
         state.away = Some(Away { why, until, pause });
     }
 
-    /// Nothing comes: whoever asks next asks anew.
+    /// Abandons a fetch without data: the next request starts a new one.
     fn give_up(&self, state: &mut State, slot: Slot, fetch: &Arc<Fetch>) {
         let is_it = |known: &Arc<Fetch>| Arc::ptr_eq(known, fetch);
         if state.fetches.get(&slot).is_some_and(is_it) {
@@ -407,7 +407,7 @@ impl Inner {
         }
     }
 
-    /// What goes for a file that has come.
+    /// Returns the files to remove to make space for a fetched one.
     fn evict(&self, state: &mut State, but: Slot) -> Vec<Slot> {
         let mut evicted = Vec::new();
         while self
@@ -422,7 +422,8 @@ impl Inner {
         evicted
     }
 
-    /// How long what nobody has asked for waits; `None`: there is no room for it, or the mount ends.
+    /// Returns the time that a background fetch has to wait; `None`: it would exceed the limit, or
+    /// the mount ends.
     fn waits(&self, slot: Slot, size: u64) -> Option<Duration> {
         let (state, now) = (self.state.lock(), Instant::now());
         let after = state.kept.bytes.saturating_add(size);
@@ -468,10 +469,10 @@ impl Inner {
     }
 }
 
-/// Fetches what is not here while nothing else is, until all is, or there is no room for more.
+/// Fetches the remaining files in the background, until all are local or the limit is reached.
 fn fetch_rest(inner: &Weak<Inner>) {
     let Some(files) = inner.upgrade().map(|inner| {
-        // For one that is larger than all that is kept there will never be room.
+        // A file larger than the limit never fits.
         let has_room = |size| inner.wishes.limit.is_none_or(|limit| size <= limit);
         let files = inner.tree.files().filter(|(_, size)| has_room(*size));
         files.collect::<Vec<_>>()
@@ -489,13 +490,13 @@ fn fetch_rest(inner: &Weak<Inner>) {
                         .changed
                         .wait_for(&mut state, wait.min(Duration::from_secs(1)));
                 }
-                // What is damaged there is left out; while the remote is away it is asked again.
+                // Damaged files are skipped; while the remote is away they are retried.
                 Some(_) if inner.fetch(slot).is_ok() || inner.state.lock().away.is_none() => break,
                 Some(_) => {}
             }
         }
     }
-    // Whoever opens what was evicted, or is damaged, has it opened again.
+    // A later fetch of an evicted or damaged file starts a new reader.
     if let Some(inner) = inner.upgrade() {
         inner.source.forget();
     }

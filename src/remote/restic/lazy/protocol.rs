@@ -28,18 +28,18 @@ pub struct Ask {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Answer {
-    /// The size of the blob; its bytes follow.
+    /// The size of the blob, followed by its bytes.
     Bytes(u64),
     /// The repository cannot be read now.
     Away(VerbError),
-    /// The blob is damaged, or not there.
+    /// The blob is damaged or missing.
     Damaged(String),
 }
 
 /// Sends a message.
 ///
 /// # Errors
-/// Those of the socket.
+/// Errors of the socket.
 pub fn send(mut to: impl Write, message: &impl Serialize) -> io::Result<()> {
     to.write_all(&encode(message)?)
 }
@@ -47,7 +47,7 @@ pub fn send(mut to: impl Write, message: &impl Serialize) -> io::Result<()> {
 /// Receives a message; `None`: the other end has closed the socket.
 ///
 /// # Errors
-/// Those of the socket; `InvalidData`: it is no such message.
+/// Errors of the socket; `InvalidData`: it is not such a message.
 pub fn receive<M: DeserializeOwned>(from: impl BufRead) -> io::Result<Option<M>> {
     let mut line = Vec::new();
     if !receive_up_to(from, &mut line, MESSAGE_BYTES_MAX)? {

@@ -1,8 +1,8 @@
-//! The remote reader: the process that reads a repository for the daemon of a tree that was mounted
-//! from it (docs/adr/0042-remote-reader.md).
+//! The remote reader: the process that reads a repository for the daemon of a tree mounted from it
+//! (docs/adr/0042-remote-reader.md).
 //!
-//! It opens the repository for the first blob, and again after a failed read. It ends when the daemon
-//! closes its standard input.
+//! It opens the repository for the first blob, and again after a failed read. It ends when the
+//! daemon closes its standard input.
 
 use std::io::{self, BufReader, Write};
 use std::os::fd::OwnedFd;
@@ -23,7 +23,7 @@ use crate::engine::api::{Code, VerbError, VerbResult, hinted};
 use crate::sys;
 use crate::sys::lock::{Condvar, Mutex};
 
-/// How long a thread waits for another one that opens the repository.
+/// Time limit of waiting for another thread that opens the repository.
 const OPENING: Duration = Duration::from_secs(10);
 
 /// Opens the repository.
@@ -43,17 +43,17 @@ struct State {
 /// The repository. No lock is held while it is read.
 struct Reader {
     opener: Opener,
-    /// The repository's number.
+    /// The ID of the repository.
     id: String,
     state: Mutex<State>,
     changed: Condvar,
 }
 
-/// Answers the daemon at the other end of `control` until that end is closed. Any repository whose
-/// id is not `id` is refused.
+/// Answers the daemon at the other end of `control` until that end is closed. A repository with
+/// another ID than `id` is rejected.
 ///
 /// # Errors
-/// Those of the socket.
+/// Errors of the socket.
 pub fn serve(control: &OwnedFd, opener: Opener, id: String) -> io::Result<()> {
     let reader = Arc::new(Reader {
         opener,

@@ -1,13 +1,13 @@
-//! What a store says of the remote that its tree looks through to: `.ckptfs/origin/`.
+//! The origin of a tree mounted from a remote, in its store: `.ckptfs/origin/`.
 //!
 //! ```text
-//! record   JSON: which snapshot of which repository, the name of the remote, and of the file tree its hash (BLAKE3)
+//! record   JSON: the snapshot and its repository, the name of the remote, and the BLAKE3 hash of the file tree
 //! tree     names and attributes (module `tree`)
-//! cache/   files that were fetched (module `cache`)
+//! cache/   fetched files (module `cache`)
 //! ```
 //!
-//! The record is written last. Neither an address nor a password is in it: a store may be somebody
-//! else's.
+//! The record is written last. It contains no address and no password, because a store may belong
+//! to another user.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -29,34 +29,34 @@ use crate::sys::{self, Errno, Open, OpenKind, RenameMode, SysResult, Time};
 const RECORD: &[u8] = b"record";
 const TREE: &[u8] = b"tree";
 const CACHE: &[u8] = b"cache";
-/// A longer record is none of ours.
+/// Size limit of the record, in bytes.
 const RECORD_BYTES_MAX: u64 = 64 << 10;
-/// A longer tree is damaged.
+/// Size limit of the tree, in bytes.
 const TREE_BYTES_MAX: u64 = 16 << 30;
 
-/// See the module.
+/// The record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    /// What whoever made the tree calls the remote.
+    /// The name of the remote at the time of creation.
     pub remote: String,
-    /// The repository's number.
+    /// The ID of the repository.
     pub repository: String,
-    /// The snapshot's number.
+    /// The ID of the snapshot.
     pub snapshot: String,
-    /// The store that the snapshot is of.
+    /// The store of the snapshot.
     pub store: String,
     /// The checkpoint there.
     pub checkpoint: CheckpointId,
-    /// The hash of the file `tree`, in hexadecimal digits.
+    /// The hash of the file `tree`, in hexadecimal.
     pub tree: String,
-    /// When the tree was made: seconds and nanoseconds. No time of change in it is later.
+    /// The creation time of the tree: seconds and nanoseconds. No ctime in it is later.
     pub made: (i64, u32),
 }
 
-/// What a store holds of an origin.
+/// The origin in a store.
 pub struct Stored {
     dir: OwnedFd,
-    /// What it says.
+    /// Its record.
     pub record: Record,
 }
 
@@ -76,7 +76,7 @@ pub(super) fn unusable(errno: Errno) -> VerbError {
     )
 }
 
-/// A file of the store, whole.
+/// Reads a whole file of the store.
 fn read(dir: &OwnedFd, name: &[u8], max: u64) -> SysResult<Vec<u8>> {
     let file = sys::open_file_at(dir, name, Open::READ)?;
     let stat = sys::stat_fd(&file)?;
@@ -89,7 +89,7 @@ fn read(dir: &OwnedFd, name: &[u8], max: u64) -> SysResult<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Writes a file under another name, and gives it its name when what is in it is on disk.
+/// Writes a file under a temporary name, syncs it, and renames it.
 fn write(dir: &OwnedFd, name: &[u8], bytes: &[u8]) -> SysResult<()> {
     let new = [name, b".new"].concat();
     match sys::unlink_at(dir, &new) {
@@ -103,12 +103,12 @@ fn write(dir: &OwnedFd, name: &[u8], bytes: &[u8]) -> SysResult<()> {
 }
 
 impl Stored {
-    /// Whether a tree was made in the directory `root`, to its end.
+    /// Returns whether the creation of a tree in the directory `root` was completed.
     pub fn is_there(root: impl AsFd) -> bool {
         open_origin(root).is_ok_and(|dir| sys::stat_at(&dir, RECORD).is_ok())
     }
 
-    /// What the store of the directory `root` says; `None`: that its content is elsewhere it does not.
+    /// Reads the origin from the store of the directory `root`; `None`: the tree has no origin.
     ///
     /// # Errors
     /// `bad-store`: it is damaged.
@@ -152,17 +152,17 @@ impl Stored {
 }
 
 impl Remote {
-    /// The repository's number, in hexadecimal digits.
+    /// Returns the ID of the repository, in hexadecimal.
     pub fn id(&self) -> String {
         self.repo.config().id.to_hex().to_string()
     }
 
     /// Reads the names and attributes of a snapshot, and writes them to the store of the directory
-    /// `root`, which has none. `name`: that of the remote. On disk when it returns. How many names
-    /// were left out that only root can make.
+    /// `root`, which has no origin yet. `name`: that of the remote. Durable on return. Returns the
+    /// number of names left out because only root can create them.
     ///
     /// # Errors
-    /// `remote-failed`; `incomplete`: it holds no tree of ours, or one that cannot be.
+    /// `remote-failed`; `incomplete`: it contains no tree of ckptfs, or an invalid one.
     pub fn make_origin(self, name: &str, pushed: &Pushed, root: &File) -> VerbResult<u64> {
         let made = sys::now();
         let repository = self.id();
@@ -198,7 +198,7 @@ impl Remote {
             "bytes of names and attributes",
         )?;
         let (mut written, mut left_out) = (Written::new(latest).map_err(unusable)?, 0);
-        // Directories that are open: their numbers, and the nodes that are still to come.
+        // Open directories: their numbers, and their remaining nodes.
         let mut open: Vec<(Slot, std::vec::IntoIter<Node>)> = Vec::new();
         let (mut next, mut left) = (Some((Slot(0), root)), totals.entries);
         while let Some((up, node)) = next.take().or_else(|| next_of(&mut open)) {
@@ -250,7 +250,7 @@ impl Remote {
     }
 }
 
-/// The next node of a walk.
+/// Returns the next node of a walk.
 fn next_of(open: &mut Vec<(Slot, std::vec::IntoIter<Node>)>) -> Option<(Slot, Node)> {
     while let Some((up, nodes)) = open.last_mut() {
         if let Some(node) = nodes.next() {

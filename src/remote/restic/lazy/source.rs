@@ -1,7 +1,7 @@
-//! The repository that content comes from. The remote reader, a separate process, reads it: see
-//! `reader`. The daemon starts one for the first fetch, and another one when it has ended.
+//! The repository as the source of content. A separate process, the remote reader, reads it (see
+//! `reader`). The daemon starts one for the first fetch, and a new one when it has ended.
 //!
-//! The daemon does not trust the reader: it compares each blob with its hash.
+//! The daemon does not trust the reader: it verifies each blob by its hash.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read};
@@ -28,10 +28,10 @@ const END: Duration = Duration::from_secs(2);
 /// Starts a remote reader with the given standard input.
 pub type Starter = Box<dyn Fn(OwnedFd) -> io::Result<Child> + Send + Sync>;
 
-/// See the module.
+/// The source of content.
 pub struct Source {
     starter: Starter,
-    /// The time that the reader has for one blob.
+    /// The time limit of one blob.
     patience: Duration,
     current: Mutex<Current>,
 }
@@ -48,14 +48,14 @@ struct Process {
     child: Mutex<Child>,
 }
 
-/// Why content cannot be had.
+/// The reason why content cannot be read.
 #[derive(Debug)]
 pub enum Unread {
-    /// Nothing can, for now.
+    /// The remote does not deliver anything for now.
     Away(VerbError),
-    /// This cannot: it is damaged there, or not there.
+    /// This content is damaged or missing in the remote.
     Damaged(String),
-    /// It cannot be written here.
+    /// A local error.
     Here(Errno),
 }
 
@@ -157,7 +157,7 @@ impl Source {
         let _ = process.map(|process| process.end());
     }
 
-    /// Writes blobs to a file, each compared with its hash, and adds one to `progress` for each.
+    /// Writes blobs to a file, each verified by its hash, and increments `progress` for each.
     ///
     /// # Errors
     /// See [`Unread`].
@@ -190,8 +190,11 @@ impl Source {
         }
     }
 
+    /// Fetches from one process.
+    ///
     /// # Errors
-    /// The process has ended, or does not answer as it should; then those of [`Source::fetch`].
+    /// The outer error: the process has ended or violates the protocol. The inner error: as
+    /// [`Source::fetch`].
     fn fetch_from(
         &self,
         process: &Process,
@@ -199,7 +202,7 @@ impl Source {
         (size, out): (u64, &File),
         progress: &AtomicU64,
     ) -> io::Result<Result<(), Unread>> {
-        // Without a descriptor here the process is not to blame.
+        // A lack of descriptors in the daemon is not the fault of the process.
         let pair = match UnixStream::pair() {
             Ok(pair) => pair,
             Err(cause) => return Ok(Err(Unread::Here(cause.into()))),
@@ -207,7 +210,7 @@ impl Source {
         let mut socket = process.converse(pair, self.patience)?;
         let (mut at, mut last) = (0, None);
         for id in blobs {
-            // A long hole is the same blob over and over.
+            // A long hole repeats the same blob.
             let blob = match last.take() {
                 Some((known, blob)) if known == *id => blob,
                 _ => match ask(&mut socket, id, size.saturating_sub(at))? {
@@ -251,7 +254,7 @@ fn is_timeout(cause: &io::Error) -> bool {
     )
 }
 
-/// Writes what is not a hole.
+/// Writes a blob, with holes for zeros.
 fn write(out: &File, blob: &[u8], mut at: u64) -> SysResult<()> {
     for piece in blob.chunks(HOLE_BYTES) {
         if !is_zeros(piece) {
@@ -262,11 +265,11 @@ fn write(out: &File, blob: &[u8], mut at: u64) -> SysResult<()> {
     Ok(())
 }
 
-/// Asks for a blob of at most `most` bytes and compares it with its hash.
+/// Requests a blob of at most `most` bytes and verifies its hash.
 ///
 /// # Errors
-/// The outer error: the process has ended, does not answer, or breaks the protocol. The inner error:
-/// the blob cannot be read.
+/// The outer error: the process has ended, does not answer, or violates the protocol. The inner
+/// error: the blob cannot be read.
 fn ask(
     socket: &mut BufReader<UnixStream>,
     id: &DataId,
@@ -295,7 +298,7 @@ fn ask(
     })
 }
 
-/// Whether a file of this size holds one blob, by its hash.
+/// Returns whether a file of this size contains one blob, verified by its hash.
 pub fn holds(file: &File, size: u64, blob: &DataId) -> bool {
     let mut bytes = vec![0; usize::try_from(size).unwrap_or(0)];
     let read = sys::read_full_at(file, &mut bytes, 0);

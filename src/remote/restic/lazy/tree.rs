@@ -1,8 +1,8 @@
-//! The names and attributes of a snapshot, as they are kept in a store.
+//! The names and attributes of a snapshot, in the format of a store.
 //!
 //! One line of JSON for each name, in the order of the walk, compressed; the hash of the file is in
-//! the record. A directory comes before what is in it. Whoever made the snapshot, or has damaged the
-//! file, may have written anything: each line is checked when it is added, also to what is written.
+//! the record. A directory precedes its entries. The author of the snapshot, or damage to the file,
+//! may have produced anything: each line is checked when it is added, also before it is written.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -18,16 +18,16 @@ use crate::store::layout::{STORE_NAME, is_own_xattr};
 use crate::store::record::{AttrState, Child, Place};
 use crate::sys::{self, Errno, Kind, Protection, Stat, SysResult, Time, Xattrs};
 
-/// Bytes of a name.
+/// Maximum length of a name in bytes.
 const NAME_MAX: usize = 255;
-/// The number of the first inode that is not the root.
+/// The number of the first inode after the root.
 const FIRST: u64 = 2;
-/// Names of a tree. A directory that is at many places of a snapshot is one blob there: without a
-/// bound a few bytes could tell of more names than there is memory for.
+/// Limit of names in a tree. A directory at many places of a snapshot is one blob: without a limit
+/// a few bytes could expand to more names than fit in memory.
 const NAMES_MAX: usize = 16 << 20;
-/// Bytes of a line: extended attributes, and the numbers of all blobs of a large file.
+/// Size limit of a line in bytes: extended attributes, and the blob IDs of a large file.
 const LINE_BYTES_MAX: u64 = 256 << 20;
-/// Begins names that a tree which looks through keeps to itself.
+/// Prefix of names that a tree with a base reserves.
 const HIDDEN_PREFIX: &[u8] = b".ckptfs-hidden-";
 
 /// One name.
@@ -36,11 +36,11 @@ pub struct Row {
     /// The number of the directory.
     #[serde(rename = "u")]
     pub up: u64,
-    /// What is there; its path is the name alone, and its inode the number here: that of the first
-    /// row which has the same inode, or the next.
+    /// The entry. Its path is the name alone. Its inode is that of the first row of the same inode,
+    /// or else the next number.
     #[serde(rename = "e")]
     pub entry: ExportEntry,
-    /// Where the content is.
+    /// The blobs of the content.
     #[serde(rename = "b", default, skip_serializing_if = "Vec::is_empty")]
     pub blobs: Vec<DataId>,
 }
@@ -53,20 +53,20 @@ struct Inode {
     /// The first of its names.
     place: Place,
     depth: usize,
-    /// Of a directory, sorted once all are there.
+    /// The entries of a directory, sorted by [`Tree::finish`].
     names: Vec<(Name, u32)>,
     blobs: Box<[DataId]>,
 }
 
-/// A snapshot's names and attributes. See the module.
+/// The names and attributes of a snapshot.
 #[derive(Debug, Default)]
 pub struct Tree {
-    /// By their numbers, the root first.
+    /// In order of their numbers, the root first.
     inodes: Vec<Inode>,
     names: usize,
 }
 
-/// Where in [`Tree::inodes`] a slot is.
+/// Returns the index of a slot in [`Tree::inodes`].
 fn index_of(slot: Slot) -> Option<usize> {
     match slot {
         Slot::ROOT => Some(0),
@@ -83,8 +83,8 @@ fn slot_of(index: usize) -> Slot {
     }
 }
 
-/// What stat(2) says of an entry. `latest`: no change of it is told as a later one, for it was there
-/// when the tree was made.
+/// Returns the attributes of an entry. `latest`: upper bound of its ctime, because it existed when
+/// the tree was created.
 fn stat_of(entry: &ExportEntry, slot: Slot, latest: Time) -> Stat {
     let ctime = Time {
         sec: entry.ctime[0],
@@ -113,7 +113,7 @@ fn stat_of(entry: &ExportEntry, slot: Slot, latest: Time) -> Stat {
     }
 }
 
-/// Whether something may have this name in a directory.
+/// Returns whether a name is valid in a directory.
 fn is_name(dir: Slot, name: &[u8]) -> bool {
     let is_ours =
         name.starts_with(HIDDEN_PREFIX) || dir == Slot::ROOT && name == STORE_NAME.as_bytes();
@@ -125,7 +125,7 @@ fn is_name(dir: Slot, name: &[u8]) -> bool {
 }
 
 impl Tree {
-    /// The number that the next new inode gets.
+    /// Returns the number of the next new inode.
     pub fn next(&self) -> Slot {
         slot_of(self.inodes.len())
     }
@@ -133,7 +133,7 @@ impl Tree {
     /// Adds a name. `latest`: as [`Tree::read`].
     ///
     /// # Errors
-    /// EINVAL: nothing can be so.
+    /// EINVAL: the row is invalid.
     pub fn add(&mut self, row: Row, latest: Time) -> SysResult<()> {
         let Row { up, entry, blobs } = row;
         let (up, slot) = (Slot(up), Slot(entry.inode));
@@ -179,7 +179,7 @@ impl Tree {
                     blobs: blobs.into_boxed_slice(),
                 });
             }
-            // One more name.
+            // A further name of an inode.
             Some(known)
                 if !is_dir && self.names <= NAMES_MAX && known.attr.stat.kind == entry.kind =>
             {
@@ -194,10 +194,10 @@ impl Tree {
         Ok(())
     }
 
-    /// All names are added.
+    /// Completes the tree after all names were added.
     ///
     /// # Errors
-    /// EINVAL: there is no root, or a directory has a name twice.
+    /// EINVAL: it has no root, or a directory has a name twice.
     pub fn finish(&mut self) -> SysResult<()> {
         for inode in &mut self.inodes {
             inode.names.sort();
@@ -212,7 +212,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Reads what [`Written`] has written. `latest`: no time of change is later.
+    /// Reads the output of [`Written`]. `latest`: upper bound of each ctime.
     ///
     /// # Errors
     /// EINVAL: it is damaged.
@@ -285,10 +285,10 @@ impl Tree {
         (slot != Slot::ROOT).then(|| place.clone())
     }
 
-    /// The content of a regular file: its size, and the blobs.
+    /// Returns the size and the blobs of a regular file.
     ///
     /// # Errors
-    /// ESTALE, EINVAL: it is none.
+    /// ESTALE; EINVAL: it is not a regular file.
     pub fn content(&self, slot: Slot) -> SysResult<(u64, &[DataId])> {
         let inode = self.inode(slot)?;
         match inode.attr.stat.kind {
@@ -297,7 +297,7 @@ impl Tree {
         }
     }
 
-    /// Regular files with their sizes, in the order in which they were packed.
+    /// Iterates over the regular files and their sizes, in the order in which they were packed.
     pub fn files(&self) -> impl Iterator<Item = (Slot, u64)> {
         let inodes = self.inodes.iter().enumerate();
         inodes
@@ -305,7 +305,7 @@ impl Tree {
             .map(|(index, inode)| (slot_of(index), inode.attr.stat.size))
     }
 
-    /// A path of an inode, for people.
+    /// Returns a path of an inode for display.
     pub fn path(&self, slot: Slot) -> Vec<u8> {
         let (mut names, mut at) = (Vec::new(), slot);
         while let Some(place) = self.place(at) {
@@ -317,17 +317,17 @@ impl Tree {
     }
 }
 
-/// A tree that is being written.
+/// The writer of a tree.
 pub struct Written {
     packer: zstd::stream::write::Encoder<'static, Vec<u8>>,
     tree: Tree,
     latest: Time,
-    /// The inodes of files with several names, by device and number.
+    /// The inodes of hard-linked files, by device and number.
     linked: HashMap<(u64, u64), Slot>,
 }
 
 impl Written {
-    /// `latest`: as [`Tree::read`].
+    /// Creates a writer. `latest`: as [`Tree::read`].
     ///
     /// # Errors
     /// EIO.
@@ -341,11 +341,11 @@ impl Written {
         })
     }
 
-    /// Adds a name; what number it has got. `linked`: device and number of an inode that has
-    /// several names.
+    /// Adds a name; returns its inode number. `linked`: device and number of an inode with several
+    /// names.
     ///
     /// # Errors
-    /// EPERM: of a device node, if it is not root who mounts; EINVAL: nothing can be so.
+    /// EPERM: a device node, unless root mounts; EINVAL: the row is invalid.
     pub fn add(&mut self, mut row: Row, linked: Option<(u64, u64)>) -> SysResult<Slot> {
         if sys::ids().0 != 0 {
             row.entry = row.entry.of_stranger()?;
@@ -363,10 +363,10 @@ impl Written {
         Ok(slot)
     }
 
-    /// All of it, packed, and how many files there are, of how many bytes.
+    /// Completes the tree and returns it compressed.
     ///
     /// # Errors
-    /// EINVAL: it is no tree.
+    /// EINVAL: the tree is invalid.
     pub fn finish(mut self) -> SysResult<Vec<u8>> {
         self.tree.finish()?;
         self.packer.finish().map_err(|_| Errno::EIO)

@@ -1,11 +1,11 @@
-//! A Bloom filter: which keys are not in a run, told without reading it (Bloom, 1970; the two
-//! hashes are those of Kirsch and Mitzenmacher, 2006).
+//! A Bloom filter, which excludes keys of a run without reading it (Bloom, 1970; double hashing by
+//! Kirsch and Mitzenmacher, 2006).
 
-/// Bits for each key: with seven probes one look-up in a hundred is made in vain.
+/// Bits for each key. With seven probes the false-positive rate is 1 %.
 const BITS_A_KEY: usize = 10;
 const PROBES: u64 = 7;
 
-/// What a filter is asked about.
+/// The two hashes of a key.
 #[derive(Clone, Copy, Debug)]
 pub struct Probe(u64, u64);
 
@@ -22,12 +22,12 @@ impl Probe {
     }
 }
 
-/// The bits.
+/// The bits of the filter.
 #[derive(Debug, Default)]
 pub struct Filter(Vec<u8>);
 
 impl Filter {
-    /// Of these keys.
+    /// Creates the filter of these keys.
     pub fn of(keys: &[Probe]) -> Filter {
         let mut filter = Filter(vec![0; (keys.len().saturating_mul(BITS_A_KEY) / 8).max(8)]);
         keys.iter().for_each(|probe| filter.add(*probe));
@@ -50,7 +50,7 @@ impl Filter {
         }
     }
 
-    /// `false`: the key was never added.
+    /// Returns `false` only for a key that was never added.
     pub fn may_have(&self, probe: Probe) -> bool {
         places(probe, self.0.len())
             .all(|(byte, mask)| self.0.get(byte).is_none_or(|byte| byte & mask != 0))

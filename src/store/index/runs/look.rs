@@ -1,4 +1,4 @@
-//! Looking things up in the runs.
+//! Look-ups in the runs.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -14,12 +14,11 @@ use crate::store::ids::{Epoch, Name, ObjectId, Slot};
 use crate::store::journal::codec;
 use crate::store::record::{Key, Place, Undo};
 
-/// Entries of one name that are passed over before the next name is looked up instead.
+/// Entries of one name that are skipped before a seek to the next name.
 const SKIPS_MAX: u32 = 16;
 
 impl Runs {
-    /// Each of these runs that may have a key, or one that begins so, the oldest first, with a
-    /// cursor.
+    /// Returns a cursor for each run that passes `of` and may have the key or prefix, oldest first.
     fn asked<'a>(
         &'a self,
         list: &'a List,
@@ -33,7 +32,7 @@ impl Runs {
             .map(|listed| (listed, Cursor::new(&listed.run, Some(&self.cache))))
     }
 
-    /// The first record of a key from an epoch on.
+    /// Returns the first record of a key from an epoch on.
     ///
     /// Errors: `Io`, `IndexDamaged`.
     pub fn first_from(&self, key: &Key, first: Epoch) -> StoreResult<Option<(Epoch, Undo)>> {
@@ -52,8 +51,8 @@ impl Runs {
         Ok(None)
     }
 
-    /// Where an inode was seen last. In one epoch a place that no undo record tells is the later
-    /// one.
+    /// Returns the last recorded place of an inode. Within an epoch a place outside undo records is
+    /// the later one.
     ///
     /// Errors: `Io`, `IndexDamaged`.
     pub fn last_place(&self, slot: Slot) -> StoreResult<Option<Place>> {
@@ -66,7 +65,7 @@ impl Runs {
         place.map(Some).ok_or(StoreError::IndexDamaged)
     }
 
-    /// The same as it stands there, with its epoch.
+    /// As [`Runs::last_place`], encoded, and with its epoch.
     ///
     /// Errors: `Io`, `IndexDamaged`.
     pub fn last_told(&self, slot: Slot) -> StoreResult<Option<(Epoch, Vec<u8>)>> {
@@ -88,7 +87,7 @@ impl Runs {
         Ok(None)
     }
 
-    /// Whether a place that no undo record tells is there of this epoch.
+    /// Returns whether a place outside undo records exists for this epoch.
     ///
     /// Errors: `Io`, `IndexDamaged`.
     pub fn has_place(&self, slot: Slot, epoch: Epoch) -> StoreResult<bool> {
@@ -101,8 +100,8 @@ impl Runs {
         Ok(false)
     }
 
-    /// Objects whose hash begins as this one does, with their sizes, the newest run's first, until
-    /// `call` has enough of them and says `false`.
+    /// Calls `call` with objects whose hash has the same prefix, and their sizes, newest run first,
+    /// until it returns `false`.
     ///
     /// Errors: `Io`, `IndexDamaged`.
     pub fn each_content(
@@ -127,8 +126,7 @@ impl Runs {
         Ok(())
     }
 
-    /// For each name in a directory that has a record from an epoch on, the first of them; in order
-    /// of the names.
+    /// Returns, for each name in a directory, its first record from an epoch on, in name order.
     ///
     /// Errors: `Io`, `IndexDamaged`.
     pub fn entries_from(
@@ -140,7 +138,7 @@ impl Runs {
         let mut all = BTreeMap::new();
         for (_, mut cursor) in self.asked(&list, &prefix, |run| run.last >= first) {
             let mut more = cursor.seek(&prefix, Epoch(0))?;
-            // The name that was found last, as it stands in the key.
+            // The key of the last name found.
             let mut done: Option<Vec<u8>> = None;
             let mut skips = 0;
             while more && cursor.key.starts_with(&prefix) {
@@ -158,7 +156,7 @@ impl Runs {
                     skips += 1;
                 }
                 more = if skips > SKIPS_MAX {
-                    // Many epochs of one name: one look-up leads past them.
+                    // Skips many epochs of one name with one seek.
                     skips = 0;
                     let key = cursor.key.clone();
                     cursor.seek(&key, if again { Epoch(u64::MAX) } else { first })?
@@ -171,11 +169,11 @@ impl Runs {
     }
 }
 
-/// What is walked.
+/// A list of runs to walk.
 pub struct Walked(pub(super) Arc<List>);
 
 impl Walked {
-    /// Every record that counts and whose key begins so, in the order of keys and epochs.
+    /// Calls `call` for every valid record whose key has this prefix, in order of keys and epochs.
     ///
     /// Errors: `Io`, `IndexDamaged`, those of `call`.
     pub fn each_below(
@@ -193,14 +191,14 @@ impl Walked {
     }
 }
 
-/// Goes through records in the order of keys and epochs, beside others.
+/// A walk over records in order of keys and epochs, in parallel with others.
 pub struct Walk<'a> {
     merged: Merged<'a>,
     more: bool,
 }
 
 impl<'a> Walk<'a> {
-    /// At the first record.
+    /// Starts at the first record.
     ///
     /// Errors: `Io`, `IndexDamaged`.
     pub fn new(Walked(list): &'a Walked) -> StoreResult<Walk<'a>> {
@@ -209,19 +207,19 @@ impl<'a> Walk<'a> {
         Ok(Walk { merged, more })
     }
 
-    /// The key and the epoch of the record; `None`: there is no other.
+    /// Returns key and epoch of the current record; `None` at the end.
     pub fn at(&self) -> Option<(&[u8], Epoch)> {
         let (key, epoch, _) = self.merged.last();
         self.more.then_some((key, epoch))
     }
 
-    /// What the record says, if it is this one.
+    /// Returns the value of the current record if it has this key and epoch.
     pub fn says(&self, key: &[u8], epoch: Epoch) -> Option<&[u8]> {
         let (_, _, value) = self.merged.last();
         (self.at() == Some((key, epoch))).then_some(value)
     }
 
-    /// To the next record, if it is this one.
+    /// Moves to the next record if the current one has this key and epoch.
     ///
     /// Errors: `Io`, `IndexDamaged`.
     pub fn pass(&mut self, key: &[u8], epoch: Epoch) -> StoreResult<()> {

@@ -1,4 +1,4 @@
-//! Which runs are merged, and the records of several in one order.
+//! Selection of the runs to merge, and ordered iteration over several runs.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use super::{FAN, Listed, Struck, is_struck, keys};
 use crate::store::error::StoreResult;
 use crate::store::ids::Epoch;
 
-/// The newest neighbours of one level that are as many as are merged.
+/// Returns the newest neighbours of one level that are at least [`FAN`].
 pub fn due(runs: &[Listed]) -> Option<Range<usize>> {
     let mut end = runs.len();
     while let Some(level) = end
@@ -28,16 +28,16 @@ pub fn due(runs: &[Listed]) -> Option<Range<usize>> {
     None
 }
 
-/// A record: its key, its epoch, what it says.
+/// A record: key, epoch, value.
 pub type Item<'a> = (&'a [u8], Epoch, &'a [u8]);
 
-/// The records of several runs, the oldest first, in the order of keys and epochs: of the same the
-/// oldest run's, but of places the newest's; and none that is struck.
+/// The records of several runs (oldest first) in order of keys and epochs, without void ones. For
+/// an equal key and epoch the oldest run counts, for places the newest.
 pub struct Merged<'a> {
     struck: &'a Struck,
-    /// Those that have a next entry, which they stand at.
+    /// Cursors at their next entry; those at the end are removed.
     cursors: Vec<(Cursor<'a>, &'a Listed)>,
-    /// What was given last.
+    /// The record returned last.
     key: Vec<u8>,
     epoch: Epoch,
     value: Vec<u8>,
@@ -45,7 +45,7 @@ pub struct Merged<'a> {
 }
 
 impl<'a> Merged<'a> {
-    /// From the first key on that is not less than `from`.
+    /// Starts at the first key that is not less than `from`.
     pub fn new(runs: &'a [Listed], struck: &'a Struck, from: &[u8]) -> StoreResult<Merged<'a>> {
         let mut cursors = Vec::with_capacity(runs.len());
         for listed in runs {
@@ -69,12 +69,12 @@ impl<'a> Merged<'a> {
         })
     }
 
-    /// The record that was given last.
+    /// Returns the previous record again.
     pub fn last(&self) -> Item<'_> {
         (&self.key, self.epoch, &self.value)
     }
 
-    /// The cursor that comes next.
+    /// Returns the cursor with the least entry.
     fn least(&self) -> Option<usize> {
         let mut least: Option<(usize, &Cursor<'_>)> = None;
         for (at, (cursor, _)) in self.cursors.iter().enumerate() {
@@ -89,7 +89,7 @@ impl<'a> Merged<'a> {
         least.map(|(at, _)| at)
     }
 
-    /// The next record.
+    /// Returns the next record.
     pub fn next(&mut self) -> StoreResult<Option<Item<'_>>> {
         loop {
             let Some((at, (cursor, listed))) = self

@@ -1,19 +1,20 @@
-//! The undo records of closed epochs: sorted files that never change, the oldest first, and few of
-//! them. With them is what else has a key for each change: places that no undo record tells, and
-//! objects by what they hold.
+//! Runs: the undo records of closed epochs in sorted, immutable files, oldest first. They also
+//! contain the other entries that every change creates: places outside undo records, and objects by
+//! content.
 //!
-//! Whoever closes an epoch makes a run of its records; four neighbours of one level are merged into
-//! one of the next, so that a look-up asks few. What is listed is a run that is whole; the list is
-//! in the index's database, changed in one batch with the place up to which the journal is applied.
+//! Each applied batch becomes a run. Four neighbours of one level are merged into one of the next,
+//! so that a look-up reads few files. Only complete runs are listed; the list is in the index's
+//! database and changes in one batch with the applied address.
 //!
 //! Invariants:
-//! - a run holds the first record of each key in each of its epochs; where two hold the same, the
-//!   older one's counts. Of a place it is the last, and the newer one's;
-//! - a data record that was taken back later is struck: in the list, and for the runs that were
-//!   there then. A merge leaves it out;
-//! - a file is synced before it is listed, and what it replaces is removed when the list was
-//!   synced: after a power cut every one that is listed is there. One that is not, or is not whole,
-//!   is damage, and the index is made anew.
+//! - a run contains the first record of each key in each of its epochs. If two runs contain the
+//!   same key and epoch, the older one's record counts. Of places it is the last, and the newer
+//!   run's;
+//! - a data record that is voided later is listed as void, for the runs that exist then. A merge
+//!   leaves it out;
+//! - a file is synced before it is listed, and replaced files are removed after the list was
+//!   synced: after a power cut every listed file exists. A missing or incomplete file is damage,
+//!   and the index is rebuilt.
 
 mod filter;
 mod look;
@@ -42,32 +43,32 @@ use crate::store::ids::{Epoch, Slot};
 use crate::store::journal::Address;
 use crate::sys::lock::{Mutex, RwLock};
 
-/// The directory of the files, in that of the index.
+/// The directory of the files, below that of the index.
 pub const NAME: &str = "runs";
-/// Bytes of blocks that are kept in memory.
+/// Bytes of cached blocks.
 const CACHE_BYTES: u64 = 32 << 20;
-/// Blocks that are, about.
+/// Approximate number of cached blocks.
 const CACHE_BLOCKS: usize = (CACHE_BYTES / 1024) as usize;
 /// Neighbours of one level that are merged.
 const FAN: usize = 4;
-/// Records after which whoever puts runs together asks whether to stop.
+/// Records between two checks whether to stop.
 const PASSED_MAX: u32 = 4096;
-/// Bytes of files that were replaced, and removed when everything was synced next: with so many
-/// that is at once.
+/// Replaced files are removed after the next sync; with more than this many bytes the sync is
+/// immediate.
 const REPLACED_BYTES_MAX: u64 = 16 << 20;
 
-/// A run as it is listed.
+/// A listed run.
 #[derive(Clone)]
 pub struct Listed {
-    /// What is in it.
+    /// The open run.
     pub run: Arc<Run>,
-    /// Where in the journal its records begin.
+    /// The journal address at which its records start.
     pub from: Address,
-    /// How often it was merged.
+    /// Number of merges behind it.
     pub level: u8,
 }
 
-/// How a run is listed: what opens it again.
+/// The list entry from which a run is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Line {
     pub from: Address,
@@ -85,18 +86,18 @@ impl Listed {
     }
 }
 
-/// What is listed. Whoever looks something up keeps the list of its beginning.
+/// The list of runs. A look-up uses one version of the list throughout.
 #[derive(Clone, Default)]
 struct List {
-    /// The oldest first.
+    /// Oldest first.
     runs: Vec<Listed>,
-    /// Data records that were taken back, each for the runs that begin before the place.
+    /// Void data records.
     struck: Struck,
 }
 
 impl List {
-    /// What becomes of what is struck when these runs are merged: the one that is made has nothing
-    /// of it, and begins where the oldest does.
+    /// Returns the changes to the void records when these runs are merged: the merged run contains
+    /// none of them, and starts where the oldest does.
     fn clean(
         &self,
         due: Range<usize>,
@@ -129,7 +130,7 @@ impl List {
                     clean.push((*key, *upto, None));
                 }
             } else {
-                // What came after is in these, and counts.
+                // Records written after the voiding are in these runs, and count.
                 clean.push((
                     *key,
                     *upto,
@@ -141,29 +142,28 @@ impl List {
     }
 }
 
-/// Data records that were taken back, each for the runs that begin before the place.
+/// Void data records: each is void in runs that start before the address.
 pub type Struck = BTreeMap<(Epoch, Slot), Address>;
 
-/// The open runs of an index. Shared by reference between threads; who changes the list is one at a
-/// time.
+/// The open runs of an index. Shared by reference between threads; one thread at a time changes the
+/// list.
 pub struct Runs {
-    /// `None`: they are in memory.
+    /// `None`: in memory.
     dir: Option<OwnedFd>,
     list: RwLock<Arc<List>>,
     cache: Cache,
-    /// The number of the next, the files that were replaced, and their bytes.
+    /// The next file number, the replaced files, and their bytes.
     files: Mutex<(u64, Vec<u64>, u64)>,
 }
 
-/// What was made of some runs, and is not listed yet.
+/// A merged run that is not listed yet.
 pub struct Merge {
     pub made: Listed,
-    /// Which of the list it replaces, ...
+    /// The range of the list that it replaces.
     due: Range<usize>,
-    /// ... and what these are.
+    /// The runs in that range.
     pub old: Vec<Listed>,
-    /// What is struck in these, up to where; and what becomes of that: nothing, or it counts for
-    /// runs that begin before another place alone.
+    /// Void records of these runs: the current address, and the new one; `None` removes the entry.
     pub clean: Vec<((Epoch, Slot), Address, Option<Address>)>,
 }
 
@@ -172,7 +172,7 @@ fn failed(what: &'static str) -> impl FnOnce(io::Error) -> StoreError {
 }
 
 impl Runs {
-    /// In memory.
+    /// Creates an empty list in memory.
     pub fn in_memory() -> Runs {
         Runs::with(None)
     }
@@ -187,10 +187,10 @@ impl Runs {
         }
     }
 
-    /// Opens those that are listed, in the order of their places, in a directory. Files that are
-    /// not listed go, unless it is only to be `looked` at.
+    /// Opens the listed runs, in order of their addresses. Removes unlisted files, unless opened
+    /// only for reading (`looked`).
     ///
-    /// Errors: `Io`; `IndexDamaged`: one is not there or not whole.
+    /// Errors: `Io`; `IndexDamaged`: a file is missing or incomplete.
     pub fn open(dir: OwnedFd, lines: &[Line], struck: Struck, looked: bool) -> StoreResult<Runs> {
         let mut list = List {
             runs: Vec::with_capacity(lines.len()),
@@ -223,7 +223,7 @@ impl Runs {
         Ok(runs)
     }
 
-    /// Removes files that are not of these numbers.
+    /// Removes all files except those with these numbers.
     fn remove_others(&self, known: &[u64]) -> StoreResult<()> {
         let Some(dir) = &self.dir else { return Ok(()) };
         let mut next = known.iter().max().map_or(1, |last| last + 1);
@@ -240,7 +240,7 @@ impl Runs {
         Ok(())
     }
 
-    /// Of those in memory, others that begin with the same.
+    /// Returns a copy of runs in memory.
     pub fn copy(&self) -> Runs {
         let (list, next) = (self.list(), self.files.lock().0);
         Runs {
@@ -250,7 +250,7 @@ impl Runs {
         }
     }
 
-    /// Every record that counts, for a [`Walk`].
+    /// Returns the current list for a [`Walk`].
     pub fn walked(&self) -> Walked {
         Walked(self.list())
     }
@@ -259,9 +259,9 @@ impl Runs {
         Arc::clone(&self.list.read())
     }
 
-    /// Makes a run of records that are sorted, and lists nothing. Durable on return.
+    /// Writes a run of sorted records without listing it. Durable on return.
     ///
-    /// Errors: `Io`; then there is none.
+    /// Errors: `Io`; the file is then removed.
     fn make(
         &self,
         epochs: RangeInclusive<Epoch>,
@@ -295,8 +295,8 @@ impl Runs {
         made.map(Arc::new)
     }
 
-    /// Makes a run of these records, sorted by key and epoch. `None`: there are none. It is listed
-    /// by [`Runs::put`].
+    /// Writes a run of these records, sorted by key and epoch; `None` if empty. [`Runs::put`] lists
+    /// it.
     ///
     /// Errors: `Io`.
     pub fn prepare<'a>(&self, entries: &[Item<'a>], from: Address) -> StoreResult<Option<Listed>> {
@@ -304,7 +304,7 @@ impl Runs {
         let (Some(first), Some(last)) = (epochs().min(), epochs().max()) else {
             return Ok(None);
         };
-        // Objects are of older ones.
+        // Objects belong to older epochs.
         let recorded: BTreeSet<Epoch> = entries
             .iter()
             .filter(|(key, ..)| !keys::is_content(key))
@@ -323,7 +323,7 @@ impl Runs {
         }))
     }
 
-    /// Whether a record of this epoch could be in a run that is listed.
+    /// Returns whether a listed run may have a record of this epoch.
     pub fn covers(&self, epoch: Epoch) -> bool {
         self.list()
             .runs
@@ -331,8 +331,7 @@ impl Runs {
             .any(|listed| listed.run.covers(epoch))
     }
 
-    /// Lists a run, in place of one that begins where it does and of all behind that, and strikes
-    /// what was taken back.
+    /// Lists a run, in place of all that start at its address or later, and adds void records.
     pub fn put(
         &self,
         made: Option<Listed>,
@@ -348,8 +347,8 @@ impl Runs {
         *guard = Arc::new(list);
     }
 
-    /// Merges what is due, and lists nothing; `None`: nothing is, or `stop` says so. Durable on
-    /// return.
+    /// Merges the runs that are due without listing the result; `None` if none is due or `stop`
+    /// returns true. Durable on return.
     ///
     /// Errors: `Io`, `IndexDamaged`.
     pub fn merge(&self, stop: &dyn Fn() -> bool) -> StoreResult<Option<Merge>> {
@@ -382,8 +381,8 @@ impl Runs {
         self.join(&list, 0..count, 0, Some(reader), stop)
     }
 
-    /// Makes one run of several, `up` levels above theirs, of what the reader needs, if there is
-    /// one.
+    /// Merges runs into one, `up` levels above theirs, with only the records that the reader needs,
+    /// if one is passed.
     fn join(
         &self,
         list: &List,
@@ -443,9 +442,9 @@ impl Runs {
         }))
     }
 
-    /// Whether what was merged is still listed, and what of it is struck still as it was then. If
-    /// not, these runs are of another index by now, and so is what has the number of the one that
-    /// was made.
+    /// Returns whether the merged runs are still listed, and drops void records that have changed.
+    /// If they are not, they belong to a replaced index, and so does the number of the new run's
+    /// file.
     pub fn settle(&self, merge: &mut Merge) -> bool {
         let list = self.list();
         merge
@@ -459,8 +458,8 @@ impl Runs {
                 .all(|(now, old)| Arc::ptr_eq(&now.run, &old.run))
     }
 
-    /// Lists what was merged and settled; `true`: so much was replaced that everything should be
-    /// synced now, and [`Runs::remove_replaced`] called.
+    /// Lists a settled merge. Returns whether so much was replaced that the caller should sync
+    /// everything now and call [`Runs::remove_replaced`].
     pub fn put_merged(&self, merge: Merge) -> bool {
         let mut guard = self.list.write();
         let mut list = List::clone(&guard);
@@ -481,7 +480,7 @@ impl Runs {
         files.2 > REPLACED_BYTES_MAX
     }
 
-    /// Removes files that were replaced, after the list was synced.
+    /// Removes replaced files. The list must have been synced.
     ///
     /// Errors: `Io`.
     pub fn remove_replaced(&self) -> StoreResult<()> {
@@ -498,7 +497,7 @@ impl Runs {
     }
 }
 
-/// A record of a run was taken back after the run was made.
+/// Whether the record was voided after the run was written.
 fn is_struck(struck: &Struck, listed: &Listed, key: &[u8], epoch: Epoch) -> bool {
     let slot = keys::data_slot(key);
     !struck.is_empty()

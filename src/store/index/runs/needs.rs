@@ -1,11 +1,11 @@
-//! Which records count: of a key, the first after each checkpoint that is kept. The others nobody
-//! looks up, and what is put together leaves them out. With any other record of an inode goes that
-//! of its attributes from the same epoch: it tells whose the record is. And of an inode that a
-//! record speaks of, and of the directories above, it stays where it was seen last.
+//! Selection of needed records: of each key, the first after each kept checkpoint. No look-up reads
+//! the others, and compaction drops them. Each needed record of an inode keeps the attribute record
+//! of its epoch, which distinguishes the inode from a later one with its number. Inodes in needed
+//! records, and the directories above them, keep their last place.
 //!
-//! A record that is taken back uncovers the next, and a checkpoint whose deletion does not come to
-//! the disk is there again. So only what lies before a place is put together up to which everything
-//! is on the disk, objects and deletions too.
+//! A voided record exposes the next one, and a checkpoint whose deletion does not reach the disk
+//! reappears. Compaction is therefore limited to records before an address up to which everything
+//! is on disk, including objects and deletions.
 
 use std::collections::{HashMap, HashSet};
 
@@ -16,27 +16,27 @@ use crate::store::ids::{CheckpointId, Epoch, ObjectId, Slot};
 use crate::store::journal::{Address, codec};
 use crate::store::record::{Key, Undo};
 
-/// What is needed, and up to where it may be looked at.
+/// The needed records, and the limit of compaction.
 pub struct Needs<'a> {
-    /// The checkpoints that are kept, hidden ones too, oldest first.
+    /// The kept checkpoints, including hidden ones, oldest first.
     pub kept: &'a [CheckpointId],
-    /// Whether the object is gone. As long as it is there its record stays: it leads to what is to
-    /// be removed.
+    /// Returns whether the object was removed. The record of an existing object stays, because it
+    /// leads to what a removal must delete.
     pub is_gone: &'a dyn Fn(ObjectId) -> bool,
-    /// Everything before this place of the journal is on the disk, with what it speaks of.
+    /// Everything before this journal address is on disk, including the objects of its records.
     pub upto: Address,
 }
 
-/// Some checkpoint reads the record of a key from this epoch, if the key's record before is of that
-/// one.
+/// Returns whether a checkpoint reads the record of a key from `epoch`, if the key's preceding
+/// record is from `before`.
 pub fn is_read(kept: &[CheckpointId], before: Epoch, epoch: Epoch) -> bool {
     kept.get(kept.partition_point(|id| id.epoch() < before))
         .is_some_and(|id| id.epoch() < epoch)
 }
 
 impl Needs<'_> {
-    /// How many of the runs, the oldest first, may be looked at, if enough of what these hold is
-    /// not needed any more. `end` is where the last one's records end.
+    /// Returns how many runs, oldest first, can be compacted, if enough of their epochs are no
+    /// longer needed. `end` is the end of the last run's records.
     pub fn due(&self, runs: &[Listed], end: Address) -> Option<usize> {
         let ends = runs.iter().skip(1).map(|listed| listed.from).chain([end]);
         let count = ends.take_while(|end| *end <= self.upto).count();
@@ -49,11 +49,11 @@ impl Needs<'_> {
         (held.saturating_sub(needed) > held / 20).then_some(count)
     }
 
-    /// Of so many epochs between these records can be needed.
+    /// Returns how many epochs between these can be needed.
     pub fn epochs(&self, first: Epoch, last: Epoch) -> u64 {
         let below = |epoch: Epoch| self.kept.partition_point(|id| id.epoch() < epoch) as u64;
-        // One reads the records from its own epoch to that of the next one kept, and so does the
-        // last before all.
+        // Each kept checkpoint reads the records from its epoch to that of the next one, as does
+        // the last before the range.
         below(last).saturating_sub(below(first)) + 1
     }
 
@@ -116,18 +116,17 @@ impl Needs<'_> {
     }
 }
 
-/// Where inodes were seen last, and of which that is needed: of those that a record speaks of, and
-/// of the directories that these lead to.
+/// The last places of inodes, and the inodes whose places are needed: those in needed records, and
+/// the directories above them.
 #[derive(Default)]
 pub struct Places {
     needed: HashSet<Slot>,
-    /// The epoch of the last place, whether no undo record tells it, and the directory that it is
-    /// in.
+    /// Epoch of the last place, whether it is outside undo records, and its directory.
     last: HashMap<Slot, (Epoch, bool, Slot)>,
 }
 
 impl Places {
-    /// Those that these checkpoints need, oldest first.
+    /// Returns the places that these checkpoints (oldest first) need.
     ///
     /// Errors: `Io`, `IndexDamaged`.
     pub fn needed(Walked(list): &Walked, kept: &[CheckpointId]) -> StoreResult<Places> {
@@ -165,7 +164,7 @@ impl Places {
         Ok(())
     }
 
-    /// The directories above what is needed are needed too.
+    /// Adds the directories above needed inodes.
     fn close(&mut self) {
         let mut open: Vec<Slot> = self.needed.iter().copied().collect();
         while let Some(slot) = open.pop() {
@@ -178,7 +177,7 @@ impl Places {
         }
     }
 
-    /// It is where an inode was seen last that is needed.
+    /// Returns whether this is the last place of a needed inode.
     pub fn is_needed(&self, key: &[u8], epoch: Epoch) -> bool {
         let is_last = |slot: &Slot| {
             self.last.get(slot).is_some_and(|(last, is_place, _)| {
@@ -194,15 +193,15 @@ pub struct Reader<'a> {
     pub needs: &'a Needs<'a>,
     key: Vec<u8>,
     before: Epoch,
-    /// What the last record of the key said that is needed.
+    /// Value of the key's last needed record, if it is a place.
     value: Vec<u8>,
-    /// Inodes of which an epoch has a record that is needed.
+    /// Inodes and epochs with a needed record.
     with: Vec<(Slot, Epoch)>,
     places: Places,
 }
 
 impl Reader<'_> {
-    /// Whether the next record is needed.
+    /// Returns whether the next record is needed.
     ///
     /// Errors: `IndexDamaged`.
     pub fn needs(&mut self, key: &[u8], epoch: Epoch, value: &[u8]) -> StoreResult<bool> {
@@ -215,7 +214,7 @@ impl Reader<'_> {
             self.value.clear();
         }
         let before = std::mem::replace(&mut self.before, epoch);
-        // A home's record that is needed may say the same as the last.
+        // A needed home record may equal the last place.
         let is_read = keys::is_undo(key) && is_read(self.needs.kept, before, epoch);
         if is_read || (self.places.is_needed(key, epoch) && self.value != value) {
             self.value.clear();

@@ -1,17 +1,17 @@
-//! A run: the undo records of some epochs as one file, sorted by key and epoch, and never changed;
-//! with them what else has a key for each change.
+//! A run: one immutable file with the undo records of some epochs, and the other entries of each
+//! change, sorted by key and epoch.
 //!
 //! ```text
 //! file     blocks, contents, tail
-//! block    uint: bytes of the entries if they are compressed (Zstandard), or 0; the entries, then the first 8 B of the BLAKE3 of all that
-//! entry    uint: bytes that its key shares with that of the entry before (0 for the first of a block), uint: bytes of its key behind those,
+//! block    uint: bytes of the entries if they are compressed (Zstandard), or 0; the entries; the first 8 B of the BLAKE3 of the preceding
+//! entry    uint: bytes that its key shares with that of the entry before (0 for the first of a block), uint: bytes of its key after those,
 //!          uint epoch - first, uint: bytes of the value, these bytes of the key, the value
 //! contents uint first epoch, uint last epoch, uint epochs with records, uint entries, list of blocks, list of bytes: the filter
-//!          a block: uint length of its file's part, uint length of its first key, uint epoch of that - first, the key
+//!          a block: uint length of its part of the file, uint length of its first key, uint epoch of that - first, the key
 //! tail     "ckptrun2", u64 offset of the contents, 32 B BLAKE3 of everything from there to here
 //! ```
-//! A key is that of `keys` without the epoch, a value what `codec::encode_before` makes; of a place
-//! the place, of an object its size as uint.
+//! A key is that of `keys` without the epoch. A value is encoded by `codec::encode_before`; that of
+//! a place is the place, that of an object its size as uint.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -28,23 +28,22 @@ use crate::store::journal::codec::{PAYLOAD_MAX, decode_uint, encode_uint};
 use crate::sys::fault::{self, Call};
 use crate::sys::lock::Mutex;
 
-/// A block ends with the entry that makes it so large, before it is compressed: it is read and
-/// decoded for one entry.
+/// A block ends with the entry that reaches this size before compression: it is read and decoded
+/// for one entry.
 const BLOCK_BYTES: usize = 1024;
-/// How hard blocks are compressed.
+/// The compression level of blocks.
 const LEVEL: i32 = 3;
-/// No block holds more: one entry, of a record that fits into a frame, is the largest.
+/// Bound on the entries of a block: the largest is one entry, of a record that fits into a frame.
 const ENTRIES_MAX: usize = 2 * PAYLOAD_MAX;
 const SUM: usize = 8;
 const MAGIC: &[u8; 8] = b"ckptrun2";
-/// Of one whose blocks are the entries as they are: a baseline that a program of format version 1
-/// has left.
+/// Magic of a run with uncompressed blocks: a baseline written by a program of format version 1.
 const PLAIN_MAGIC: &[u8; 8] = b"ckptruns";
 const TAIL: usize = 48;
-/// Written to the file at once.
+/// Bytes of one write to the file.
 const WRITE_BYTES: usize = 1 << 18;
 
-/// Where the bytes of a run are.
+/// Location of a run's bytes.
 pub enum Bytes {
     File(File),
     Memory(Arc<Vec<u8>>),
@@ -89,7 +88,7 @@ pub struct Run {
     pub number: u64,
     pub first: Epoch,
     pub last: Epoch,
-    /// Epochs that have records in it, or some more.
+    /// Number of epochs with records, or a few more.
     pub epochs: u64,
     pub entries: u64,
     pub bytes: u64,
@@ -109,7 +108,7 @@ fn sum(bytes: &[u8]) -> [u8; SUM] {
     sum
 }
 
-/// Where a run is written.
+/// Destination of a run.
 pub enum Out {
     File(File),
     Memory(Vec<u8>),
@@ -123,18 +122,18 @@ pub struct Builder {
     last: Epoch,
     epochs: u64,
     entries: u64,
-    /// Of each key and each group of keys.
+    /// Probes of each key and each group of keys.
     keys: Vec<Probe>,
     blocks: Vec<Block>,
     block: Vec<u8>,
     compressor: Option<Compressor<'static>>,
-    /// Of the last entry.
+    /// Key of the last entry.
     key: Vec<u8>,
     written: u64,
 }
 
 impl Builder {
-    /// Of records between these epochs, from as many as are told.
+    /// Creates a builder for records between these epochs, `epochs` of which have records.
     pub fn new(out: Out, first: Epoch, last: Epoch, epochs: u64) -> Builder {
         Builder {
             out,
@@ -152,7 +151,7 @@ impl Builder {
         }
     }
 
-    /// Adds an entry behind all others.
+    /// Appends an entry.
     pub fn add(&mut self, key: &[u8], epoch: Epoch, value: &[u8]) -> io::Result<()> {
         let same = self.entries > 0 && self.key == key;
         if !same {
@@ -160,7 +159,7 @@ impl Builder {
             if group.is_some() && keys::group(&self.key) != group {
                 self.keys.extend(group.map(Probe::of));
             }
-            // An object is looked up by its hash alone.
+            // Objects are looked up only by hash.
             if !keys::is_content(key) {
                 self.keys.push(Probe::of(key));
             }
@@ -240,7 +239,7 @@ impl Builder {
         Ok(())
     }
 
-    /// Writes the rest. Not durable on return.
+    /// Writes the remaining data. Not durable on return.
     pub fn finish(mut self, number: u64) -> io::Result<Run> {
         self.end_block()?;
         let at = self.written + self.buffer.len() as u64;
@@ -301,7 +300,7 @@ impl Builder {
     }
 }
 
-/// What is in a block, from its bytes without the checksum.
+/// Decodes the entries of a block without its checksum.
 fn entries(mut bytes: &[u8]) -> Option<Vec<u8>> {
     match usize::try_from(uint(&mut bytes)?).ok()? {
         0 => Some(bytes.to_vec()),
@@ -312,8 +311,8 @@ fn entries(mut bytes: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-/// To make a decompressor takes longer than to use it: there is one, and whoever finds it in use
-/// makes another.
+/// Creating a decompressor takes longer than using it. One is shared, and a thread that finds it in
+/// use creates another.
 fn decompress(bytes: &[u8], length: usize) -> io::Result<Vec<u8>> {
     static KEPT: Mutex<Option<Decompressor<'static>>> = Mutex::new(None);
     let taken = KEPT.lock().take();
@@ -334,9 +333,9 @@ fn uint(bytes: &mut &[u8]) -> Option<u64> {
 }
 
 impl Run {
-    /// Opens what [`Builder::finish`] wrote.
+    /// Opens a run written by [`Builder::finish`].
     ///
-    /// Errors: `Io`; `IndexDamaged`: it is something else, or not whole.
+    /// Errors: `Io`; `IndexDamaged`: not a run, or incomplete.
     pub fn open(number: u64, source: Bytes) -> StoreResult<Run> {
         let failed = |error| StoreError::io("read", "index/runs")(error);
         let bytes = source.len().map_err(failed)?;
@@ -408,17 +407,17 @@ impl Run {
         })
     }
 
-    /// A record of this epoch could be in it.
+    /// Returns whether the run may have a record of this epoch.
     pub fn covers(&self, epoch: Epoch) -> bool {
         (self.first..=self.last).contains(&epoch)
     }
 
-    /// `false`: no entry has this key, or one that begins with it if it is that of a group.
+    /// Returns `false` only if no entry has this key, or this prefix if it is a group.
     pub fn may_have(&self, probe: Probe) -> bool {
         self.filter.may_have(probe)
     }
 
-    /// Makes what was written durable.
+    /// Makes the file durable.
     pub fn sync(&self) -> io::Result<()> {
         match &self.source {
             Bytes::File(file) => Ok(crate::sys::fdatasync(file)?),
@@ -449,7 +448,7 @@ impl Run {
         entries.ok_or(StoreError::IndexDamaged)
     }
 
-    /// Reads all of it and compares the checksums.
+    /// Reads all blocks and verifies their checksums.
     ///
     /// Errors: `Io`, `IndexDamaged`.
     pub fn check(&self) -> StoreResult<()> {
@@ -457,10 +456,10 @@ impl Run {
     }
 }
 
-/// Blocks that were read lately, by the number of their run and their own.
+/// Recently read blocks, by run number and block number.
 pub type Cache = quick_cache::sync::Cache<(u64, usize), Arc<Vec<u8>>, Weigh>;
 
-/// What a block costs in the cache.
+/// The weight of a block in the cache.
 #[derive(Clone)]
 pub struct Weigh;
 
@@ -470,25 +469,25 @@ impl quick_cache::Weighter<(u64, usize), Arc<Vec<u8>>> for Weigh {
     }
 }
 
-/// Goes through the entries of a run in their order.
+/// Iterates over the entries of a run in order.
 pub struct Cursor<'a> {
     run: &'a Run,
-    /// Where what is read is kept; nowhere, if all of it is read once.
+    /// Cache for the blocks read; `None` for a single pass.
     cache: Option<&'a Cache>,
     block: Arc<Vec<u8>>,
-    /// In the block, of the next entry.
+    /// Offset of the next entry in the block.
     at: usize,
     next_block: usize,
-    /// The key of the last entry that was read, ...
+    /// The key of the current entry.
     pub key: Vec<u8>,
-    /// ... its epoch, ...
+    /// The epoch of the current entry.
     pub epoch: Epoch,
-    /// ... and its value's place in the block.
+    /// The range of its value in the block.
     value: std::ops::Range<usize>,
 }
 
 impl<'a> Cursor<'a> {
-    /// Before the first entry.
+    /// Starts before the first entry.
     pub fn new(run: &'a Run, cache: Option<&'a Cache>) -> Cursor<'a> {
         Cursor {
             run,
@@ -502,13 +501,12 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// The value of the entry.
+    /// Returns the value of the current entry.
     pub fn value(&self) -> &[u8] {
         self.block.get(self.value.clone()).unwrap_or_default()
     }
 
-    /// To the first entry of this key and epoch, or behind where it would be; `false`: there is
-    /// none.
+    /// Moves to the first entry at or after this key and epoch; `false` at the end.
     pub fn seek(&mut self, key: &[u8], epoch: Epoch) -> StoreResult<bool> {
         let after = self
             .run
@@ -523,7 +521,7 @@ impl<'a> Cursor<'a> {
         Ok(false)
     }
 
-    /// The last entry of this key: its epoch and its value.
+    /// Returns epoch and value of the last entry of this key.
     pub fn last_of(&mut self, key: &[u8]) -> StoreResult<Option<(Epoch, Vec<u8>)>> {
         let after = self
             .run
@@ -559,7 +557,7 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    /// To the next entry; `false`: there is none.
+    /// Moves to the next entry; `false` at the end.
     pub fn next(&mut self) -> StoreResult<bool> {
         if self.at >= self.block.len() {
             if self.next_block >= self.run.blocks.len() {

@@ -1,4 +1,4 @@
-//! Merging, striking, reopening, damage.
+//! Merging, voiding, reopening, damage.
 
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,7 @@ use crate::store::tests::made::{closed, data, deleted, entry, home, place, undo,
 mod model;
 
 impl Bench {
-    /// The files of the runs that are listed, the oldest first, and those that are there.
+    /// Returns the numbers of the listed runs, oldest first, and the count of files.
     pub fn runs(&self, index: &Index) -> (Vec<u64>, usize) {
         let parts = index.db.read();
         let list = parts.as_ref().unwrap().runs.list();
@@ -26,7 +26,7 @@ impl Bench {
     }
 }
 
-/// Few files, whatever the history; and none that is not listed after a flush.
+/// The history may be long, the files are few, and a flush removes unlisted ones.
 #[test]
 fn runs_are_merged_and_what_they_replace_is_removed() {
     let bench = Bench::new();
@@ -50,7 +50,7 @@ fn runs_are_merged_and_what_they_replace_is_removed() {
     );
 }
 
-/// A merge that is told to end leaves everything as it was.
+/// A stopped merge leaves everything unchanged.
 #[test]
 fn a_merge_can_be_stopped() {
     let bench = Bench::new();
@@ -77,8 +77,7 @@ fn a_merge_can_be_stopped() {
     assert!(before.1 == index.dump().unwrap());
 }
 
-/// Where in a file it is makes no difference: it is found, nothing else is said, and nothing
-/// panics.
+/// A changed byte anywhere in a file is detected; no wrong value is returned, and nothing panics.
 #[test]
 fn a_changed_byte_is_found_when_it_is_read() {
     let bench = Bench::new();
@@ -109,7 +108,7 @@ fn a_changed_byte_is_found_when_it_is_read() {
         }
     }
     assert_eq!(found, whole.len());
-    // In a block, which nobody reads at the opening of an index that was closed well.
+    // Blocks are not read when a cleanly closed index is opened.
     let mut bytes = whole;
     bytes[100] ^= 1;
     fs::write(&path, bytes).unwrap();
@@ -124,8 +123,8 @@ fn a_changed_byte_is_found_when_it_is_read() {
     assert!(right == index.dump().unwrap());
 }
 
-/// While a merge is made, others go on: what they take back stays so, and of an index that is
-/// another by then nothing is replaced.
+/// Records can be voided during a merge, and a merge replaces nothing in an index that was rebuilt
+/// since.
 #[test]
 fn what_happens_during_a_merge_counts() {
     for rebuilt in [false, true] {
@@ -143,7 +142,7 @@ fn what_happens_during_a_merge_counts() {
         if rebuilt {
             index.rebuild(&bench.journal, None).unwrap();
         }
-        // Files of these numbers are another's by now, if it was made anew.
+        // After a rebuild, files with these numbers belong to the new index.
         (5..=11).for_each(epoch);
         let before = (bench.runs(&index).0, index.dump().unwrap());
         assert!(
@@ -172,8 +171,8 @@ fn what_happens_during_a_merge_counts() {
     }
 }
 
-/// A thousand checkpoints, of which ten are kept: what is left is what these read, and is as large
-/// as if there had never been others.
+/// Of a thousand checkpoints ten are kept: the index is as large as if the others had never
+/// existed.
 #[test]
 fn what_only_deleted_checkpoints_needed_is_given_back() {
     let (all, all_held, of_all) = left_of_a_thousand(&|_| true);
@@ -183,7 +182,7 @@ fn what_only_deleted_checkpoints_needed_is_given_back() {
         all_held <= few_held + few_held / 20,
         "{all_held} bytes are left, and {few_held} are needed"
     );
-    // The numbers of more epochs stay, which compress less: a byte or so for each of the 6,000
+    // The numbers of more epochs remain, which compress less: about a byte for each of the 6,000
     // records.
     assert!(
         all <= few + few / 20 + 6_000,
@@ -191,8 +190,8 @@ fn what_only_deleted_checkpoints_needed_is_given_back() {
     );
 }
 
-/// Bytes of files and of records that are left of a history with checkpoints at these numbers when
-/// all but one in a hundred are deleted, and how many entries there were before.
+/// Returns the bytes of files and of records left of a history with checkpoints at these numbers
+/// after all except one in a hundred are deleted, and the number of entries before.
 fn left_of_a_thousand(wanted: &dyn Fn(u64) -> bool) -> (u64, usize, usize) {
     let bench = Bench::new();
     let (index, _) = bench.index();
@@ -203,7 +202,7 @@ fn left_of_a_thousand(wanted: &dyn Fn(u64) -> bool) -> (u64, usize, usize) {
             [data(slot, number), home(slot, place(1, &[b'n'; 30]))]
         });
         bench.take(&index, &[undo(epoch, records.collect())]);
-        // Where there never was another, the epoch goes on.
+        // Without a checkpoint here the epoch continues.
         if wanted(number) {
             bench.take(&index, &[closed(epoch)]);
             kept.extend(Some(epoch).filter(|_| number % 100 == 50));
@@ -229,8 +228,8 @@ fn left_of_a_thousand(wanted: &dyn Fn(u64) -> bool) -> (u64, usize, usize) {
     (files.sum(), held.sum(), before)
 }
 
-/// As long as its object is there, a version that nobody reads is on record: what is to remove it
-/// asks for that.
+/// A version that no checkpoint reads stays on record while its object exists, because its removal
+/// needs the record.
 #[test]
 fn a_version_that_is_there_stays_on_record() {
     let bench = Bench::new();
@@ -258,7 +257,8 @@ fn a_version_that_is_there_stays_on_record() {
     };
     bench.compact_upto(&index, [7, 20], &|object| object.epoch.0 != 30, upto);
     assert_eq!(found(), [8, 21, 30]);
-    // Behind the place nothing is looked at, and little of little is left where it is.
+    // Records after the address are not examined, and a run with few droppable records is not
+    // rewritten.
     bench.take(&index, &[undo(41, vec![data(11, 1)])]);
     bench.compact_upto(&index, [], &|_| true, upto);
     assert_eq!(found(), [41]);
@@ -266,8 +266,8 @@ fn a_version_that_is_there_stays_on_record() {
     assert_eq!(found(), [41]);
 }
 
-/// While batches are applied, a reader gets all records before the address that it is given: the
-/// census of `gc` missed the records of an epoch.
+/// A reader receives all records before the returned address while batches are applied. The census
+/// of `gc` missed the records of an epoch.
 #[test]
 fn captures_are_complete_up_to_where_the_journal_is_applied() {
     const EPOCHS: u64 = 200;
@@ -289,7 +289,7 @@ fn captures_are_complete_up_to_where_the_journal_is_applied() {
                 assert!(found >= told, "{found} of {told}");
             }
         };
-        // More than there are cores: the writer is interrupted anywhere.
+        // More threads than cores, to interrupt the writer anywhere.
         (0..6).for_each(|_| drop(scope.spawn(read)));
     });
 }

@@ -31,17 +31,17 @@ impl Bench {
         Index::open(&self.layout).unwrap()
     }
 
-    /// The directory of the index.
+    /// Returns the directory of the index.
     pub fn files(&self) -> PathBuf {
         self.dir.path().join(".ckptfs/index")
     }
 
-    /// The file of a run.
+    /// Returns the file of a run.
     pub fn run(&self, number: u64) -> PathBuf {
         self.files().join(format!("runs/{number}"))
     }
 
-    /// How many indexes were set aside.
+    /// Returns the number of indexes set aside.
     pub fn asides(&self) -> usize {
         let names = fs::read_dir(self.dir.path().join(".ckptfs")).unwrap();
         names
@@ -50,8 +50,8 @@ impl Bench {
             .count()
     }
 
-    /// Writes records to the journal and applies them in batches of `size`; returns where each
-    /// begins.
+    /// Appends records to the journal and applies them in batches of `size`; returns their
+    /// addresses.
     pub fn put(&self, index: &Index, records: &[Record], size: usize) -> Vec<Address> {
         let mut places = Vec::new();
         let mut batch = Batch::after(index.catalogue().last_checkpoint().unwrap());
@@ -71,7 +71,8 @@ impl Bench {
         self.put(index, records, records.len().max(1))
     }
 
-    /// Leaves out what these checkpoints do not need of what is before `upto`; whether it did.
+    /// Compacts away records before `upto` that these checkpoints do not need; returns whether it
+    /// did.
     pub fn compact_upto(
         &self,
         index: &Index,
@@ -88,7 +89,7 @@ impl Bench {
         index.compact(&needs, &|| false).unwrap()
     }
 
-    /// The same of all that there is, as if no object was left.
+    /// As [`Bench::compact_upto`], for the whole journal, as if all objects were removed.
     pub fn compact(&self, index: &Index, kept: impl IntoIterator<Item = u64>) -> bool {
         self.compact_upto(index, kept, &|_| true, self.journal.position())
     }

@@ -1,37 +1,36 @@
-//! How values become bytes: one [`Form`] for each way of writing, and tables of what consists of
-//! which.
+//! Encodings of values: one [`Form`] for each encoding, and macros for structs and enums.
 
 use crate::store::error::CodecError;
 
 type Coded<T> = Result<T, CodecError>;
 
-/// A way of writing values of a type: what [`Form::put`] appends, [`Form::take`] reads.
+/// An encoding of values of a type: [`Form::put`] appends it, [`Form::take`] reads it.
 pub(super) trait Form<T> {
     fn put(value: &T, out: &mut Vec<u8>) -> Coded<()>;
 
-    /// Takes a value from the beginning of the bytes.
+    /// Reads a value from the beginning of the bytes.
     fn take(from: &mut &[u8]) -> Coded<T>;
 }
 
-/// The way of a type that is written in one way only.
+/// The encoding of a type that has only one.
 pub(super) struct Own;
-/// `bytes` of at most so many.
+/// `bytes` with a length limit.
 pub(super) struct Bytes<const MAX: usize>;
-/// As [`Bytes`], and UTF-8.
+/// As [`Bytes`], in UTF-8.
 pub(super) struct Text<const MAX: usize>;
-/// `list` of at most so many items, each of this form.
+/// `list` with a limit on the items, each of this form.
 pub(super) struct List<const MAX: usize, F = Own>(std::marker::PhantomData<F>);
 /// `option` of this form.
 pub(super) struct Maybe<F = Own>(std::marker::PhantomData<F>);
 
-/// What is one of several variants, each with a number.
+/// An enum whose variants are numbered.
 pub(super) trait Tagged: Sized {
     fn tag(&self) -> u16;
     fn put_fields(&self, out: &mut Vec<u8>) -> Coded<()>;
     fn take_fields(tag: u16, from: &mut &[u8]) -> Coded<Self>;
 }
 
-/// The form of a field: its own, or the one that is named.
+/// The form of a field: the named one, by default its own.
 macro_rules! form {
     () => {
         $crate::store::journal::codec::forms::Own
@@ -42,8 +41,8 @@ macro_rules! form {
 }
 pub(super) use form;
 
-/// Types that are their fields in this order; `; only = true`: a field that is not written, and is
-/// that when the others are read.
+/// Encodes structs as their fields in this order. `; only = true`: a field that is not encoded, and
+/// its value after decoding.
 macro_rules! fields {
     ($($type:ident { $($field:tt $(: $form:ty)?),* $(; $unwritten:ident = $value:expr)? })*) => {$(
         impl Form<$type> for Own {
@@ -63,9 +62,9 @@ macro_rules! fields {
 }
 pub(super) use fields;
 
-/// Types that are one of these variants: its number, then its fields. `(0)`: a byte that comes
-/// before them, and tells variants of one number apart. `; only = true`: what the number says of a
-/// field.
+/// Encodes enums as the number of the variant, then its fields. `(0)`: a byte before the fields
+/// that distinguishes variants of one number. `; only = true`: the value of a field implied by the
+/// number.
 macro_rules! variants {
     ($($type:ident { $(
         $tag:literal $(($byte:literal))? $variant:ident
@@ -128,7 +127,7 @@ fn byte(from: &mut &[u8]) -> Coded<u8> {
     Ok(byte)
 }
 
-/// Takes this byte, if it comes next.
+/// Consumes this byte if it is next.
 pub(super) fn eat(from: &mut &[u8], byte: u8) -> bool {
     let rest = from.strip_prefix(&[byte]);
     *from = rest.unwrap_or(from);
@@ -154,8 +153,8 @@ impl Form<u64> for Own {
         for shift in (0..64).step_by(7) {
             let byte = byte(from)?;
             let bits = u64::from(byte & 0x7f);
-            // The tenth byte has room for one bit, and a last byte of zero would be a second
-            // spelling of the same number.
+            // The tenth byte has one significant bit, and a final zero byte would be a second
+            // encoding of the same number.
             if (shift == 63 && bits > 1) || (byte == 0 && shift > 0) {
                 return Err(CodecError::Range);
             }
@@ -218,7 +217,7 @@ impl Form<[u8; 32]> for Own {
     }
 }
 
-/// A length or a count, which is at most `max`.
+/// Reads a length or count of at most `max`.
 fn count(from: &mut &[u8], max: usize) -> Coded<usize> {
     let value: u64 = Own::take(from)?;
     let value = usize::try_from(value).map_err(|_| CodecError::Range)?;
@@ -237,7 +236,7 @@ fn put_count(count: usize, max: usize, out: &mut Vec<u8>) -> Coded<()> {
 }
 
 impl<const MAX: usize> Bytes<MAX> {
-    /// The bytes where they are.
+    /// Returns the bytes without copying them.
     pub fn part<'a>(from: &mut &'a [u8]) -> Coded<&'a [u8]> {
         let length = count(from, MAX)?;
         let (bytes, rest) = from.split_at_checked(length).ok_or(CodecError::Short)?;
@@ -281,8 +280,8 @@ impl<const MAX: usize, T, F: Form<T>> Form<Vec<T>> for List<MAX, F> {
         items.iter().try_for_each(|item| F::put(item, out))
     }
 
-    /// Each item takes at least one byte, so a count above the bytes left is a lie, and is found
-    /// before memory is taken for it.
+    /// Each item uses at least one byte, so a count above the remaining bytes is rejected before
+    /// memory is allocated.
     fn take(from: &mut &[u8]) -> Coded<Vec<T>> {
         let count = count(from, MAX)?;
         if count > from.len() {

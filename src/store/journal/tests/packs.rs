@@ -6,8 +6,8 @@ use super::super::pack::{self, Packer};
 use super::*;
 use crate::store::tests::made::{closed, deleted, undo};
 
-/// Closes the open segment and packs all that are closed, by what `verdict` says of the number in
-/// each record.
+/// Closes the current segment and packs all closed ones; `verdict` decides by the number in each
+/// record.
 fn pack_all(journal: &Journal, verdict: impl Fn(u64) -> Verdict) {
     journal.close_segment(0).unwrap();
     for (number, _) in journal.closed().unwrap() {
@@ -66,7 +66,7 @@ fn a_packed_segment_is_read_as_it_was() {
         Err(StoreError::JournalDamaged { .. })
     ));
     drop(journal);
-    // What a crash leaves beside a pack goes.
+    // Files that a crash left next to a pack are removed.
     fs::write(bench.segment(1), "old").unwrap();
     fs::write(bench.journal().join("packs/00000002.new"), "half").unwrap();
     let (journal, opening) = bench.open();
@@ -100,7 +100,7 @@ fn what_is_not_needed_goes_from_a_pack_and_the_chain_holds() {
         journal.read(places[2]),
         Err(StoreError::JournalDamaged { .. })
     ));
-    // Again, with less: gaps become one, and what was made less stays so.
+    // A second pass with fewer records: gaps are merged, and changed records stay changed.
     let shorter = |n: u64| {
         if n.is_multiple_of(2) {
             Verdict::Less(large(n, 5))
@@ -123,7 +123,7 @@ fn what_is_not_needed_goes_from_a_pack_and_the_chain_holds() {
             .collect::<Vec<_>>()
     );
     assert_eq!(journal.read(places[1]).unwrap(), large(2, 5));
-    // Of several that went together each is gone.
+    // Each of several frames left out together is missing.
     [2, 4, 6]
         .into_iter()
         .for_each(|nth| assert_eq!(journal.read_if_needed(places[nth]).unwrap(), None, "{nth}"));
@@ -140,8 +140,8 @@ fn what_is_not_needed_goes_from_a_pack_and_the_chain_holds() {
     );
 }
 
-/// A stranger's journal may not say what it likes behind frames that are gone: each was one
-/// checkpoint at most.
+/// A forged journal cannot skip arbitrary checkpoints behind missing frames: each was at most one
+/// checkpoint.
 #[test]
 fn checkpoints_count_up_by_as_many_as_frames_are_gone_at_most() {
     let nothing = || Record::Moved { places: Vec::new() };
@@ -209,7 +209,7 @@ fn checkpoints_count_up_by_as_many_as_frames_are_gone_at_most() {
     }
 }
 
-/// What a pack says is gone had room where it was.
+/// The number of missing frames in a pack is bounded by their space.
 #[test]
 fn a_pack_has_no_more_frames_gone_than_there_was_room_for() {
     let identity = Identity::new(Bench::new().layout.id());
@@ -269,7 +269,7 @@ fn a_damaged_or_missing_pack_is_told() {
         fs::write(&path, &whole).unwrap();
         assert!(found().is_none());
     }
-    // That of another segment is not this one's.
+    // The pack of another segment is rejected.
     fs::copy(
         bench.journal().join("packs/00000001"),
         bench.journal().join("packs/00000002"),

@@ -1,4 +1,4 @@
-//! The tail: what it brings back, and what it is the witness of.
+//! The tail: recovery of lost frames, and the witness.
 
 use super::super::tail;
 use super::*;
@@ -16,7 +16,7 @@ fn what_the_segment_lost_the_tail_brings_back() {
     let whole = fs::read(bench.segment(1)).unwrap();
     for lost in (from.offset..end.offset).step_by(97) {
         fs::write(bench.segment(1), &whole).unwrap();
-        // A sector, and all that came after it.
+        // A sector, then everything after it.
         for len in [64.min(end.offset - lost), end.offset - lost] {
             zero(&bench.segment(1), u64::from(lost), len as usize);
             let (journal, opening) = bench.open_with_tail();
@@ -40,7 +40,7 @@ fn the_tail_is_the_witness_of_how_far_the_tree_goes() {
     assert_eq!(bench.tail(), [bench.journal().join(&name)]);
     journal.append(&[record(2)]).unwrap();
     drop(journal);
-    // The metadata of the second append did not come to the disk, its data did.
+    // The metadata of the second append did not reach the disk, its data did.
     let attribute = String::from_utf8(tail::chunk_name(before)).unwrap();
     rustix::fs::removexattr(bench.journal().join(&name), attribute).unwrap();
     let (journal, opening) = bench.open_with_tail();
@@ -68,7 +68,7 @@ fn a_tail_of_more_than_one_file_can_hold_goes_on_in_the_next() {
     for n in 0..2500 {
         journal.append(&[record(n)]).unwrap();
     }
-    // More than one tail takes: it is synced at once, and what is in the tail is of no more use.
+    // Exceeds the limit of a tail: the append is synced immediately, and the tail is obsolete.
     let end = journal.position();
     drop(journal);
     assert!(bench.tail().len() >= 3);

@@ -29,7 +29,7 @@ fn every_torn_end_opens_with_what_was_whole() {
             "kept up to {kept}"
         );
         assert_eq!(all(&journal), [record(1), record(2)]);
-        // What is written next must stand alone, whatever was behind it.
+        // The next append must be independent of the bytes that were there.
         journal.append(&[record(4)]).unwrap();
         drop(journal);
         let (journal, opening) = bench.open();
@@ -91,7 +91,7 @@ fn pages_lost_before_pages_saved_are_a_tear_when_nothing_was_promised() {
         .append(&[large(2, 3000), large(3, 3000), record(4)])
         .unwrap();
     drop(journal);
-    // The first page from the last synced frame on was lost, the second was saved, with whole
+    // The first page from the last synced frame on was lost; the second was saved, with complete
     // frames in it.
     zero(
         &bench.segment(1),
@@ -154,8 +154,8 @@ fn the_end_of_a_segment_lost_with_the_next_one_saved_is_a_tear_or_damage_by_the_
         drop(journal);
         zero(&bench.segment(1), 4096, 4096);
         if synced {
-            // A first frame that knew all before it on disk is believed, and what is missing before
-            // it is found when it is read.
+            // A first frame that states that all earlier ones were on disk is trusted; missing
+            // frames before it are detected when they are read.
             let (journal, opening) = bench.open();
             assert!(!opening.torn);
             let results: Vec<_> = journal.scan(journal.start(), None).collect();
@@ -255,8 +255,7 @@ fn a_frame_that_does_not_continue_the_chain_is_damage() {
     let (journal, _) = bench.open();
     journal.append(&[record(3), record(2)]).unwrap();
     drop(journal);
-    // The same key, another history: as if somebody had put the second frame of a backup in the
-    // place of ours.
+    // The same key but another history, as if the second frame of a backup had replaced ours.
     change(
         &bench.segment(1),
         u64::from(from),
@@ -268,7 +267,7 @@ fn a_frame_that_does_not_continue_the_chain_is_damage() {
     );
 }
 
-/// What was never written is zeros; a hash may end with some too.
+/// Unwritten bytes are zeros, but a hash may also end with zeros.
 #[test]
 fn a_frame_of_another_history_that_ends_with_a_zero_is_damage() {
     let bench = Bench::new();

@@ -1,4 +1,4 @@
-//! Runs beside a model that has every record in one map.
+//! Comparison of runs with a model that has every record in one map.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -16,21 +16,21 @@ use crate::sys::fuzz::config;
 #[derive(Clone, Debug)]
 enum Step {
     Undo(Vec<Undo>),
-    /// An inode is moved, and it may be that no undo record tells where to.
+    /// Moves an inode, possibly without an undo record of its place.
     Moved(u64, u8),
-    /// A data record of the open epoch, or of so many before, is taken back.
+    /// Voids a data record of the open epoch, or of an earlier one.
     Void(u64, u64),
-    /// The next epoch.
+    /// Closes the epoch.
     Close,
-    /// What was recorded since goes into the index.
+    /// Applies the pending records to the index.
     Apply,
     Merge,
-    /// The nth checkpoint that is there is deleted.
+    /// Deletes the nth existing checkpoint.
     Delete(usize),
-    /// What the deleted ones alone needed goes.
+    /// Compacts away records that only deleted checkpoints needed.
     Compact,
     Reopen,
-    /// The file of the nth run is not whole.
+    /// Truncates the file of the nth run.
     Tear(usize),
 }
 
@@ -57,15 +57,14 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What every key held before it first changed in each epoch.
+/// The value of every key before its first change in each epoch.
 #[derive(Default)]
 struct Model {
     records: BTreeMap<(Key, Epoch), Undo>,
     places: BTreeMap<u64, Place>,
-    /// Inodes without a record that was read when runs were put together: where they are may be
-    /// forgotten.
+    /// Inodes without a needed record at a compaction: their place may be forgotten.
     forgotten: BTreeSet<u64>,
-    /// Inodes that were moved in the open epoch, or have a record of their home.
+    /// Inodes that were moved in the open epoch, or have a home record.
     settled: BTreeSet<u64>,
 }
 
@@ -132,7 +131,7 @@ impl Model {
 }
 
 impl Model {
-    /// Takes a record; `false`: it cannot be made. Of an inode's home one is made in an epoch,
+    /// Adds a record; `false` if it is impossible: an inode has one home record in an epoch, made
     /// before it is moved.
     fn take(&mut self, undo: &Undo, epoch: Epoch) -> bool {
         if let Undo::Home { slot, before } = undo {
@@ -172,7 +171,7 @@ fn slot_of(key: &Key) -> Option<u64> {
     }
 }
 
-/// An index, its model, and what is told of neither yet.
+/// An index, its model, and pending records.
 struct World {
     bench: Bench,
     index: Option<Index>,
@@ -180,7 +179,7 @@ struct World {
     epoch: u64,
     pending: Vec<Record>,
     kept: BTreeSet<u64>,
-    /// Before this epoch nothing is taken back any more.
+    /// Records before this epoch are never voided.
     floor: u64,
 }
 
@@ -258,7 +257,7 @@ impl World {
         self.model.compacted(&self.kept);
     }
 
-    /// With the file of this run torn, if one is told.
+    /// Reopens the index, with the file of run `torn` truncated if given.
     fn reopen(&mut self, torn: Option<usize>) {
         self.apply();
         self.index().flush_durable().unwrap();
@@ -281,7 +280,7 @@ impl World {
         self.index = Some(index);
     }
 
-    /// Both say the same of these checkpoints.
+    /// Compares index and model at these checkpoints.
     fn same(&self, ids: &[u64]) -> Result<(), TestCaseError> {
         self.model.compare(self.index(), ids)?;
         let difference = self.index().compare(&self.bench.journal).unwrap();
@@ -302,7 +301,7 @@ impl World {
         let grown = self.index().dump().unwrap();
         self.index().rebuild(&self.bench.journal, None).unwrap();
         let whole = self.index().dump().unwrap();
-        // What nobody reads may be another record of that epoch.
+        // An entry that no checkpoint reads may be another record of that epoch.
         prop_assert!(ids.first() != Some(&0) || grown == whole);
         let is_known = |key| whole.binary_search_by(|(known, _)| known.cmp(key)).is_ok();
         prop_assert!(grown.iter().all(|(key, _)| is_known(key)));
