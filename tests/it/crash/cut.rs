@@ -86,7 +86,7 @@ impl Freezer<'_> {
         let image = self.host.file(&format!("cut-{}.img", frozen.len()));
         let mut promised = self.load.promised();
         self.disk.freeze(&image);
-        // A checkpoint whose deletion began meanwhile may be absent.
+        // A checkpoint whose deletion has begun since may be absent.
         let later = self.load.promised();
         promised
             .checkpoints

@@ -132,8 +132,8 @@ fn no_change_is_on_disk_without_its_record(v: Variant) {
     });
 }
 
-/// An fsync on btrfs writes one file through the tree log. Its captures and the record of its name
-/// are on disk before.
+/// An fsync forces the XFS log, with all earlier changes of names and attributes. Their records are
+/// on disk with them.
 fn no_synced_file_is_on_disk_without_its_past(v: Variant) {
     holds_and_fails_without(v, "overtaken", |root| {
         let open = |name: &str| {

@@ -1,6 +1,6 @@
-//! The daemon is killed at the calls of a restore that leaves files in place, because a tier
-//! dropped their content or because they changed while nothing was mounted, in a directory that the
-//! restore removes. The files exist at the next mount, whichever call was interrupted.
+//! The daemon is killed at the calls of a restore that leaves files in place, in a directory that
+//! the restore removes. They stay because a tier dropped their content or because they changed
+//! while nothing was mounted. The files exist at the next mount, whichever call was interrupted.
 
 use std::fs;
 use std::path::Path;

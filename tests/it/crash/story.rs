@@ -1,6 +1,6 @@
-//! The workload for crash tests: checkpoints are made and freed, mostly the newest; the daemon is
-//! killed and taken over; the tree is unmounted and mounted again, with a deletion in between;
-//! files stay open and are written rarely.
+//! The workload for crash tests. Checkpoints are made and freed, mostly the newest. The daemon is
+//! killed and taken over. The tree is unmounted and mounted again, with a deletion in between.
+//! Files stay open and are written rarely.
 //!
 //! Each step is picked at random from a list. An **orderly** step stops all other work: it syncs a
 //! checkpoint, changes files in every way, triggers one event, and cuts the power some time later.

@@ -87,8 +87,8 @@ fn a_version_goes_with_the_last_checkpoint_that_needs_it() {
     }
 }
 
-/// Failed before: before the first checkpoint, and after the deletion of the last, changed content
-/// was captured and never freed.
+/// Failed before: without checkpoints (none made yet, or all deleted) changed content was captured
+/// and never freed.
 #[test]
 fn without_checkpoints_nothing_is_kept() {
     for io in [Io::Passthrough, Io::Daemon] {

@@ -106,7 +106,7 @@ impl World {
             return Err("nobody writes, and the checkpoint says that it is not atomic".to_owned());
         }
         self.keep(made.id.0, true)?;
-        // All earlier checkpoints are durable as well.
+        // All earlier checkpoints are then durable.
         self.snaps.iter_mut().for_each(|snap| snap.synced |= sync);
         Ok(())
     }

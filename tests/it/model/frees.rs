@@ -16,8 +16,8 @@ use super::control::said;
 use super::ops::Op;
 use super::world::World;
 
-/// How a checkpoint is freed: `free WAY BACK GC`, where BACK counts from the newest and an even GC
-/// runs gc afterwards.
+/// How a checkpoint is freed: `free WAY BACK GC`. BACK counts from the newest; a positive GC runs
+/// gc afterwards. For `keep-last` and `max-size`, BACK is the argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// `delete --now`.
@@ -205,8 +205,7 @@ impl World {
         Ok(())
     }
 
-    /// Makes a checkpoint by mkdir(2) as a caller subject to `snapdir.per-user`: one checkpoint and
-    /// one deleted one are kept, an older deleted one is freed.
+    /// Runs gc and checks that it freed what it reports, and not the newest requested checkpoint.
     pub(super) fn limited_checkpoint(&mut self) -> Result<(), String> {
         self.tags += 1;
         let tag = format!("t{}", self.tags);

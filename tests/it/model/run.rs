@@ -272,7 +272,7 @@ fn now() -> u64 {
         .map_or(0, |time| time.as_nanos() as u64)
 }
 
-/// Draws or reads operations and performs them; `done` receives those performed.
+/// Compares the kinds of two failures: shrinking must not switch to another problem.
 fn drive(world: &mut World, source: &Source<'_>, done: &mut Vec<Op>) -> Result<(), String> {
     let mut step = |world: &mut World, op: Op| {
         done.push(op.clone());
@@ -317,7 +317,11 @@ fn drive(world: &mut World, source: &Source<'_>, done: &mut Vec<Op>) -> Result<(
     })
 }
 
-/// Returns the end of the daemon's log.
+/// Expected messages:
+/// - fuser: the unmount of a filesystem that is not mounted, and a reply to a request of a killed
+///   worker;
+/// - the holder: a killed worker;
+/// - the daemon: the checkpoint quota of a user.
 fn log_of(dir: &Path) -> String {
     let log = std::fs::read(dir.join(".ckptfs/daemon.log")).unwrap_or_default();
     let log = String::from_utf8_lossy(&log);
