@@ -107,7 +107,7 @@ impl Baseline {
         self.problems.is_empty()
     }
 
-    /// Retains only the problems that all other sessions found as well, with any count.
+    /// Retains only the problems that all other sessions also found, with any count.
     fn only_found_each_time(&mut self, others: &[Baseline]) {
         let about = |line: &str| {
             line.rsplit_once(" instead of ")

@@ -56,8 +56,8 @@ fn syncs(calls: &[(u32, String)], of: &str) -> (usize, usize) {
     (mine.count(), all.count())
 }
 
-/// Failed before: before the reply, creating a branch took fifteen syncs in sequence, and dropping
-/// one eleven.
+/// Failed before: creating a branch made fifteen syncs in sequence before the reply, and dropping
+/// one made eleven.
 #[test]
 fn a_branch_is_made_and_dropped_without_a_sync() {
     let variant = Variant {

@@ -370,7 +370,7 @@ fn what_is_kept_goes_with_its_checkpoints(v: Variant) {
     rig.mount.remount();
     rig.mount.ok(&["umount", "--keep=all"]);
     assert!(kept() >= all);
-    // Earlier clones are dropped as well.
+    // Earlier clones are dropped.
     rig.mount.remount();
     rig.mount.ok(&["umount", "--keep=none"]);
     assert_eq!(kept(), 0);

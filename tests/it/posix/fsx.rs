@@ -34,7 +34,7 @@ const THERE_BYTES: usize = 200_000;
 /// Space for every version of the file: thousands of checkpoints, each with all of its 256 KiB
 /// changed.
 const IMAGE_BYTES: u64 = 8 << 30;
-/// One view in this many is read immediately as well.
+/// One view in this many is also read immediately.
 const READ_AT_ONCE_EVERY: u64 = 5;
 /// Checkpoints after which the interval grows, so that a slow run on a busy machine does not fill
 /// the image.
