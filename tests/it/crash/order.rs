@@ -116,7 +116,7 @@ fn holds_and_fails_mounted(v: Variant, left_out: &str, id: u64, change: impl Fn(
 }
 
 /// An fsync forces the XFS log, with all earlier changes of names and attributes. Their records are
-/// on disk as well.
+/// on disk with them.
 fn no_change_is_on_disk_without_its_record(v: Variant) {
     holds_and_fails_without(v, "tail", |root| {
         sh(
@@ -132,8 +132,8 @@ fn no_change_is_on_disk_without_its_record(v: Variant) {
     });
 }
 
-/// An fsync forces the XFS log, with all earlier changes of names and attributes. Their records are
-/// on disk with them.
+/// An fsync on btrfs writes one file through the tree log. Its captures and the record of its name
+/// are on disk before.
 fn no_synced_file_is_on_disk_without_its_past(v: Variant) {
     holds_and_fails_without(v, "overtaken", |root| {
         let open = |name: &str| {
@@ -167,7 +167,7 @@ fn no_synced_file_is_on_disk_without_its_past(v: Variant) {
         }
         .carry_out(root)
         .unwrap();
-        // Must be last: the operations above would sync the journal.
+        // Last: any operation after it would sync the journal.
         let mut new = OpenOptions::new()
             .write(true)
             .create_new(true)

@@ -3,7 +3,7 @@
 //!
 //! Failed before: on an XFS filled by its user the worker was killed. Five successors failed to
 //! create an index, and the mount was gone. `ckptfs mount` set the intact index aside as unreadable
-//! and failed as well; `gc` and `delete` required a mount.
+//! and also failed; `gc` and `delete` required a mount.
 
 use std::fs;
 use std::io;

@@ -269,8 +269,8 @@ impl Run {
         }
     }
 
-    /// The rollback failed as well as the operation: the live tree is in neither state. Nothing is
-    /// lost, and the history agrees with the tree.
+    /// Operation and rollback failed: the live tree is in an intermediate state. Nothing is lost,
+    /// and the history agrees with the tree.
     fn half_way(
         &mut self,
         what: &str,

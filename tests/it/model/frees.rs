@@ -173,7 +173,7 @@ impl World {
         }
     }
 
-    /// Runs gc. It frees exactly what it reports, and never the newest requested checkpoint.
+    /// Runs gc and checks that it freed what it reports, and not the newest requested checkpoint.
     pub(super) fn gc(&mut self, retention: Retention) -> Result<(), String> {
         self.views = Default::default();
         let report = gc(self.client()?, retention.clone())?;
@@ -205,7 +205,8 @@ impl World {
         Ok(())
     }
 
-    /// Runs gc and checks that it freed what it reports, and not the newest requested checkpoint.
+    /// Makes a checkpoint by mkdir(2) as a caller subject to `snapdir.per-user`: one checkpoint and
+    /// one deleted one are kept, an older deleted one is freed.
     pub(super) fn limited_checkpoint(&mut self) -> Result<(), String> {
         self.tags += 1;
         let tag = format!("t{}", self.tags);

@@ -251,7 +251,7 @@ impl Bench {
     }
 }
 
-/// Reports whether two failures are of the same kind: shrinking must not switch to another problem.
+/// Compares the kinds of two failures: shrinking must not switch to another problem.
 fn same_kind(a: &Failure, b: &Failure) -> bool {
     let kind = |failure: &Failure| -> String {
         let said = failure
@@ -272,7 +272,7 @@ fn now() -> u64 {
         .map_or(0, |time| time.as_nanos() as u64)
 }
 
-/// Compares the kinds of two failures: shrinking must not switch to another problem.
+/// Draws or reads operations and performs them; `done` receives those performed.
 fn drive(world: &mut World, source: &Source<'_>, done: &mut Vec<Op>) -> Result<(), String> {
     let mut step = |world: &mut World, op: Op| {
         done.push(op.clone());
@@ -298,9 +298,11 @@ fn drive(world: &mut World, source: &Source<'_>, done: &mut Vec<Op>) -> Result<(
         .map_err(|problem| format!("at the end: {problem}"))?;
     let log = std::fs::read(world.root.join(".ckptfs/daemon.log")).unwrap_or_default();
     let log = String::from_utf8_lossy(&log);
-    // Expected messages: fuser, about the unmount of a file system that is not mounted and about a
-    // reply to a request of a killed worker; the holder, about a killed worker; the daemon, about
-    // the checkpoint quota of a user.
+    // Expected messages:
+    // - fuser: the unmount of a filesystem that is not mounted, and a reply to a request of a
+    //   killed worker;
+    // - the holder: a killed worker;
+    // - the daemon: the checkpoint quota of a user.
     let told = [
         "fuser::session",
         "the daemon died; another takes over",
@@ -317,11 +319,7 @@ fn drive(world: &mut World, source: &Source<'_>, done: &mut Vec<Op>) -> Result<(
     })
 }
 
-/// Expected messages:
-/// - fuser: the unmount of a filesystem that is not mounted, and a reply to a request of a killed
-///   worker;
-/// - the holder: a killed worker;
-/// - the daemon: the checkpoint quota of a user.
+/// Returns the end of the daemon's log.
 fn log_of(dir: &Path) -> String {
     let log = std::fs::read(dir.join(".ckptfs/daemon.log")).unwrap_or_default();
     let log = String::from_utf8_lossy(&log);
