@@ -27,7 +27,7 @@ pub fn pull(place: &str, into: &Path, more: &[&str]) -> Value {
 }
 
 /// Checks that two trees are equal. `links`: compare hard links. Sockets are ignored, because an
-/// image has none.
+/// image has no sockets.
 #[track_caller]
 pub fn assert_is(found: &Tree, expected: &Tree, links: bool) {
     assert_is_but(found, expected, links, true);
