@@ -32,7 +32,7 @@ fn paths(place: &Place, below: &str) -> u64 {
 
 fn start(place: &Place) -> Child {
     let mut command = place.command(&["project", "--into", "tree"]);
-    // A process group, so that the `mount` started by it is killed as well.
+    // A process group, so that the kill includes the `mount` that it started.
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
     command
         .stdin(Stdio::null())

@@ -27,7 +27,7 @@ pub struct Stage {
 }
 
 /// Process ids are global: a test that forces a reused id runs alone, because processes of other
-/// tests would get reused ids as well.
+/// tests would also get reused ids.
 static NUMBERS: RwLock<()> = RwLock::new(());
 
 enum Numbers {
