@@ -208,8 +208,8 @@ fn compare(texts: &Texts, kind: &str) {
     );
 }
 
-/// Shortens the global options, which only the help of the program repeats in full. In that of a
-/// verb they precede `--help`.
+/// Shortens the global options of a verb's help, where they precede `--help`. The program's help
+/// lists them in full.
 fn without_options_of_all(help: &str) -> String {
     let (own, rest) = help.split_once("  -C <DIR>\n").unwrap_or((help, ""));
     match rest.split_once("  -h, --help\n") {

@@ -11,8 +11,7 @@ use crate::common::{MountOpts, Variant, for_each_variant};
 for_each_variant! { all => a_sparse_file_of_a_tebibyte }
 for_each_variant! { xfs => a_file_in_very_many_extents }
 
-/// Every filesystem supports this file size. The smallest maximum is 16 TiB, of ext4 with small
-/// blocks; a tmpfs does not count holes.
+/// Every filesystem supports this file size: ext4 up to 16 TiB. A tmpfs does not count holes.
 const TEBIBYTE: u64 = 1 << 40;
 
 fn at(path: &Path, offset: u64) -> [u8; 4] {

@@ -82,7 +82,7 @@ fn stalls(v: Variant, kind: Kind) {
     let expected = tree(rig.path());
     let mut user = User::of(&server);
     let pid = server.pid();
-    // The first connection that reaches the position stops the server.
+    // The first chunk past the position stops the server.
     let stops = move |is_time: fn(Passed) -> bool| {
         let is_done = AtomicBool::new(false);
         move |passed| {
