@@ -170,7 +170,7 @@ fn an_agent_is_told_what_its_own_command_removed(v: Variant) {
         told,
         format!("This command changed: D src/ (3 files), M .env{rest}")
     );
-    // The changes of a failed command are reported as well.
+    // A failed command may also have deleted files.
     let told = alice.bash("rm both; false").expect("a file was removed");
     assert!(told.starts_with("This command changed: D both."), "{told}");
     // Concurrent deletions by another session, with its own checkpoints in between, are not

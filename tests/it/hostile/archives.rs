@@ -66,7 +66,7 @@ fn script(text: &str, aside: &Path, root: &Path) -> Command {
     command
 }
 
-/// Archives the tree and its store as they were one checkpoint ago, without files that the daemon
+/// Archives the tree and its store at the previous checkpoint, without files that the daemon
 /// removes during the copy. Returns the IDs of the two checkpoints.
 fn archive(mount: &Mount, aside: &Path) -> [u64; 2] {
     let root = mount.path();

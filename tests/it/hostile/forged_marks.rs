@@ -300,7 +300,7 @@ fn no_user_reaches_the_files_of_a_branch_past_its_mount(v: Variant) {
     assert!(as_user(&branch, "cat \"$1/cfg\""), "through the mount");
 }
 
-/// Its marks could be forged, so it is not mounted. It is not modified either, and can be dropped.
+/// Its marks could be forged, so it is not mounted. It remains unmodified, and can be dropped.
 fn a_branch_of_an_older_program_is_refused_and_stays(v: Variant) {
     let (mut rig, branch) = start(v);
     rig.mount.umount();

@@ -171,7 +171,7 @@ fn a_server_of_somebody_else_above_is_asked_nothing() {
         "{}",
         said(&output)
     );
-    // A directory of ours that others can write to is as untrusted as theirs.
+    // Our directory is untrusted if others can write to it.
     chown(&store, Some(0), Some(0)).expect("chown");
     mode(&store, 0o777);
     try_all("our directory, where all can write");
@@ -336,7 +336,7 @@ fn what_somebody_else_s_tree_says_of_its_contents_is_not_believed() {
         "good good good good\n",
         "their bytes came in under our name"
     );
-    // A link of theirs to a record of ours is untrusted, like a record of theirs.
+    // Their link to our record is as untrusted as their record.
     sh(
         &theirs,
         "mv .ckptfs ../aside; ln -s ../aside .ckptfs; chown -R 0:0 ../aside",

@@ -272,7 +272,7 @@ fn the_time_of_a_store_is_seen_within_a_second(v: Variant) {
     }
 }
 
-/// A write past the mount notifies nobody, so the kernel may cache no attributes.
+/// A write past the mount causes no invalidation, so the kernel may cache no attributes.
 fn who_writes_past_the_mount_is_seen_at_once(v: Variant) {
     if v.io == Io::Daemon {
         return;

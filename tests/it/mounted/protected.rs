@@ -89,7 +89,7 @@ fn what_is_append_only_takes_appends(v: Variant) {
     let mapping = Mapping::writable(&held, 6);
     mapping.write(0, b"Y");
     drop((mapping, held, reader));
-    // So does a handle after a takeover.
+    // A handle after a takeover likewise.
     let mut held = OpenOptions::new().append(true).open(&app).unwrap();
     rig.mount.replace_worker();
     held.write_all(b"d\n").unwrap();
