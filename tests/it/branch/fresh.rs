@@ -205,8 +205,8 @@ fn what_was_synced_in_it_outlives_a_power_cut(v: Variant) {
     assert_eq!(fs::read(one.join("new")).unwrap(), b"1");
 }
 
-/// Failed before: merges and updates synced neither their changes, nor the new merge base, nor the
-/// identity of files.
+/// A merge or update syncs nothing: its changes, the new merge base and the identity of files are
+/// all present after a power cut, or none of them.
 fn a_power_cut_leaves_a_merge_and_its_base_or_neither(v: Variant) {
     let mut rig = unsettled(v);
     let one = create(&rig, "one");

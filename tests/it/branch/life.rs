@@ -281,7 +281,7 @@ fn everything_is_killed(v: Variant) {
     fs::write(one.join("f"), "1").unwrap();
     rig.mount.kill();
     assert!(fs::read(one.join("f")).is_err());
-    // Unmounts the dead mounts.
+    // An unmount of the parent also removes the dead mounts of its branches.
     succeeds(
         tool(env!("CARGO_BIN_EXE_ckptfs"), &["umount"]).arg(rig.path()),
         VERB_SECONDS,

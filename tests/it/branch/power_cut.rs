@@ -298,8 +298,8 @@ fn changes(v: Variant) {
     assert!(problems.is_empty(), "{} of {cuts}:\n{all}", problems.len());
 }
 
-/// Returns the problems after a cut for files that were synced and renamed, renamed and synced, or
-/// renamed before an fsync outside the mount.
+/// Returns the problems after a cut, for a file that was renamed before its fsync and one that was
+/// renamed after it. A final fsync outside the mount writes both to disk.
 fn names_after_a_cut(v: Variant, left_out: &str) -> Vec<String> {
     let mut opts = MountOpts::new(v.io).packing().leaving_out(left_out);
     opts.branch = true;

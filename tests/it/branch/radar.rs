@@ -137,7 +137,7 @@ fn what_would_clash_is_told(v: Variant) {
         .expect("two, merged here");
     assert_eq!(clash["what"], dry["conflicts"][0]["what"]);
     assert_eq!(clash["path"], dry["conflicts"][0]["path"]);
-    // Branches with different bases: changes of the parent in between belong to neither of them.
+    // Branches with different bases: changes of the parent in between count for no branch.
     sh(rig.path(), "echo here > in/between");
     let three = create(&rig, "three");
     sh(&three, "sed -i s/5/five/ a; echo 3 >> in/i");
@@ -228,7 +228,7 @@ fn conflicts_are_told_as_they_come_and_go(v: Variant) {
     assert_eq!(watch.next(), "appeared c: one here");
     sh(&two, "mv c moved");
     assert_eq!(watch.next(), "changed c: one two here");
-    // A write through a handle opened earlier is detected although no open precedes it.
+    // A passthrough write through an open handle, which sends no request, is detected.
     let mut open = fs::File::options()
         .append(true)
         .open(two.join("b"))

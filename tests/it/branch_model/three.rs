@@ -29,9 +29,9 @@ struct Side {
 }
 
 impl Side {
-    /// `others` are earlier states in which an inode without the same number is searched: the base,
-    /// where it may replace a removed one, and the other side, which may have created one at the
-    /// same place.
+    /// `others` are the states compared before. An inode that is not in the base by number is
+    /// searched by place. In the base it may replace a removed inode; on the other side, one may
+    /// have been created at the same place.
     fn of(tree: &Tree, others: &[&Side]) -> Side {
         let mut side = Side {
             nodes: BTreeMap::from([(ROOT, tree.node(ROOT).clone())]),

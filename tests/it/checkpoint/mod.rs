@@ -74,7 +74,8 @@ fn files_written_and_closed_do_not_wait_for_the_checkpoint(v: Variant) {
     }
 }
 
-/// The time of a clone grows with the number of extents. An unchanged file is captured once.
+/// `slowest_file` names the file whose capture took longest: the time of a clone grows with the
+/// number of extents. An unchanged file is captured once.
 fn the_file_that_took_longest_is_named(v: Variant) {
     const EXTENTS: u64 = 2000;
     let rig = v.start();

@@ -33,7 +33,7 @@ const KEPT_MAX: usize = 12;
 /// Upper bound of the application's pause after each sync: on btrfs an fsync of one file may write
 /// others to disk.
 const SYNC_PAUSE_MS: u64 = 3000;
-/// Upper bound from the begin of a step to a random cut.
+/// Upper bound from the start of a step to a random cut.
 const CUT_WITHIN_MS: u64 = 1000;
 /// Delay between an orderly step and the cut: cumulative percentage, upper bound in milliseconds.
 const WAITS_MS: [(u64, u64); 4] = [(60, 1), (85, 1000), (96, 5000), (100, 30_000)];

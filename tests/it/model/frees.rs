@@ -173,7 +173,8 @@ impl World {
         }
     }
 
-    /// Runs gc and checks that it freed what it reports, and not the newest requested checkpoint.
+    /// Runs gc, removes the reported checkpoints from the model, and checks that the newest
+    /// requested one was kept.
     pub(super) fn gc(&mut self, retention: Retention) -> Result<(), String> {
         self.views = Default::default();
         let report = gc(self.client()?, retention.clone())?;

@@ -129,8 +129,8 @@ fn assert_kept(rig: &Rig, acknowledged: BTreeMap<u64, u64>) {
     }
 }
 
-/// The next worker completes an interrupted restore, but not one that had not begun. Until then the
-/// kernel answers from its caches.
+/// Restores the files by hand if the restore had not begun; an interrupted one is completed by the
+/// next worker. Until then the kernel answers from its caches.
 fn finish_by_hand(root: &Path) {
     match fs::remove_file(root.join("back/new")) {
         Ok(()) => fs::write(root.join("back/sub/f2"), "2").unwrap(),
