@@ -307,7 +307,7 @@ fn the_plugin_is_what_install_writes() {
         fs::write(plugin.join(skill), &own).expect("the plugin");
     }
     assert_eq!(read(&plugin.join(skill)), own);
-    // The server is registered if the program has one.
+    // The MCP server is registered if the program has one.
     let mcp = dir.join(".mcp.json");
     if mcp.exists() {
         if bless {

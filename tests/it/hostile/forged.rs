@@ -405,7 +405,7 @@ fn the_store_is_no_part_of_any_tree() {
         ],
     );
     is_refused(&dir, "the store as a part of the tree");
-    // Under another name, the lookup finds no object: a view never resolves the store's inode.
+    // Under another name nothing is found: a lookup never resolves to the store.
     let (dir, slots) = tree(&image, "another-name");
     forge(
         &dir,
