@@ -87,7 +87,7 @@ fn what_lists_goes_through_the_pager_and_its_status_stays() {
     let failed = paged(&["show", "9"]);
     assert_eq!(failed.code, 1);
     assert!(failed.out().contains("Error:") && !failed.out().contains("LESS="));
-    // Messages follow the page.
+    // A verb that also prints a message is paged.
     let limited = paged(&["ops", "-n", "1"]);
     let text = limited.out();
     assert!(text.contains("LESS=FRX"), "{text}");
