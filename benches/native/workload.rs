@@ -55,7 +55,7 @@ pub struct Scenario {
     pub title: &'static str,
     /// Rounds of a whole run.
     pub rounds: usize,
-    /// Whether to measure pinned as well, which is meaningless for programs that use all CPUs.
+    /// Whether to measure pinned as well as unpinned; meaningless for programs that use all CPUs.
     pub pins: bool,
     /// Returns the reason if it cannot run on this machine.
     pub missing: fn(&Fixtures) -> Option<String>,
@@ -73,7 +73,7 @@ pub fn nothing(_: &World<'_>, _: &Lane) {}
 
 /// Calls twice to fill every cache. After an uncached listing the kernel invalidates a directory's
 /// atime (`fuse_readdir_uncached` in fs/fuse/readdir.c), so that the second walk makes a request
-/// for each directory, and only the third makes none.
+/// for each directory, and only the third makes no request.
 pub fn twice(call: impl Fn()) {
     call();
     call();

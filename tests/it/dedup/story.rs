@@ -16,8 +16,8 @@ use crate::common::{Mount, MountOpts, Rig, Variant, tree_of};
 /// Size of the larger files, in bytes.
 pub const LARGE: usize = 600_001;
 
-/// Waits until about as many bytes are free as reported, and returns their number, because a
-/// filesystem also frees metadata.
+/// Waits until about as many bytes are free as reported, and returns the exact number, which may be
+/// larger, because a filesystem also frees other blocks of a removed file.
 pub fn came_free(dir: &Path, before: u64, told: u64) -> u64 {
     let mut came = 0;
     wait_until(&format!("{told} bytes come free"), || {

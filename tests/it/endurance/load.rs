@@ -156,7 +156,7 @@ pub fn stressors() -> Vec<&'static str> {
 }
 
 /// Runs stressors for some seconds each, several concurrently. A stressor that fails or is skipped
-/// must do so in a plain directory as well.
+/// must also do so in a plain directory.
 pub fn stress(dir: &Path, plain: &Path, names: &[&str], seconds: u64) {
     for names in names.chunks(AT_ONCE) {
         let (said, failed) = run(dir, names, seconds);

@@ -24,7 +24,7 @@ fn deleting_one_costs_what_changed_around_it(v: Variant) {
     println!(
         "{v:?}: deleting one of 10: {few_calls} calls, {few_us} us; one of {many}: {many_calls} calls, {many_us} us"
     );
-    // Background threads of the daemon make calls as well.
+    // Background threads of the daemon also make calls.
     assert!(
         many_calls <= few_calls + 100,
         "{many_calls} calls among {many}, {few_calls} among 10"

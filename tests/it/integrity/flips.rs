@@ -195,8 +195,8 @@ fn a_changed_bit_of_the_journal_or_of_format_is_found() {
     offsets.extend((0..40).map(|_| random.below(end as usize) as u64));
     for offset in offsets {
         let flip = Flip::new(&segment, offset, random.below(8) as u8);
-        // Damage after the last frame looks like a power cut; the last frame itself was written
-        // before the unmount.
+        // Damage after the last frame is what a power cut leaves; the last frame itself was
+        // complete at the unmount.
         let expected = if offset >= end {
             DamageKind::JournalTorn
         } else {

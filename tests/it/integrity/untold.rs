@@ -1,6 +1,6 @@
 //! Paths whose past state is unknown, because they changed while unmounted or their version is
-//! lost. Every verb names them with the reason, processes the rest, and exits with 1 (`verify` with
-//! 4, as for any damage).
+//! lost. Every verb names them with the reason and processes the rest. Those that compare, restore
+//! or copy exit with 1, `verify` with 4, as for any damage.
 //!
 //! Failed before: `diff` was empty, `verify` found nothing, and `export` wrote no file at all.
 

@@ -112,7 +112,7 @@ fn killed_at_calls(v: Variant) {
 }
 
 /// A call fails once, or it and all later ones: the merge completes, or everything is unchanged and
-/// it can be repeated. Only if the rollback fails as well, restoring the named guard does that.
+/// it can be repeated. If the rollback also fails, restoring the named guard does that.
 fn calls_that_fail(v: Variant) {
     let rig = lines(v, BASE, THEIRS, OURS);
     let root = rig.path().to_owned();
