@@ -72,7 +72,7 @@ pub fn any(column: Column) -> bool {
 pub fn nothing(_: &World<'_>, _: &Lane) {}
 
 /// Calls twice to fill every cache. After an uncached listing the kernel invalidates a directory's
-/// atime (`fuse_readdir_uncached` in fs/fuse/readdir.c), so that the second walk makes a request
+/// atime (`fuse_readdir_uncached` in fs/fuse/readdir.c). The second walk therefore makes a request
 /// for each directory, and only the third makes no request.
 pub fn twice(call: impl Fn()) {
     call();

@@ -16,7 +16,7 @@ use crate::common::{Mount, MountOpts, Rig, Variant, tree_of};
 /// Size of the larger files, in bytes.
 pub const LARGE: usize = 600_001;
 
-/// Waits until about as many bytes are free as reported, and returns the exact number, which may be
+/// Waits until about as many bytes are free as reported, and returns the exact number. It may be
 /// larger, because a filesystem also frees other blocks of a removed file.
 pub fn came_free(dir: &Path, before: u64, told: u64) -> u64 {
     let mut came = 0;

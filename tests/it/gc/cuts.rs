@@ -14,10 +14,10 @@ use crate::common::random::is_long;
 /// No run of these tests makes more calls.
 const CALLS_MAX: u64 = 4000;
 
-/// Kills a run at the Nth of each of `calls`, then fails and kills it at the Nth call of any kind,
-/// for N = 1, 2, 3 ... until it completes. The short form skips increasingly many calls, for any
-/// kind at least `stride`. `cut` receives a name, a description and the plan, and returns `false`
-/// if the run was not interrupted.
+/// Kills a run at the Nth of each of `calls`, then fails it, then kills it at the Nth call of any
+/// kind. N grows from 1 until the run completes. The short form skips increasingly many calls, for
+/// any kind at least `stride`. `cut` receives a name, a description and the plan, and returns
+/// `false` if the run was not interrupted.
 pub fn at_each_call(
     calls: &[(&str, Call)],
     stride: u64,

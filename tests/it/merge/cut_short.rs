@@ -27,10 +27,10 @@ const KINDS: [Call; 9] = [
 
 for_each_variant! { xfs => killed_at_calls, calls_that_fail }
 
-/// Chooses the calls of a merge at which to inject a fault, `some` random ones of each kind. Of
-/// writes it chooses each, because they make the records of the guard, of the begin, of the changes
-/// and of the end, and one past the last. In the long form it chooses each call. The merges that
-/// count the calls are undone.
+/// Chooses the calls of a merge at which to inject a fault, `some` random ones of each kind. It
+/// chooses every write and one past the last, because writes store the records of the guard, the
+/// begin, the changes and the end. In the long form it chooses each call. The merges that count the
+/// calls are undone.
 fn calls_of_a_merge(rig: &Rig, before: &Tree, some: u64) -> Vec<(Call, u64)> {
     let mut random = Random::new(seed("calls of a merge", 1));
     let mut chosen = Vec::new();
