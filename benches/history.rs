@@ -1,7 +1,8 @@
-//! The parts of the history that are computation of ours, without a mount: frames of the journal,
-//! the look-up of the past, the dirty set, and a view's listing. `CKPTFS_BENCH_DIR` names the
-//! directory (and so the filesystem) to work in; `make bench-compare BASE=REV` compares two
-//! revisions.
+//! History operations without a mount: journal frames, lookups of the past, the dirty set, and
+//! listings of a view.
+//!
+//! `CKPTFS_BENCH_DIR` names the work directory and thus the filesystem; `make bench-compare
+//! BASE=REV` compares two revisions.
 
 #[path = "shared/store.rs"]
 mod empty;
@@ -24,17 +25,17 @@ use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_mai
 
 use empty::store;
 
-/// Records that are encoded or decoded in one go.
+/// Records encoded or decoded per iteration.
 const FRAMES: u64 = 1000;
 /// Numbers of changes since a checkpoint.
 const CHANGES: [u64; 2] = [60, 10_000];
-/// Names of the directory that a view lists, and how many of them were changed since.
+/// Names in the listed directory, and how many changed since the checkpoint.
 const NAMES: u64 = 1000;
 const CHANGED: u64 = 100;
-/// The directory that they are in.
+/// The listed directory.
 const DIR: Slot = Slot(1 << 40);
 
-/// A history without changes; no thread of its own moves anything into the index.
+/// Returns a history without changes; no indexer thread runs.
 fn timeline() -> (tempfile::TempDir, Timeline) {
     let (dir, store) = store();
     (
@@ -56,7 +57,7 @@ fn file(number: u64) -> Child {
     }
 }
 
-/// What the first write to a file of an epoch records.
+/// Returns the records of the first write to a file in an epoch.
 fn written(number: u64) -> Vec<Undo> {
     let slot = file(number).slot;
     let place = Place {
@@ -174,7 +175,7 @@ fn dirty(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// A live tree of one directory, which answers at once: what is measured is what the view adds.
+/// A live tree of one directory that answers immediately, so that only the view is measured.
 struct OneDirectory(Vec<(Name, Child)>);
 
 impl Present for OneDirectory {

@@ -1,5 +1,6 @@
-//! What `benches/remote.py` compares `ckptfs push` with: rustic's own backup of a directory, by the
-//! same library: `rustic REPOSITORY DIR`, with the newest snapshot of the directory as the parent.
+//! Baseline of `benches/remote.py` for `ckptfs push`: a backup of a directory by rustic_core.
+//!
+//! Usage: `rustic REPOSITORY DIR`. The newest snapshot of the directory is the parent.
 
 use rustic_backend::BackendOptions;
 use rustic_core::repofile::SnapshotFile;
@@ -14,7 +15,7 @@ fn main() -> RusticResult<()> {
         .filter(|one| !one.starts_with('-'))
         .collect();
     let [repository, dir] = arguments.as_slice() else {
-        // `cargo bench` without arguments.
+        // `cargo bench` passes no arguments.
         return Ok(());
     };
     let backends = BackendOptions::default()

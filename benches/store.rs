@@ -1,5 +1,7 @@
-//! The store alone, without a mount: what a change, a checkpoint, a look-up of the past and the
-//! idle thread pay. `CKPTFS_BENCH_DIR` names the directory (and so the filesystem) to work in.
+//! The store without a mount: cost of a change, a checkpoint, a lookup of the past, and the
+//! indexer.
+//!
+//! `CKPTFS_BENCH_DIR` names the work directory and thus the filesystem.
 
 #[path = "shared/store.rs"]
 mod empty;
@@ -14,14 +16,14 @@ use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 
 use empty::store;
 
-/// Keys in the index when it is asked.
+/// Keys in the index during lookups.
 const KEYS: u64 = 100_000;
 
 fn name(number: u64) -> Name {
     Name::new(format!("file-{number}.rs").as_bytes())
 }
 
-/// What an unlink records: the name, and where the inode was.
+/// Returns the record of an unlink: the name and the inode's place.
 fn unlinked(epoch: u64, number: u64) -> Record {
     let child = Child {
         slot: Slot(number + 1000),
@@ -61,7 +63,7 @@ fn checkpoint(id: u64) -> Record {
     })
 }
 
-/// Appends the records of an epoch and gives them as a batch for the index.
+/// Appends the records of an epoch and returns them as a batch for the index.
 fn epoch(store: &Store, epoch: u64, changes: u64) -> Batch {
     let mut batch = Batch::new();
     for number in 0..changes {

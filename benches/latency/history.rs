@@ -1,5 +1,4 @@
-//! Naming and finding in a history of 10,000 checkpoints: what is asked of the list must not take
-//! as long as the list is.
+//! Lookups in a history of 10,000 checkpoints, whose cost must not grow with the list.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -14,16 +13,16 @@ use crate::report::{Bound, Report};
 use crate::shared::stats::{Samples, ms};
 
 const CHECKPOINTS: usize = 10_000;
-/// Every so manieth has a tag.
+/// One checkpoint in this many has a tag.
 const TAGGED: usize = 10;
-/// An image with room for their records.
+/// An image large enough for their records.
 const IMAGE_BYTES: u64 = 1 << 30;
 const PAGE_MS: f64 = 10.0;
 const FIND_MS: f64 = 1.0;
 
 type Ask<'a> = (String, Box<dyn FnMut() + 'a>, Option<f64>);
 
-/// Makes the checkpoints, none of which has changed anything, and adds the table.
+/// Makes the checkpoints, none with a change, and adds the table.
 pub fn measure(fs: Fs, quick: bool, report: &mut Report) {
     let image = Image::new(fs, IMAGE_BYTES);
     let project = image.dir("project");
@@ -50,7 +49,7 @@ pub fn measure(fs: Fs, quick: bool, report: &mut Report) {
     tell(fs, "mounting, until it answers", &samples, None, report);
 }
 
-/// What is asked, and how long it may take.
+/// Returns the measured queries with their time limits.
 fn asks<'a>(mount: &'a Mount, project: &Path) -> Vec<Ask<'a>> {
     let processes: [(&str, &[&str], Option<f64>); 5] = [
         ("log -n 50`", &["log", "-n", "50"], Some(PAGE_MS)),

@@ -1,17 +1,16 @@
-//! How long the verbs and the plain operations take, on real mounts of a tree of 36,000 real files.
-//! `make bench-latency` runs it; root only.
+//! Latency of the verbs and of plain operations, on real mounts of a tree of 36,000 files. Requires
+//! root; `make bench-latency` runs it.
 //!
 //! ```text
 //! cargo bench --bench latency -- [--work DIR] [--fs xfs,btrfs] [--io passthrough,daemon]
 //!                                [--only checkpoint,cli,restore,mount,hot,ops,memory,history] [--quick] [--write-docs]
 //! ```
-//! It prints Markdown tables, each with what it was measured on; `--write-docs` puts them into
-//! docs/benchmarks.md in place of the ones there. The bounds of the project stand beside the
-//! numbers with "met" or "not met".
 //!
-//! A tree is made once per filesystem, on a loop-mounted image in DIR. What is compared is
-//! interleaved: each round does a bit of everything, so that what else the machine does falls on
-//! all alike.
+//! It prints Markdown tables with a description of the machine; `--write-docs` replaces those in
+//! docs/benchmarks.md. The table of the project's bounds marks each as "met" or "not met".
+//!
+//! Each filesystem gets one tree, on a loop-mounted image in DIR. Compared operations are
+//! interleaved in each round, so that other load on the machine affects all equally.
 
 #[path = "../../tests/it/common/mod.rs"]
 mod common;

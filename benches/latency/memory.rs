@@ -1,4 +1,4 @@
-//! Memory of the daemon for each inode that the kernel knows.
+//! Memory of the daemon per inode cached by the kernel.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -13,14 +13,14 @@ use crate::report::{Bound, Report};
 
 const DIRS: usize = 250;
 const FILES_PER_DIR: usize = 1000;
-/// An image with room for so many inodes.
+/// An image large enough for the inodes.
 const IMAGE_BYTES: u64 = 4 << 30;
-/// The bound of the project: so many bytes for each inode, besides a fixed part.
+/// The project's bound: bytes per inode, plus a fixed part.
 const BYTES_PER_INODE: u64 = 200;
 const FIXED_BYTES: u64 = 64 << 20;
-/// Seconds for a walk through the mount.
+/// Time limit for a walk through the mount.
 const WALK_SECONDS: u64 = 600;
-/// The daemon gives memory back within a second; then some.
+/// The daemon returns memory within a second; this adds a margin.
 const SETTLED: Duration = Duration::from_secs(4);
 
 /// Walks 250,000 files and adds the table.
@@ -70,7 +70,7 @@ pub fn measure(fs: Fs, report: &mut Report) {
     mount.umount();
 }
 
-/// The rows: mounted, with all inodes known, and with them forgotten.
+/// Adds the rows: mounted, with all inodes cached, and after FORGET.
 fn tell(fs: Fs, [before, known, forgotten]: [&Stats; 3], report: &mut Report) {
     let mib = |bytes: u64| format!("{:.1}", bytes as f64 / f64::from(1 << 20));
     let each = |stats: &Stats| {

@@ -1,4 +1,4 @@
-//! Plain operations in the mount beside the same in a plain directory on the same filesystem.
+//! Plain operations in the mount, compared with a plain directory on the same filesystem.
 
 use std::fs::{self, File, OpenOptions};
 use std::hint::black_box;
@@ -9,16 +9,16 @@ use crate::report::Report;
 use crate::rig::{Rig, make_checkpoint, write_stamp};
 use crate::shared::stats::Samples;
 
-/// Files that each operation is done to in one round.
+/// Files per operation and round.
 const BATCH: usize = 200;
-/// Where a file with many names is.
+/// The directory of a file with many names.
 const MANY: &str = "bench-names";
-/// How many.
+/// The number of its names.
 const NAMES: usize = 10_000;
-/// Seconds for the copy of the tree.
+/// Time limit for the copy of the tree.
 const COPY_SECONDS: u64 = 600;
 
-/// One operation: times per file in the mount and in the plain directory.
+/// One operation with its times per file in the mount and in the plain directory.
 struct Op {
     what: &'static str,
     mount: Samples,
@@ -66,7 +66,7 @@ pub fn compare(rig: &mut Rig<'_>, quick: bool, report: &mut Report) {
     fs::remove_dir_all(&plain).expect("the plain copy can be removed");
 }
 
-/// The operation of this name, the first time a new one.
+/// Returns the operation of this name, or adds it.
 fn op_of<'a>(ops: &'a mut Vec<Op>, what: &'static str) -> &'a mut Op {
     let index = ops.iter().position(|op| op.what == what);
     let index = index.unwrap_or_else(|| {
@@ -152,10 +152,10 @@ fn make_many(root: &Path) {
     link(&dir, 1..NAMES);
 }
 
-/// Measures one operation, done so often, in both places.
+/// Measures an operation in both places, given its name and number of files.
 type Both<'a> = dyn FnMut(&'static str, usize, &mut dyn FnMut(&Path)) + 'a;
 
-/// Files come, are renamed and go.
+/// Measures creation, rename and removal of files.
 fn new_files(both: &mut Both<'_>, roots: [&Path; 2]) {
     let new: Vec<PathBuf> = (0..BATCH)
         .map(|index| Path::new("bench-new").join(format!("file-{index}")))
@@ -187,10 +187,10 @@ fn new_files(both: &mut Both<'_>, roots: [&Path; 2]) {
     }
 }
 
-/// Names come and go of a file that has 10,000.
+/// Adds and removes names of a file that has 10,000.
 fn names(both: &mut Both<'_>) {
     let dir = |root: &Path| root.join(MANY);
-    // The first change after a checkpoint records every name that is known.
+    // The first change after a checkpoint records every known name.
     both(
         "first link to a file with 10,000 names after a checkpoint",
         1,
@@ -206,7 +206,7 @@ fn names(both: &mut Both<'_>) {
     });
 }
 
-/// Gives `file` further names.
+/// Makes further hard links to `file`.
 fn link(dir: &Path, names: std::ops::Range<usize>) {
     names.for_each(|name| {
         fs::hard_link(dir.join("file"), dir.join(name.to_string())).expect("a link can be made")
@@ -220,7 +220,7 @@ fn open_to_write(path: &Path) -> File {
         .expect("a file can be opened")
 }
 
-/// Number of files below `root`, each asked for its attributes.
+/// Returns the number of files below `root` after a stat of each.
 fn walk(root: &Path) -> usize {
     let mut found = 0;
     let mut pending = vec![root.to_owned()];

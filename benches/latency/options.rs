@@ -1,4 +1,4 @@
-//! What the command line asks for.
+//! Command-line options.
 
 use std::path::PathBuf;
 
@@ -10,19 +10,19 @@ use crate::shared::options::{FILESYSTEMS, chosen, each};
 pub enum Section {
     /// `checkpoint` over the socket, by number of dirty files.
     Checkpoint,
-    /// The whole process `ckptfs checkpoint`.
+    /// The process `ckptfs checkpoint`.
     Cli,
-    /// What each file open for writing adds to a checkpoint.
+    /// Cost per file open for writing during a checkpoint.
     Hot,
     /// Restore after 60 files changed.
     Restore,
-    /// Plain operations beside a plain directory.
+    /// Plain operations, compared with a plain directory.
     Ops,
     /// Mounting.
     Mount,
-    /// Memory of the daemon by inodes that the kernel knows; of the first filesystem only.
+    /// Memory of the daemon by cached inodes; first filesystem only.
     Memory,
-    /// Naming and finding in 10,000 checkpoints; of the first filesystem only.
+    /// Lookups in 10,000 checkpoints; first filesystem only.
     History,
 }
 

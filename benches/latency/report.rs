@@ -1,11 +1,11 @@
-//! Tables, the machine they were measured on, and docs/benchmarks.md.
+//! Tables with a description of the machine, and docs/benchmarks.md.
 
 use std::fs;
 use std::path::Path;
 
 use crate::shared::{machine, markdown};
 
-/// A bound of the project, in milliseconds or as a ratio, and what was measured.
+/// A bound of the project, in milliseconds or as a ratio, and the measured value.
 pub struct Bound {
     pub what: String,
     pub limit: f64,
@@ -37,8 +37,8 @@ impl Report {
         }
     }
 
-    /// Adds a row to the table `key`, which is made with the first one. Says it on stderr at once,
-    /// for a run takes minutes.
+    /// Adds a row to the table `key`, which the first row creates, and prints it to stderr at once,
+    /// because a run takes minutes.
     pub fn row(
         &mut self,
         key: &'static str,

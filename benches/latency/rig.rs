@@ -1,4 +1,4 @@
-//! The tree, its image, its mount, and changes made to it.
+//! The tree, its image, its mount, and changes to it.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -16,17 +16,17 @@ use crate::shared::tree::{self, TREE_SECONDS};
 
 /// Regular files in the tree.
 pub const FILES: usize = 36_000;
-/// Sparse; the tree takes about an eighth of it.
+/// Sparse; the tree uses about an eighth of it.
 const IMAGE_BYTES: u64 = 8 << 30;
-/// A whole run of one mount is shorter.
+/// Longer than all measurements of one mount.
 const MOUNT_LIMIT: Duration = Duration::from_secs(3600);
-/// The bytes that a change writes over the beginning of a file.
+/// Bytes that a change writes to the beginning of a file.
 const STAMP_BYTES: usize = 64;
 
 /// A filesystem with the tree on it.
 pub struct Tree {
     dir: PathBuf,
-    /// Regular files with content, relative to the tree, in an order that jumps about in it.
+    /// Relative paths of the non-empty regular files, in a scattered order.
     files: Vec<PathBuf>,
     pub image: Image,
 }
@@ -45,7 +45,7 @@ impl Tree {
         }
     }
 
-    /// Mounts it without any history.
+    /// Mounts the tree without a history.
     pub fn mount(&self, io: Io) -> Rig<'_> {
         let store = self.dir.join(STORE_NAME);
         if store.exists() {
@@ -74,8 +74,7 @@ impl Tree {
     }
 }
 
-/// Every file once, each far from the one before: steps of a size that shares no divisor with the
-/// length.
+/// Returns every file once, each distant from the previous one, by steps coprime to the length.
 fn shuffled(files: &[PathBuf]) -> Vec<PathBuf> {
     const PRIME: usize = 7919;
     assert!(
@@ -107,8 +106,7 @@ impl Rig<'_> {
         Client::connect(store.expect("the mount leads to its store")).expect("the daemon listens")
     }
 
-    /// The next `count` files of the tree, relative to it; all files have been given once before
-    /// one comes again.
+    /// Returns the next `count` relative paths; none is repeated before all were returned.
     pub fn files(&mut self, count: usize) -> Vec<PathBuf> {
         let all = &self.tree.files;
         let chosen = (0..count)
@@ -131,14 +129,14 @@ impl Rig<'_> {
         }
     }
 
-    /// A number that was not written before.
+    /// Returns a number not written before.
     pub fn stamp(&mut self) -> u64 {
         self.stamp += 1;
         self.stamp
     }
 
-    /// Mounts it again and says how long the process took, from fork to exit; it exits when the
-    /// mount serves.
+    /// Mounts again; returns the duration of the process from fork to exit, when the mount is
+    /// ready.
     pub fn mount_again(&mut self) -> Duration {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ckptfs"));
         command
@@ -161,7 +159,7 @@ impl Rig<'_> {
     }
 }
 
-/// Writes a number over the beginning of a file.
+/// Writes a number to the beginning of a file.
 pub fn write_stamp(file: &File, stamp: u64) {
     file.write_all_at(
         format!("{stamp:0width$}", width = STAMP_BYTES).as_bytes(),
@@ -170,7 +168,7 @@ pub fn write_stamp(file: &File, stamp: u64) {
     .expect("a file can be written");
 }
 
-/// Makes a checkpoint; panics if it is not what was asked for.
+/// Makes a checkpoint; panics on failure.
 pub fn make_checkpoint(client: &mut Client) -> CheckpointInfo {
     client
         .ask(CheckpointOptions::default())

@@ -11,15 +11,15 @@ use crate::report::{Bound, Report};
 use crate::rig::{Rig, make_checkpoint, write_stamp};
 use crate::shared::stats::{Samples, ms};
 
-/// Numbers of dirty files, and how many rounds with each make a block.
+/// Numbers of dirty files, and rounds per block for each.
 const DIRTY: [(usize, usize); 3] = [(1, 20), (60, 20), (10_000, 1)];
 /// Blocks of a whole run: 300 rounds with 1 and 60 dirty files, 15 with 10,000.
 const BLOCKS: usize = 15;
-/// Between two rounds.
+/// Pause between two rounds.
 const PAUSE: Duration = Duration::from_millis(10);
 /// Files changed before a restore.
 const RESTORED: usize = 60;
-/// Numbers of files held open for writing.
+/// Numbers of files open for writing.
 const HOT: [usize; 6] = [0, 1, 2, 4, 16, 64];
 
 const P50_MS: f64 = 1.0;
@@ -29,8 +29,8 @@ const CLI_MS: f64 = 10.0;
 const RESTORE_MS: f64 = 20.0;
 const MOUNT_MS: f64 = 100.0;
 
-/// `checkpoint` over a connection that stays, with 1, 60 and 10,000 files written through the mount
-/// just before.
+/// Measures `checkpoint` over a persistent connection, after writes to 1, 60 and 10,000 files
+/// through the mount.
 fn checkpoint_latency(rig: &mut Rig<'_>, blocks: usize) -> Vec<(usize, Samples, Samples)> {
     let mut client = rig.client();
     make_checkpoint(&mut client);
@@ -46,8 +46,8 @@ fn checkpoint_latency(rig: &mut Rig<'_>, blocks: usize) -> Vec<(usize, Samples, 
                 .enumerate()
                 .filter(|(_, (_, rounds))| round < *rounds)
             {
-                // Nobody makes checkpoints back to back: after 10,000 changes the caches are cold,
-                // and so they shall be after one.
+                // Checkpoints are not made back to back in practice: the caches are cold after
+                // 10,000 changes, and must be after one.
                 std::thread::sleep(PAUSE);
                 rig.change(*dirty);
                 let made = measured[index].1.time(|| make_checkpoint(&mut client));
@@ -130,7 +130,7 @@ pub fn checkpoint(rig: &mut Rig<'_>, quick: bool, report: &mut Report) {
     }
 }
 
-/// The whole process `ckptfs checkpoint`, from fork to exit, after one file changed.
+/// Measures the process `ckptfs checkpoint`, from fork to exit, after one file changed.
 pub fn cli(rig: &mut Rig<'_>, quick: bool, report: &mut Report) {
     let mut took = Samples::default();
     for _ in 0..if quick { 20 } else { 200 } {
@@ -165,7 +165,7 @@ pub fn cli(rig: &mut Rig<'_>, quick: bool, report: &mut Report) {
     );
 }
 
-/// Restore of the whole tree after 60 files changed.
+/// Measures a restore of the whole tree after 60 files changed.
 pub fn restore(rig: &mut Rig<'_>, quick: bool, report: &mut Report) {
     let mut client = rig.client();
     let (mut took, mut daemon) = (Samples::default(), Samples::default());
@@ -227,8 +227,8 @@ pub fn restore(rig: &mut Rig<'_>, quick: bool, report: &mut Report) {
     );
 }
 
-/// Checkpoints while files are open for writing: each was written to since the checkpoint before,
-/// or none was.
+/// Measures checkpoints with files open for writing, all or none written since the previous
+/// checkpoint.
 pub fn hot(rig: &mut Rig<'_>, quick: bool, report: &mut Report) {
     let rounds = if quick { 10 } else { 100 };
     let root = rig.mount.path().to_owned();
@@ -289,8 +289,7 @@ pub fn hot(rig: &mut Rig<'_>, quick: bool, report: &mut Report) {
     }
 }
 
-/// The process `ckptfs mount`, after an orderly unmount: with warm caches, and with the kernel's
-/// caches dropped.
+/// Measures the process `ckptfs mount` after a clean unmount, with warm and with dropped caches.
 pub fn mount(rig: &mut Rig<'_>, quick: bool, report: &mut Report) {
     let rounds = if quick { 3 } else { 15 };
     let (mut warm, mut cold) = (Samples::default(), Samples::default());

@@ -1,4 +1,4 @@
-//! One picture for each scenario: how many times as long as in the plain directory.
+//! One chart per scenario: times relative to the plain directory.
 
 use std::path::Path;
 
@@ -10,8 +10,7 @@ use crate::place::Placement;
 use crate::results::{Results, Row};
 use crate::workload::Scenario;
 
-/// The bars of a workload, and what the legend says of each. `None` is the better of the floor's
-/// two ways.
+/// The bars of a workload with their legends. `None` is the better of the two floor columns.
 const BARS: [(Option<Column>, &str, RGBColor); 4] = [
     (
         Some(Column::Passthrough),
@@ -36,7 +35,7 @@ const HEAD: i32 = 56;
 type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 type Drawn = Result<(), Box<dyn std::error::Error>>;
 
-/// Draws the scenario if anything of it was measured; says whether.
+/// Draws the scenario if it was measured; returns whether it was.
 ///
 /// # Errors
 /// The file cannot be written.

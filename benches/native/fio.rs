@@ -1,4 +1,4 @@
-//! Reading and writing one large file, by fio.
+//! Reads and writes of one large file with fio.
 
 use crate::common::command::{stdout_of, succeeds};
 use crate::common::mount::VERB_SECONDS;
@@ -30,8 +30,8 @@ const fn read(
     }
 }
 
-/// The file is made anew and is on disk: its capture does not have to write it first, and random
-/// writes have not left it in thousands of extents, each of which a reflink has to take up.
+/// The file is recreated and synced: its capture need not write it back, and earlier random writes
+/// have not split it into thousands of extents, which a reflink would have to copy.
 const fn write(
     name: &'static str,
     title: &'static str,
@@ -102,7 +102,7 @@ pub const SCENARIO: Scenario = Scenario {
     ],
 };
 
-/// As many operations as fit into the time.
+/// The number of operations depends on the time.
 fn unknown(_: &Fixtures) -> Option<usize> {
     None
 }
@@ -133,7 +133,7 @@ fn lay_out(_: &World<'_>, lane: &Lane) {
     }
 }
 
-/// Seconds for each operation or mebibyte: for each unit of the job's block size.
+/// Returns the seconds per operation or mebibyte, the unit of the job's block size.
 fn fio(lane: &Lane, arguments: &[&str]) -> f64 {
     let mut command = within(
         lane.root(),
@@ -147,7 +147,7 @@ fn fio(lane: &Lane, arguments: &[&str]) -> f64 {
             "--norandommap",
         ],
     );
-    // The file is cached: the disk is not what is compared.
+    // The file is cached, because the disk is not compared.
     command.args([
         "--invalidate=0",
         "--fallocate=none",

@@ -1,4 +1,4 @@
-//! What the workloads start from, made once on the host's own filesystem.
+//! Inputs of the workloads, made once on the host's filesystem.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -14,7 +14,7 @@ use crate::workload::{SETUP_SECONDS, within};
 
 /// Files in the repository.
 const GIT_FILES: usize = 6_000;
-/// Files that its two tags differ in.
+/// Files that differ between its two tags.
 pub const GIT_CHANGED: usize = 2_000;
 
 const CARGO_MANIFEST: &str = "[package]\nname = \"app\"\nversion = \"0.1.0\"\nedition = \"2021\"\n[workspace]\n[dependencies]\n\
@@ -23,14 +23,14 @@ const CARGO_MAIN: &str = "fn main() {\n    println!(\"{}\", serde_json::json!({ 
 const NPM_MANIFEST: &str = "{\"name\":\"app\",\"version\":\"1.0.0\",\"private\":true,\
      \"dependencies\":{\"express\":\"4.21.2\",\"eslint\":\"8.57.1\",\"typescript\":\"5.4.5\"}}\n";
 
-/// Everything lies in one directory that goes with the value. What cannot be made says why.
+/// All inputs, in a temporary directory; a failed one contains the reason.
 pub struct Fixtures {
     dir: tempfile::TempDir,
     /// A tree of small real files.
     pub tar: PathBuf,
-    /// Its regular files, relative to its top.
+    /// Relative paths of its regular files.
     pub small: Vec<PathBuf>,
-    /// The same, each with a zero byte after it.
+    /// The same paths, each terminated by a zero byte.
     pub list: PathBuf,
     pub git: Result<Repository, String>,
     pub cargo: Result<Crate, String>,
@@ -41,11 +41,11 @@ pub struct Fixtures {
 pub struct Repository {
     pub dir: PathBuf,
     pub files: usize,
-    /// The commit of `second`, at which the tree is.
+    /// The commit of `second`, which is checked out.
     pub second: String,
 }
 
-/// A crate with the sources of all that it depends on.
+/// A crate with the sources of all its dependencies.
 pub struct Crate {
     pub dir: PathBuf,
     /// Regular files in `target` after a build.
@@ -129,7 +129,7 @@ impl Fixtures {
     }
 }
 
-/// A git that reads nobody's settings.
+/// Returns a git command that ignores the user's configuration.
 pub fn git(dir: &Path, arguments: &[&str]) -> Command {
     let mut command = within(
         dir,
@@ -150,7 +150,7 @@ pub fn git(dir: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// A cargo with a home of its own, so that it waits for nobody.
+/// Returns a cargo command with a separate home, so that it does not wait for locks.
 pub fn cargo(dir: &Path, arguments: &[&str]) -> Command {
     let mut command = with_settings_of_cargo_gone(within(
         dir,
@@ -175,7 +175,7 @@ fn with_settings_of_cargo_gone(mut command: Command) -> Command {
     command
 }
 
-/// npm that asks nobody and runs nothing.
+/// Returns an npm command without network queries and install scripts.
 pub fn npm(dir: &Path, cache: &Path, arguments: &[&str]) -> Command {
     let mut command = within(dir, "npm", arguments);
     command
@@ -239,7 +239,7 @@ fn repository(dir: &Path) -> Result<Repository, String> {
     })
 }
 
-/// The sources come from what cargo has fetched for this project.
+/// Uses the sources that cargo has fetched for this project.
 fn crate_with_sources(dir: &Path) -> Result<Crate, String> {
     let write =
         |name: &str, text: &str| fs::write(dir.join(name), text).map_err(|error| error.to_string());
@@ -267,7 +267,7 @@ fn crate_with_sources(dir: &Path) -> Result<Crate, String> {
     })
 }
 
-/// The packages come from npm's registry, once.
+/// Downloads the packages from npm's registry, once.
 fn packages(dir: &Path) -> Result<Packages, String> {
     let (project, cache) = (dir.join("npm"), dir.join("npm-cache"));
     fs::create_dir_all(&project)

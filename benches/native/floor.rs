@@ -1,5 +1,5 @@
-//! The floor: libfuse's `passthrough_ll`, built from the example that Debian's libfuse3-dev brings,
-//! and bindfs. They keep no history.
+//! The floor: libfuse's `passthrough_ll`, built from the example in Debian's libfuse3-dev, and
+//! bindfs, both without a history.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -16,7 +16,7 @@ const MOUNT_SECONDS: u64 = 20;
 /// Builds `passthrough_ll` in `dir`.
 ///
 /// # Errors
-/// Why it cannot be had on this machine.
+/// Returns the reason why it cannot be built on this machine.
 pub fn build(dir: &Path) -> Result<PathBuf, String> {
     if !Path::new(EXAMPLE).exists() {
         return Err("libfuse3-dev, which brings passthrough_ll.c, is not installed (make bench-native installs it)".to_owned());
@@ -37,16 +37,16 @@ pub fn build(dir: &Path) -> Result<PathBuf, String> {
     Ok(program)
 }
 
-/// A mounted reference filesystem; dropping it unmounts.
+/// A mounted reference filesystem, unmounted on drop.
 pub struct Floor {
     point: PathBuf,
     child: Child,
 }
 
 impl Floor {
-    /// `passthrough_ll` over `source` on `point`, with everything cached for ever, by one thread or
-    /// by as many as libfuse likes, each with a descriptor of its own. Without extended attributes,
-    /// which is its default and saves it a request for each write.
+    /// Mounts `passthrough_ll` over `source` on `point`, with unlimited caching, and with one
+    /// thread or up to 10, each with its own descriptor. It has no extended attributes by default,
+    /// which saves a request per write.
     pub fn passthrough_ll(program: &Path, source: &Path, point: &Path, one_thread: bool) -> Floor {
         let mut command = Command::new(program);
         command.arg("-f").args(if one_thread {
@@ -61,7 +61,7 @@ impl Floor {
         Floor::start(command.arg(point), point)
     }
 
-    /// bindfs, with many threads.
+    /// Mounts bindfs with many threads.
     pub fn bindfs(source: &Path, point: &Path) -> Floor {
         let mut command = Command::new("bindfs");
         command
@@ -76,7 +76,7 @@ impl Floor {
         Floor::start(&mut command, point)
     }
 
-    /// A tree in memory behind our own adapter ([`crate::null`]), served by this program.
+    /// Mounts a tree in memory behind our own adapter ([`crate::null`]), served by this program.
     pub fn null(point: &Path) -> Floor {
         let this = std::env::current_exe().expect("this program has a path");
         Floor::start(
@@ -119,8 +119,8 @@ impl Drop for Floor {
     fn drop(&mut self) {
         let unmounted = try_run_limited(&mut tool("umount", &[&self.point]), MOUNT_SECONDS)
             .is_ok_and(|output| output.status.success());
-        // Another mount namespace, made while this was mounted, keeps the connection; without its
-        // daemon it ends.
+        // A mount namespace created while this was mounted keeps the connection alive; killing the
+        // daemon ends it.
         let pid = self.child.id();
         let gone = || {
             process::start_of(pid).is_none_or(|start| {

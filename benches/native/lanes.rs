@@ -1,4 +1,4 @@
-//! The columns: the same directory tree seen in several ways, all of them on one image at the same
+//! The columns: the same directory tree accessed in several ways, all on one image at the same
 //! time.
 
 use std::cell::RefCell;
@@ -14,20 +14,20 @@ use crate::common::mount::minor_of;
 use crate::common::{Image, Io, Mount, MountOpts};
 use crate::floor::Floor;
 
-/// What stands in a column.
+/// A column of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Column {
     /// A directory of the filesystem itself.
     Plain,
-    /// The same, with a reflink of what is written made just before: what the filesystem itself
-    /// wants for a first change.
+    /// The same, with a reflink of the written file made before: the filesystem's own cost of a
+    /// first change.
     Cloned,
-    /// ckptfs with passthrough; there is no checkpoint.
+    /// ckptfs with passthrough, without a checkpoint.
     Passthrough,
-    /// ckptfs with passthrough, and a checkpoint made just before each run that changes something.
+    /// ckptfs with passthrough, and a checkpoint made before each run that changes something.
     Checkpointed,
-    /// ckptfs, the daemon reads and writes; there is no checkpoint.
+    /// ckptfs with daemon I/O, without a checkpoint.
     Daemon,
     /// libfuse's `passthrough_ll` with one thread.
     FloorOne,
@@ -60,7 +60,7 @@ impl Column {
             .0
     }
 
-    /// What stands above it in a table.
+    /// Returns the column's head in a table.
     pub fn title(self) -> &'static str {
         match self {
             Column::Plain => "plain",
@@ -79,7 +79,7 @@ impl Column {
     }
 }
 
-/// A whole run is shorter. A step that hangs is ended by the watchdog of the runner.
+/// Longer than a whole run. The runner's watchdog ends a step that hangs.
 const MOUNT_LIMIT: Duration = Duration::from_secs(4 * 3600);
 
 /// One column on one image.
@@ -92,7 +92,7 @@ pub struct Lane {
 }
 
 impl Lane {
-    /// Mounts what the column needs; `floor` is the built `passthrough_ll`.
+    /// Mounts the filesystem of the column; `floor` is the built `passthrough_ll`.
     pub fn new(image: &Image, column: Column, floor: Option<&Path>) -> Lane {
         let root = image.dir(column.name());
         let point = image.dir(&format!("{}-mount", column.name()));
@@ -124,7 +124,7 @@ impl Lane {
         }
     }
 
-    /// A mount of ours in place, in the way of this column.
+    /// Mounts ckptfs in place, in the I/O mode of this column.
     pub fn over(dir: &Path, column: Column) -> Lane {
         let io = if column == Column::Daemon {
             Io::Daemon
@@ -152,12 +152,12 @@ impl Lane {
         }
     }
 
-    /// Where the work is done.
+    /// Returns the directory for the work.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// The daemon that serves it.
+    /// Returns the process id of the daemon that serves it.
     pub fn daemon(&self) -> Option<u32> {
         self.mount
             .as_ref()
@@ -165,12 +165,12 @@ impl Lane {
             .or_else(|| self.floor.as_ref().map(Floor::pid))
     }
 
-    /// What names its FUSE connection.
+    /// Returns the device number that identifies its FUSE connection.
     pub fn minor(&self) -> Option<u32> {
         self.daemon().and_then(|_| minor_of(&self.root))
     }
 
-    /// A connection to the daemon of ours.
+    /// Connects to the ckptfs daemon.
     pub fn client(&self) -> Client {
         let store = rustix::fs::openat(
             CWD,
@@ -181,7 +181,7 @@ impl Lane {
         Client::connect(store.expect("the mount leads to its store")).expect("the daemon listens")
     }
 
-    /// Makes a checkpoint and holds it until [`Lane::let_go`].
+    /// Makes a checkpoint and keeps it until [`Lane::let_go`].
     pub fn hold(&self) {
         let made = self
             .client()
@@ -191,12 +191,12 @@ impl Lane {
         assert!(before.is_none(), "one checkpoint at a time");
     }
 
-    /// The checkpoint that is held.
+    /// Returns the current checkpoint.
     pub fn held(&self) -> String {
         self.held.borrow().clone().expect("a checkpoint is held")
     }
 
-    /// Deletes the checkpoint that is held, if one is, so that the history stays short.
+    /// Deletes the current checkpoint, if any, so that the history stays short.
     pub fn let_go(&self) {
         if let Some(id) = self.held.take() {
             self.client()

@@ -1,16 +1,17 @@
-//! Real work in a mount beside the same in a plain directory and in filesystems that keep no
-//! history. `make bench-native` runs it; root only.
+//! Real workloads in a mount, compared with a plain directory and with filesystems without a
+//! history. Requires root; `make bench-native` runs it.
 //!
 //! ```text
 //! cargo bench --bench native -- [--work DIR] [--fs xfs,btrfs] [--only SCENARIOS] [--columns NAMES] [--placement unpinned,pinned]
 //!                               [--rounds N] [--files N] [--quick] [--write-docs]
 //! ```
+//!
 //! It prints Markdown; `--write-docs` writes docs/benchmarks/native.md, native.json and the charts.
 //!
-//! All columns lie on one image at the same time, and each round does each step in all of them, one
-//! after the other, so that what else the machine does falls on all alike. Where the daemon and its
-//! client run decides small requests on two cores, so everything is measured twice: unpinned, as a
-//! user finds it, and with both on one CPU.
+//! All columns share one image, and each round makes each step in all of them in sequence, so that
+//! other load on the machine affects all equally. On two cores the placement of daemon and client
+//! determines the cost of small requests. Everything is therefore measured twice: unpinned, the
+//! default, and with both on one CPU.
 
 mod chart;
 #[path = "../../tests/it/common/mod.rs"]
@@ -56,7 +57,7 @@ const SCENARIOS: [&Scenario; 6] = [
     &programs::CARGO,
     &programs::NPM,
 ];
-/// Sparse.
+/// A sparse image.
 const IMAGE_BYTES: u64 = 24 << 30;
 
 fn main() {
@@ -112,7 +113,7 @@ fn main() {
     }
 }
 
-/// All scenarios in all columns.
+/// Runs all scenarios in all columns.
 fn run(
     runner: &Runner<'_>,
     fixtures: &Fixtures,
@@ -140,8 +141,7 @@ fn run(
     {
         runner.run(&mut world, scenario, results);
     }
-    // What was measured is told even if something cannot be unmounted in time; its connection
-    // is aborted then.
+    // Report the results even if an unmount times out, which aborts its connection.
     if std::panic::catch_unwind(AssertUnwindSafe(|| drop(world))).is_err() {
         eprintln!("native: {}: a mount did not go away", image.fs().name());
     }

@@ -1,6 +1,5 @@
-//! The null filesystem: our own adapter, with the same greeting and the same answers about caching,
-//! over a tree in memory. What it takes is what FUSE takes; what ckptfs takes beyond it is the
-//! backing directory and the history.
+//! The null filesystem: our own adapter, with the same INIT flags and cache timeouts, over a tree
+//! in memory. It measures the cost of FUSE; ckptfs adds the backing directory and the history.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -37,7 +36,7 @@ struct Null {
     tree: Mutex<Tree>,
 }
 
-/// Mounts on `point` and serves until it is unmounted.
+/// Mounts on `point` and serves until unmounted.
 pub fn serve(point: &Path) {
     let tree = Mutex::new(Tree::default());
     tree.lock().add(Kind::Dir, 0o777, 0, 0);
@@ -158,7 +157,7 @@ impl Tree {
         let child = self.child(parent, name)?;
         let stat = &mut self.node(child)?.stat;
         stat.nlink = stat.nlink.saturating_sub(1);
-        // An inode without names stays: it may be open, and the mount does not live long.
+        // An inode without names is not freed: it may be open, and the mount is short-lived.
         self.node(parent)?.names.remove(name);
         self.touch(parent)
     }

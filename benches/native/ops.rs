@@ -49,7 +49,7 @@ fn files(_: &Fixtures) -> Option<usize> {
     Some(FILES)
 }
 
-/// Seconds for each file.
+/// Returns the seconds per file.
 fn each(lane: &Lane, operation: fn(&PathBuf) -> std::io::Result<()>) -> f64 {
     let dir = place(lane, DIR);
     let paths: Vec<PathBuf> = (0..FILES)

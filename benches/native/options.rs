@@ -1,4 +1,4 @@
-//! What the command line asks for.
+//! Command-line options.
 
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ pub struct Options {
     pub filesystems: Vec<Fs>,
     pub placements: Vec<Placement>,
     pub columns: Vec<Column>,
-    /// Names of scenarios; empty: all.
+    /// Names of scenarios; empty means all.
     pub only: Vec<String>,
     pub rounds: Option<usize>,
     pub files: usize,
@@ -21,13 +21,13 @@ pub struct Options {
     pub write_docs: bool,
 }
 
-/// A whole run shall take 20 minutes. More than 15,000 need a limit of more than 20,000
-/// descriptors: the floor keeps one for each inode.
+/// For a whole run of 20 minutes. More than 15,000 files need a limit of more than 20,000
+/// descriptors, because the floor keeps one per inode.
 const FILES: usize = 10_000;
 const FILES_QUICK: usize = 2_000;
 
 impl Options {
-    /// `known` are the names that `--only` takes.
+    /// Parses the command line; `known` are the valid names for `--only`.
     pub fn parse(known: &[&str]) -> Result<Options, String> {
         let columns = Column::ALL
             .iter()

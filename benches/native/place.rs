@@ -1,5 +1,4 @@
-//! On which CPU who runs: on a machine with two cores that decides small requests more than
-//! anything else.
+//! CPU placement of processes, which dominates the cost of small requests on two cores.
 
 use std::fs;
 
@@ -7,11 +6,11 @@ use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::Serialize;
 
-/// Where the client and the daemons run.
+/// Placement of the client and the daemons.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Placement {
-    /// Wherever the scheduler puts them, as a user finds it.
+    /// Chosen by the scheduler, the default.
     Unpinned,
     /// The client and every thread of every daemon on one CPU.
     Pinned,
@@ -28,17 +27,17 @@ impl Placement {
     }
 }
 
-/// Moves this process (and so what it starts) and all threads of these daemons.
+/// Moves this process, with its future children, and all threads of the daemons.
 pub struct Places {
     all: CpuSet,
     one: CpuSet,
 }
 
 impl Places {
-    /// Call it before anything is pinned.
+    /// Reads the initial affinity; must be called before anything is pinned.
     pub fn new() -> Places {
         let all = sched_getaffinity(None).expect("a process can ask where it may run");
-        // The last one: interrupts are mostly served by the first.
+        // The last CPU, because interrupts are mostly served by the first.
         let last = (0..CpuSet::MAX_CPU)
             .rev()
             .find(|cpu| all.is_set(*cpu))
@@ -55,7 +54,7 @@ impl Places {
         };
         sched_setaffinity(None, set).expect("a process may choose where it runs");
         for thread in daemons.iter().flat_map(|pid| threads(*pid)) {
-            // A thread that has ended meanwhile is nowhere.
+            // A thread that has exited is ignored.
             let _ = sched_setaffinity(Some(thread), set);
         }
     }

@@ -1,4 +1,4 @@
-//! Programs of every day: git, cargo, npm.
+//! Common programs: git, cargo, npm.
 
 use std::fs;
 use std::path::Path;
@@ -100,7 +100,7 @@ fn git_status(lane: &Lane) -> f64 {
     timed(&mut git(&place(lane, "git"), &["status", "--porcelain"]))
 }
 
-/// To the tag at which the tree is not.
+/// Checks out the other tag.
 fn git_checkout(world: &World<'_>, lane: &Lane) -> f64 {
     let dir = place(lane, "git");
     let head = fs::read_to_string(dir.join(".git/HEAD")).expect("a repository has a HEAD");

@@ -44,7 +44,7 @@ directory listed, so the second walk of a tree makes a request for each director
 fio's file is made anew before each write: a reflink, and so a capture, costs by the extents of a file, and 4 KiB written at random leave thousands of them.
 ";
 
-/// What is written as JSON.
+/// The content of the JSON file.
 #[derive(Serialize)]
 struct Everything<'a> {
     machine: String,
@@ -54,7 +54,7 @@ struct Everything<'a> {
     memory: &'a [Memory],
 }
 
-/// All that was measured.
+/// All results.
 pub struct Report<'a> {
     pub scenarios: &'a [&'static Scenario],
     pub filesystems: Vec<&'static str>,
@@ -118,7 +118,7 @@ impl Report<'_> {
             .collect()
     }
 
-    /// The columns that the scenario was measured in; the floor is one.
+    /// Returns the measured columns of the scenario; the floor counts as one.
     fn columns(&self, scenario: &Scenario) -> Vec<Column> {
         let measured = |column: Column| {
             self.results
@@ -135,7 +135,7 @@ impl Report<'_> {
         columns
     }
 
-    /// The rows of a scenario on a filesystem.
+    /// Returns the rows of a scenario on a filesystem.
     fn rows(&self, fs: &'static str, scenario: &Scenario, columns: &[Column]) -> Vec<Vec<String>> {
         let mut rows = Vec::new();
         for workload in scenario.workloads {
@@ -169,7 +169,7 @@ impl Report<'_> {
             let Some(cell) = cell else {
                 return String::new();
             };
-            // A rate is the inverse of a time: its least is the time's most.
+            // A rate is the inverse of a time, which swaps minimum and maximum.
             let (mut low, mut high) = (shown(cell.min(), workload), shown(cell.max(), workload));
             if workload.unit == crate::workload::Unit::Mebibyte {
                 std::mem::swap(&mut low, &mut high);
@@ -240,7 +240,7 @@ impl Report<'_> {
     }
 }
 
-/// What the run was measured on.
+/// Describes the machine of the run.
 pub fn machine(load_before: &str, quick: bool) -> String {
     let quick = if quick {
         " A quick run: one round, few files."

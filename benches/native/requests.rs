@@ -1,5 +1,5 @@
-//! FUSE requests by kind, counted by the kernel's own tracepoint, so that every FUSE filesystem is
-//! counted alike.
+//! FUSE requests by kind, counted by the kernel's tracepoint in the same way for every FUSE
+//! filesystem.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -7,21 +7,23 @@ use std::path::PathBuf;
 
 use crate::common::command::{tool, try_run_limited};
 
-/// Counts by kind, without the prefix that all have.
+/// Counts by kind, without the common prefix.
 pub type Requests = BTreeMap<String, u64>;
 
 const TRACING: &str = "/sys/kernel/tracing";
-/// For each CPU; an event takes 32 bytes in it.
+/// Buffer size per CPU; an event takes 32 bytes.
 const BUFFER_KB: &str = "32768";
 
-/// A trace buffer of its own, which disturbs no other user of the tracer. Removed when dropped.
+/// A separate trace buffer, which does not disturb other users of the tracer. Removed on drop.
 pub struct Tracer {
     dir: PathBuf,
 }
 
 impl Tracer {
+    /// Creates the trace buffer.
+    ///
     /// # Errors
-    /// Why this kernel does not count for us.
+    /// Returns the reason why this kernel cannot count requests.
     pub fn new() -> Result<Tracer, String> {
         let tracing = PathBuf::from(TRACING);
         if !tracing.join("instances").exists() {
@@ -50,8 +52,8 @@ impl Tracer {
         fs::write(self.dir.join(name), value).map_err(|error| format!("{name}: {error}"))
     }
 
-    /// Counts the requests on the connection with this minor number while `run` runs. `None`: the
-    /// buffer was too small for them all.
+    /// Counts the requests on the connection with this minor number during `run`. Returns `None` if
+    /// the buffer overflowed.
     pub fn count<T>(&self, minor: u32, run: impl FnOnce() -> T) -> (T, Option<Requests>) {
         let enable = |value: &str| {
             self.write("events/fuse/fuse_request_send/enable", value)

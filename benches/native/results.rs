@@ -1,4 +1,4 @@
-//! What was measured.
+//! Results of the measurements.
 
 use serde::Serialize;
 
@@ -15,9 +15,9 @@ pub struct Cell {
     pub workload: &'static str,
     pub placement: Placement,
     pub column: Column,
-    /// Seconds: of the whole, of each operation, or of each mebibyte.
+    /// Seconds for the whole run, for each operation, or for each mebibyte.
     pub seconds: Vec<f64>,
-    /// Of one run.
+    /// Requests of one run.
     pub requests: Option<Requests>,
     /// Files (or operations) of one run.
     pub files: Option<usize>,
@@ -42,13 +42,13 @@ impl Cell {
         self.seconds.iter().copied().fold(0.0, f64::max)
     }
 
-    /// FUSE requests for each file.
+    /// Returns the FUSE requests per file.
     pub fn requests_each(&self) -> Option<f64> {
         let all: u64 = self.requests.as_ref()?.values().sum();
         Some(all as f64 / self.files? as f64)
     }
 
-    /// The same by kind, the most frequent first.
+    /// Returns the requests per file by kind, the most frequent first.
     pub fn kinds_each(&self) -> Option<String> {
         let (mut kinds, files) = (
             self.requests.as_ref()?.iter().collect::<Vec<_>>(),
@@ -65,7 +65,7 @@ impl Cell {
     }
 }
 
-/// Everything.
+/// All cells.
 #[derive(Default)]
 pub struct Results(Vec<Cell>);
 
@@ -78,7 +78,7 @@ pub struct Row {
 }
 
 impl Results {
-    /// The cell for this workload, made if it is new.
+    /// Returns the cell for this workload, or adds it.
     pub fn cell(&mut self, row: Row, scenario: &'static str, column: Column) -> &mut Cell {
         let found = self.0.iter().position(|cell| is(cell, row, column));
         let index = found.unwrap_or_else(|| {
@@ -106,7 +106,7 @@ impl Results {
         self.0.iter().find(|cell| is(cell, row, column))
     }
 
-    /// The better of the floor's two ways.
+    /// Returns the better of the two floor columns.
     pub fn floor(&self, row: Row) -> Option<&Cell> {
         let floors = [Column::FloorOne, Column::FloorMany].map(|column| self.find(row, column));
         floors
@@ -115,7 +115,7 @@ impl Results {
             .min_by(|a, b| a.median().total_cmp(&b.median()))
     }
 
-    /// The best of the floor's two ways in either placement.
+    /// Returns the best floor column of both placements.
     pub fn best_floor(&self, row: Row) -> Option<&Cell> {
         let floors = Placement::ALL.map(|(_, placement)| self.floor(Row { placement, ..row }));
         floors
@@ -124,7 +124,7 @@ impl Results {
             .min_by(|a, b| a.median().total_cmp(&b.median()))
     }
 
-    /// The quotient of two medians.
+    /// Returns the ratio of two medians.
     pub fn ratio(&self, row: Row, column: Column, base: Option<&Cell>) -> Option<f64> {
         Some(self.find(row, column)?.median() / base?.median())
     }
@@ -141,7 +141,7 @@ fn is(cell: &Cell, row: Row, column: Column) -> bool {
         && cell.column == column
 }
 
-/// A measured number in the unit of its workload.
+/// Formats a measurement in the unit of its workload.
 pub fn shown(seconds: f64, workload: &Workload) -> String {
     match workload.unit {
         Unit::Seconds if seconds < 0.1 => format!("{:.1} ms", seconds * 1e3),

@@ -1,4 +1,4 @@
-//! Runs the scenarios, every column in turn, and ends what hangs.
+//! Runs the scenarios in all columns in turn, and ends steps that hang.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,11 +13,11 @@ use crate::requests::Tracer;
 use crate::results::{Cell, Results, Row, shown};
 use crate::workload::{Scenario, Workload, World};
 
-/// No step of any workload takes as long, on any machine that is worth measuring.
+/// Time limit of a step, longer than any workload needs.
 const STEP_SECONDS: u64 = 300;
 const QUICK_ROUNDS: usize = 1;
 
-/// What a run of scenarios needs beside the world.
+/// The context of a run of scenarios.
 pub struct Runner<'a> {
     pub options: &'a Options,
     pub places: Places,
@@ -54,7 +54,8 @@ impl Runner<'_> {
                 .filter(|placement| scenario.pins || *placement == Placement::Unpinned)
             {
                 self.places.enter(placement, &daemons(world));
-                // Counts do not depend on the placement. Counting costs a little: it is done once.
+                // Counts do not depend on the placement. Counting has a small cost and is done
+                // once.
                 let counts = round + 1 == rounds && placement == self.options.placements[0];
                 for workload in scenario.workloads {
                     let row = Row {
@@ -111,7 +112,8 @@ impl Runner<'_> {
     }
 }
 
-/// Each round begins with another column, so that no column always comes after the same other one.
+/// Returns the lanes in an order that starts with another one each round, so that no column always
+/// follows the same other one.
 fn turns(lanes: &[Lane], round: usize) -> impl Iterator<Item = &Lane> {
     lanes
         .iter()
@@ -124,7 +126,7 @@ fn daemons(world: &World<'_>) -> Vec<u32> {
     world.lanes.iter().filter_map(Lane::daemon).collect()
 }
 
-/// Says a row at once, for a run takes minutes.
+/// Prints a row at once, because a run takes minutes.
 fn tell(results: &Results, row: Row, workload: &Workload) {
     let cells = Column::ALL.iter().filter_map(|(name, column)| {
         let cell = results.find(row, *column)?;
@@ -152,11 +154,11 @@ fn tell(results: &Results, row: Row, workload: &Workload) {
     }
 }
 
-/// When the step under way must have ended, in seconds since 1970; 0: nothing is under way.
+/// Deadline of the current step in seconds since 1970; 0 if there is no step.
 static DEADLINE: AtomicU64 = AtomicU64::new(0);
 
-/// Aborts every FUSE mount of a world when one step takes too long, so that a mount that hangs ends
-/// the benchmark instead of stopping it.
+/// Aborts every FUSE mount of a world when a step takes too long, so that a mount that hangs ends
+/// the benchmark instead of blocking it.
 struct Watchdog;
 
 impl Watchdog {

@@ -143,7 +143,7 @@ fn search(lane: &Lane, dir: &str) -> f64 {
     ))
 }
 
-/// Makes the checkpoint whose view is looked at, and looks at it once.
+/// Makes a checkpoint and accesses its view once.
 fn open_view(lane: &Lane, look: fn(&Lane) -> f64) {
     lane.hold();
     look(lane);
@@ -161,7 +161,7 @@ fn view_search(lane: &Lane) -> f64 {
     search(lane, &view_of(lane))
 }
 
-/// Every fifth file.
+/// Rewrites every fifth file.
 fn rewrite(world: &World<'_>, lane: &Lane) -> f64 {
     let dir = place(lane, DIR);
     let stamp = format!("{:064}", world.round);

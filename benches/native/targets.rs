@@ -1,4 +1,4 @@
-//! The targets of the project, and whether they are met.
+//! The project's performance targets and their verdicts.
 
 use serde::Serialize;
 
@@ -6,18 +6,18 @@ use crate::lanes::Column;
 use crate::place::Placement;
 use crate::results::{Results, Row};
 
-/// What a column is compared with.
+/// The base of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Base {
     /// The plain directory.
     Plain,
-    /// The better of the floor's two ways.
+    /// The better of the two floor columns.
     Floor,
     /// This workload in this column.
     Other(&'static str, Column),
 }
 
-/// The median of a workload in a column is at most `limit` times that of the base.
+/// A limit for the ratio of a workload's median in a column to that of the base.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
     pub workload: &'static str,
@@ -26,7 +26,7 @@ pub struct Target {
     pub limit: f64,
 }
 
-/// A target and what was measured.
+/// A target with its measurements.
 #[derive(Clone, Debug, Serialize)]
 pub struct Verdict {
     pub fs: &'static str,
@@ -36,7 +36,7 @@ pub struct Verdict {
     pub limit: f64,
     pub unpinned: Option<f64>,
     pub pinned: Option<f64>,
-    /// Unpinned against the best floor of all: of either placement and with one or many threads.
+    /// Unpinned, relative to the best floor of both placements, with one or many threads.
     pub best_floor: Option<f64>,
 }
 
@@ -87,9 +87,9 @@ const PROGRAMS: [Target; 2] = [
     floor("cargo-build", Column::Passthrough, 0.9),
     floor("npm-ci", Column::Passthrough, 0.9),
 ];
-/// Requests to the daemon are most of what these cost.
+/// Workloads dominated by requests to the daemon.
 const REQUESTS: [&str; 6] = ["git-checkout", "untar", "create", "rename", "unlink", "rm"];
-/// Changes of what a checkpoint holds.
+/// Changes of files that a checkpoint shows.
 const FIRST: [&str; 8] = [
     "rewrite",
     "git-checkout",
@@ -118,7 +118,7 @@ fn all() -> Vec<Target> {
     all
 }
 
-/// Every target of which something was measured on this filesystem.
+/// Returns the verdicts of all targets measured on this filesystem.
 pub fn verdicts(results: &Results, fs: &'static str) -> Vec<Verdict> {
     let measured = |target: &Target| {
         let ratio = |placement| {

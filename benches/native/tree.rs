@@ -1,4 +1,4 @@
-//! What the size of a tree costs: the verbs, and the memory of the daemon.
+//! Cost of the size of a tree: the verbs, and the daemon's memory.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -14,19 +14,19 @@ use crate::shared::markdown;
 use crate::shared::stats::{Samples, ms};
 use crate::workload::{shell, timed};
 
-/// Name, for `--only`.
+/// The name for `--only`.
 pub const NAME: &str = "tree";
 const SIZES: [usize; 3] = [1_000, 36_000, 250_000];
 const DIRTY: [usize; 3] = [1, 60, 10_000];
 const DIRECTORY: usize = 100;
 const ROUNDS: usize = 3;
 
-/// The promise: this much for each inode that the kernel knows, and as much beside.
+/// The memory bound: bytes per inode cached by the kernel, plus a base.
 const INODE_BYTES: u64 = 200;
 const BASE_BYTES: u64 = 64 << 20;
 
-/// The verbs on a tree of `files`, of which `dirty` were written since the checkpoint before;
-/// milliseconds.
+/// Times of the verbs on a tree of `files`, of which `dirty` were written since the previous
+/// checkpoint, in microseconds: median, minimum, maximum.
 #[derive(Clone, Debug, Serialize)]
 pub struct Verb {
     pub fs: &'static str,
@@ -90,7 +90,7 @@ pub fn measure(image: &Image, quick: bool) -> (Vec<Verb>, Vec<Memory>) {
     (verbs, memory)
 }
 
-/// Files of 64 bytes, 100 to a directory; relative paths.
+/// Makes files of 64 bytes, 100 per directory; returns their relative paths.
 fn fill(dir: &Path, files: usize) -> Vec<PathBuf> {
     let paths: Vec<PathBuf> = (0..files)
         .map(|index| PathBuf::from(format!("d{}/f{index}", index / DIRECTORY)))
@@ -190,7 +190,7 @@ fn round(
     }
 }
 
-/// The resident memory of a process.
+/// Returns the resident memory of a process, in bytes.
 fn resident(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("the daemon lives");
     let kb = status.lines().find_map(|line| {

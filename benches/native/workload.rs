@@ -1,4 +1,4 @@
-//! What a workload is, and the helpers that all of them use.
+//! Workloads, and helpers for all of them.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -9,86 +9,85 @@ use crate::common::command::{tool, try_run_limited};
 use crate::fixtures::Fixtures;
 use crate::lanes::{Column, Lane};
 
-/// Seconds for a step that is not measured.
+/// Time limit for a step that is not measured.
 pub const SETUP_SECONDS: u64 = 300;
 
-/// One image with all its columns, and what the workloads need beside it.
+/// One image with all its columns, and the inputs of the workloads.
 pub struct World<'a> {
     pub image: &'a Image,
     pub fixtures: &'a Fixtures,
     pub lanes: Vec<Lane>,
-    /// A number that is another one in each round.
+    /// A number unique to each round.
     pub round: usize,
 }
 
-/// What the number of a workload means.
+/// The unit of a workload's result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
-    /// Seconds for the whole.
+    /// Seconds for the whole run.
     Seconds,
-    /// Seconds for one operation, shown in microseconds.
+    /// Seconds per operation, shown in microseconds.
     Each,
-    /// Seconds for a mebibyte, shown as GiB/s.
+    /// Seconds per mebibyte, shown as GiB/s.
     Mebibyte,
 }
 
-/// One thing that is measured in every column.
+/// An operation measured in every column.
 pub struct Workload {
     pub name: &'static str,
     pub title: &'static str,
     pub unit: Unit,
-    /// It changes the tree: the column `checkpointed` gets a checkpoint just before.
+    /// Changes the tree: the column `checkpointed` makes a checkpoint before.
     pub changes: bool,
-    /// The columns that can do it.
+    /// Reports whether the workload runs in a column.
     pub can: fn(Column) -> bool,
-    /// Files (or operations) of one run, for requests per file. Without it the run has no fixed
-    /// number.
+    /// Files (or operations) of one run, for requests per file; `None` if the number varies.
     pub files: fn(&Fixtures) -> Option<usize>,
-    /// Not measured.
+    /// Preparation, not measured.
     pub before: fn(&World<'_>, &Lane),
-    /// Measured: returns the seconds that it measured itself.
+    /// The measured step; returns its own measurement in seconds.
     pub run: fn(&World<'_>, &Lane) -> f64,
 }
 
-/// Workloads that build upon each other in one directory.
+/// Workloads that build on each other in one directory.
 pub struct Scenario {
     pub name: &'static str,
     pub title: &'static str,
     /// Rounds of a whole run.
     pub rounds: usize,
-    /// Pinning one CPU says nothing of a program that uses all.
+    /// Whether to measure pinned as well as unpinned; meaningless for programs that use all CPUs.
     pub pins: bool,
-    /// Why it cannot run on this machine, if so.
+    /// Returns the reason if it cannot run on this machine.
     pub missing: fn(&Fixtures) -> Option<String>,
-    /// Once for each column, not measured.
+    /// Preparation once per column, not measured.
     pub setup: fn(&World<'_>, &Lane),
     pub workloads: &'static [Workload],
 }
 
-/// Every column but the one that only a few workloads have.
+/// Selects every column except the one of a few workloads.
 pub fn any(column: Column) -> bool {
     column != Column::Cloned
 }
 
 pub fn nothing(_: &World<'_>, _: &Lane) {}
 
-/// Has every cache filled: after a listing that it had to ask for, the kernel takes a directory's
-/// time of access for out of date (`fuse_readdir_uncached` in fs/fuse/readdir.c), so that the
-/// second walk asks once more for each directory and only the third for nothing.
+/// Calls twice to fill every cache. After an uncached listing the kernel invalidates a directory's
+/// atime (`fuse_readdir_uncached` in fs/fuse/readdir.c). The second walk therefore makes a request
+/// for each directory, and only the third makes no request.
 pub fn twice(call: impl Fn()) {
     call();
     call();
 }
 
-/// Seconds that the call takes.
+/// Returns the duration of a call in seconds.
 pub fn seconds(call: impl FnOnce()) -> f64 {
     let started = Instant::now();
     call();
     started.elapsed().as_secs_f64()
 }
 
-/// Seconds from fork to the end of a command, which must succeed. What it prints is dropped, what
-/// it complains of is shown.
+/// Returns the seconds from fork to exit of a command, which must succeed. Its stdout is discarded,
+/// its stderr is shown.
 pub fn timed(command: &mut Command) -> f64 {
     command.stdin(Stdio::null()).stdout(Stdio::null());
     seconds(|| {
@@ -99,30 +98,30 @@ pub fn timed(command: &mut Command) -> f64 {
     })
 }
 
-/// A command in this directory.
+/// Returns a command that runs in this directory.
 pub fn within(dir: &Path, name: &str, arguments: &[&str]) -> Command {
     let mut command = tool(name, arguments);
     command.current_dir(dir);
     command
 }
 
-/// A shell script in this directory, every part of which must succeed.
+/// Returns a shell command in this directory that fails if any part fails.
 pub fn shell(dir: &Path, script: &str) -> Command {
     within(dir, "bash", &["-euo", "pipefail", "-c", script])
 }
 
-/// Puts everything on disk and empties the kernel's caches.
+/// Syncs the image and drops the kernel's caches.
 pub fn drop_caches(image: &Image) {
     timed(tool("sync", &["-f"]).arg(image.path()));
     std::fs::write("/proc/sys/vm/drop_caches", "3").expect("root may drop caches");
 }
 
-/// The lane's directory for the scenario.
+/// Returns the lane's directory for the scenario.
 pub fn place(lane: &Lane, name: &str) -> PathBuf {
     lane.root().join(name)
 }
 
-/// Why this program cannot be run, if so.
+/// Returns the reason if this program is not installed.
 pub fn missing(program: &str) -> Option<String> {
     let there = try_run_limited(
         &mut tool("sh", &["-c", &format!("command -v {program}")]),
@@ -132,7 +131,7 @@ pub fn missing(program: &str) -> Option<String> {
     (!there).then(|| format!("{program} is not installed"))
 }
 
-/// What only reads, in seconds, with nothing before it.
+/// Returns a read-only workload measured in seconds, without preparation.
 pub const fn workload(
     name: &'static str,
     title: &'static str,

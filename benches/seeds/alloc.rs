@@ -1,5 +1,4 @@
-//! Allocations, counted as Go's `-benchmem` does: every call of every thread, and the bytes asked
-//! for.
+//! Counts allocations as Go's `-benchmem` does: all calls of all threads, and the requested bytes.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,7 +6,7 @@ use std::time::Duration;
 
 use crate::shared::stats::Samples;
 
-/// The system's allocator, with a counter in front.
+/// The system's allocator with counters.
 struct Counting;
 
 #[global_allocator]
@@ -21,36 +20,36 @@ fn count(bytes: usize) {
     BYTES.fetch_add(bytes as u64, Ordering::Relaxed);
 }
 
-// SAFETY: every call is handed on unchanged to the system's allocator, which keeps the contract of
-// `GlobalAlloc`; counting allocates nothing.
+// SAFETY: every call is forwarded unchanged to the system's allocator, which fulfils the contract
+// of `GlobalAlloc`; counting does not allocate.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size());
-        // SAFETY: the caller keeps the contract of `alloc`.
+        // SAFETY: the caller fulfils the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller keeps the contract of `dealloc`, and the memory came from the system's
-        // allocator.
+        // SAFETY: the caller fulfils the contract of `dealloc`, and the memory came from the
+        // system's allocator.
         unsafe { System.dealloc(pointer, layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count(layout.size());
-        // SAFETY: the caller keeps the contract of `alloc_zeroed`.
+        // SAFETY: the caller fulfils the contract of `alloc_zeroed`.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
         count(new_size);
-        // SAFETY: the caller keeps the contract of `realloc`, and the memory came from the system's
-        // allocator.
+        // SAFETY: the caller fulfils the contract of `realloc`, and the memory came from the
+        // system's allocator.
         unsafe { System.realloc(pointer, layout, new_size) }
     }
 }
 
-/// Waits until no thread allocates: what came before is done then. At most two seconds.
+/// Waits until no thread allocates, which means that earlier work is done, for up to two seconds.
 pub fn settle() {
     for _ in 0..40 {
         let before = CALLS.load(Ordering::Relaxed);
@@ -61,7 +60,7 @@ pub fn settle() {
     }
 }
 
-/// One operation, done several times in this process: time, and what was allocated meanwhile.
+/// Time and allocations of an operation in this process, measured several times.
 #[derive(Clone, Debug, Default)]
 pub struct Op {
     pub time: Samples,
@@ -74,7 +73,7 @@ impl Op {
         self.run_many(1, call)
     }
 
-    /// As [`Op::run`] of something that does the operation `times` times.
+    /// Like [`Op::run`], for a call that performs the operation `times` times.
     pub fn run_many<T>(&mut self, times: usize, call: impl FnOnce() -> T) -> T {
         let (calls, bytes) = (CALLS.load(Ordering::Relaxed), BYTES.load(Ordering::Relaxed));
         let mut took = Samples::default();

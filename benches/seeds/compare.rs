@@ -1,4 +1,4 @@
-//! Two runs beside each other: what `make bench-compare` prints of this suite.
+//! Compares two runs, for `make bench-compare`.
 
 use std::collections::BTreeMap;
 
@@ -8,11 +8,11 @@ use crate::report::{OURS, time};
 use crate::shared::markdown;
 use crate::shared::stats::Samples;
 
-/// What a row has: the median time, bytes and calls.
+/// The medians of a row: time, bytes and calls.
 type Numbers = [Option<f64>; 3];
 
-/// Prints every row that both have, with the change from the first to the second. Each is a list of
-/// files with commas, whose samples are put together.
+/// Prints every common row with the change from the first run to the second. Each argument is a
+/// comma-separated list of files, whose samples are combined.
 pub fn print(before: &str, now: &str) {
     let (before, now) = (read(before), read(now));
     let rows = now.iter().filter_map(|(name, now)| {
@@ -45,7 +45,7 @@ pub fn print(before: &str, now: &str) {
     println!("{}", markdown::table(&head, &rows.collect::<Vec<_>>()));
 }
 
-/// By table, row and filesystem.
+/// Reads the medians by table, row and filesystem.
 fn read(paths: &str) -> BTreeMap<String, Numbers> {
     let mut rows: BTreeMap<String, [Samples; 3]> = BTreeMap::new();
     for path in paths.split(',') {

@@ -1,16 +1,17 @@
-//! The tables of the projects that ckptfs grew from, made again: Spike 2, JVS, VRift, sy, and a
-//! table of what a platform's copies cost. `make bench-seeds` runs it; root only.
+//! Repeats the benchmark tables of the predecessors of ckptfs: Spike 2, JVS, VRift and sy, and
+//! measures the cost of copies on the platform. Requires root; `make bench-seeds` runs it.
 //!
 //! ```text
 //! cargo bench --bench seeds -- [--work DIR] [--fs xfs,btrfs,ext4,tmpfs] [--only platform,spike2,jvs,sy,vrift] [--quick] [--long] [--json FILE] [--write-docs]
 //! cargo bench --bench seeds -- --compare BEFORE NOW      files that --json wrote, lists with commas
 //! ```
+//!
 //! It prints Markdown; `--write-docs` writes docs/benchmarks/seeds.md and, with every sample,
 //! docs/benchmarks/seeds.json.
 //!
-//! Names of rows are the seed's. What does the same job with plain tools is measured in the same
-//! rounds, one after the other; the seed's own figure is of another machine, and says so. A table
-//! that fails says so in its place, and the others come. Exit status 1 then.
+//! Rows have the seed's names. Plain tools that do the same job are measured in the same rounds, in
+//! sequence; the seed's own figures are from another machine and marked as such. A failed table
+//! reports its error in its place, the others follow, and the exit status is 1.
 
 mod alloc;
 #[path = "../../tests/it/common/mod.rs"]
@@ -72,7 +73,7 @@ fn main() {
                 report.missing(*seed, format!("{}: {}", fs.name(), said(panic.as_ref())));
             }
         }
-        // What was measured is told even if something cannot be unmounted in time.
+        // Report the results even if an unmount times out.
         if std::panic::catch_unwind(AssertUnwindSafe(|| drop(world))).is_err() {
             eprintln!("seeds: {} did not go away", fs.name());
         }
@@ -99,7 +100,7 @@ fn measure(seed: Seed, world: &mut World<'_>, report: &mut Report) {
     }
 }
 
-/// What a panic said.
+/// Returns the message of a panic.
 fn said(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic
         .downcast_ref::<String>()

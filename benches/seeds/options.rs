@@ -1,4 +1,4 @@
-//! What the command line asks for.
+//! Command-line options.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::common::Fs;
 use crate::shared::options::{chosen, each};
 
-/// A seed whose table is made again.
+/// A seed: a predecessor whose table is repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seed {
     Platform,
@@ -30,14 +30,13 @@ const FILESYSTEMS: [(&str, Fs); 4] = [
     ("tmpfs", Fs::Tmpfs),
 ];
 
-/// Of the time that the rounds of a row may take: the whole suite takes a quarter of an hour at
-/// most.
+/// Share of the time limit of a row's rounds, so that the suite takes at most a quarter of an hour.
 const DEFAULT_SHARE: f64 = 0.35;
-/// After this, rows get less time, ...
+/// Time after which rows get less time.
 const HURRY: Duration = Duration::from_secs(8 * 60);
-/// ... and after this, those that take longest are left out.
+/// Time after which the slowest rows are skipped.
 const LATE: Duration = Duration::from_secs(11 * 60);
-/// What stands in their place.
+/// The text of a skipped row.
 pub const NO_TIME: &str =
     "left out: no time for it in a run of a quarter of an hour (`--long` has)";
 
@@ -58,11 +57,11 @@ pub struct Options {
     pub seeds: Vec<Seed>,
     /// Few rounds and small trees.
     pub quick: bool,
-    /// Also what takes very long (300,000 files), and more rounds.
+    /// Includes very slow rows (300,000 files), and makes more rounds.
     pub long: bool,
-    /// Where every sample is to be written.
+    /// The output file for every sample.
     pub json: Option<PathBuf>,
-    /// Two lists of such files (with commas) that are to be compared, and nothing measured.
+    /// Two comma-separated lists of such files to compare, without a measurement.
     pub compare: Option<[String; 2]>,
     pub write_docs: bool,
     began: Instant,
@@ -98,13 +97,13 @@ impl Options {
         Ok(options)
     }
 
-    /// There is no time for a row that takes long.
+    /// Reports whether slow rows must be skipped.
     pub fn is_late(&self) -> bool {
         !self.long && self.began.elapsed() > LATE
     }
 
-    /// Rounds of which none begins when the time is up, but at least one is done: a slow machine
-    /// measures less often, and says so.
+    /// Returns rounds until the time limit, but at least one: a slow machine makes fewer, and the
+    /// report shows their number.
     pub fn rounds(&self, most: usize, seconds: u64) -> impl Iterator<Item = usize> + use<> {
         let (most, share) = match (self.quick, self.long) {
             (true, _) => (most.min(3), 0.2),

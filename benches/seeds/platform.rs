@@ -1,5 +1,4 @@
-//! The table of copies: what one file costs by each way, what a directory costs, and what was found
-//! by trying.
+//! The cost of copies: one file by each method, a directory, and probed capabilities.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -20,7 +19,7 @@ const DIRECTORY: &str = "Platform: a copy of the tree";
 const SEED: &str = "Linux platform benchmark (arm64, tmpfs, another machine)";
 const MIB: u64 = 1 << 20;
 const SIZES: [u64; 4] = [1, 10, 100, 1024];
-/// What Node's `copyFile` reads at once is of this order.
+/// Node's `copyFile` reads blocks of this order.
 const BUFFER: usize = 1 << 20;
 
 pub fn measure(world: &mut World<'_>, report: &mut Report) {
@@ -32,7 +31,7 @@ pub fn measure(world: &mut World<'_>, report: &mut Report) {
     directory(world, &tree, report);
 }
 
-/// Each capability tried as such, and what `ckptfs doctor` says after it has tried.
+/// Tries each capability, and adds the result of `ckptfs doctor`.
 fn probe(world: &World<'_>, report: &mut Report) {
     let dir = world.dir("probe");
     shapes::write(&dir.join("from"), 1 << 16, 1);

@@ -1,5 +1,5 @@
-//! Tables with a column for ours, for what else does the same in the same run, and for what the
-//! seed wrote of its own machine.
+//! Tables with columns for ckptfs, for other tools in the same run, and for the seed's figures from
+//! its machine.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -13,15 +13,15 @@ use crate::options::{Options, Seed};
 use crate::shared::stats::Samples;
 use crate::shared::{machine, markdown};
 
-/// The column of what is measured.
+/// The column of ckptfs.
 pub const OURS: &str = "ckptfs";
 
-/// What stands in a cell.
+/// The content of a cell.
 #[derive(Clone, Debug)]
 pub enum Value {
-    /// Microseconds; shown is the median.
+    /// Microseconds, shown as the median.
     Time(Samples),
-    /// Whatever has a median and no unit.
+    /// A count, shown as the median without a unit.
     Count(Samples),
     Bytes(i64),
     Text(String),
@@ -34,7 +34,7 @@ pub struct Row {
     what: String,
     cells: Vec<Cell>,
     why: &'static str,
-    /// What the seed measured, microseconds, and why ours may take longer.
+    /// The seed's figure in microseconds, and why ours may be higher.
     seed: Option<(f64, &'static str)>,
 }
 
@@ -42,7 +42,7 @@ pub struct Row {
 struct Cell {
     head: &'static str,
     value: Value,
-    /// It does the same job: if it is faster, the report says so and why.
+    /// Does the same job: if it is faster, the report mentions that with the reason.
     rival: bool,
 }
 
@@ -83,26 +83,26 @@ impl Row {
         self.cell(head, Value::Text(text.into()))
     }
 
-    /// Time, bytes and calls of something done in this process.
+    /// Adds time, bytes and calls of an operation in this process.
     pub fn op(self, op: &Op) -> Row {
         self.ours(&op.time)
             .cell("B/op", Value::Count(op.bytes.clone()))
             .cell("allocs/op", Value::Count(op.calls.clone()))
     }
 
-    /// Why another may be faster here.
+    /// Sets the reason why a rival may be faster.
     pub fn why(mut self, why: &'static str) -> Row {
         self.why = why;
         self
     }
 
-    /// What the seed measured on its machine, microseconds, and why ours takes longer if it does.
+    /// Sets the seed's figure in microseconds, and the reason why ours may be higher.
     pub fn seed(mut self, us: f64, why: &'static str) -> Row {
         self.seed = Some((us, why));
         self
     }
 
-    /// The seed's figure and ours, if its is lower.
+    /// Returns the seed's figure and ours, if the seed's is lower.
     fn below_seed(&self) -> Option<(f64, f64, &'static str)> {
         let (seed, why) = self.seed?;
         let ours = self.cells.iter().find_map(|cell| match &cell.value {
@@ -112,8 +112,7 @@ impl Row {
         (seed < ours).then_some((seed, ours, why))
     }
 
-    /// The rival that is fastest, if it is faster than ours by more than the noise of a busy
-    /// machine.
+    /// Returns the fastest rival, if it is faster than ours.
     fn beaten(&self) -> Option<(&'static str, f64, f64)> {
         let time = |cell: &Cell| match &cell.value {
             Value::Time(samples) if samples.len() > 0 => Some(samples.p50()),
@@ -164,7 +163,7 @@ impl Value {
     }
 }
 
-/// Microseconds in the unit that reads best.
+/// Formats microseconds in a suitable unit.
 pub fn time(us: f64) -> String {
     match us {
         us if us < 1.0 => format!("{:.0} ns", us * 1e3),
@@ -177,7 +176,7 @@ pub fn time(us: f64) -> String {
     }
 }
 
-/// Bytes in the unit that reads best.
+/// Formats bytes in a suitable unit.
 pub fn size(bytes: i64) -> String {
     let kib = bytes as f64 / 1024.0;
     match bytes.abs() {
@@ -188,7 +187,7 @@ pub fn size(bytes: i64) -> String {
     }
 }
 
-/// 1234567 as 1,234,567.
+/// Formats 1234567 as 1,234,567.
 pub fn grouped(number: i64) -> String {
     let digits = number.unsigned_abs().to_string();
     let mut text = String::new();
@@ -210,7 +209,7 @@ struct Table {
 /// All tables of a run.
 pub struct Report {
     tables: Vec<Table>,
-    /// What could not be measured, and why.
+    /// Failed measurements with their reasons.
     missing: Vec<(Seed, String)>,
     load_before: String,
     how: String,
@@ -231,8 +230,8 @@ impl Report {
         }
     }
 
-    /// Adds a row to the table of this title, which is made with the first one. Says it on stderr
-    /// at once, for a run takes minutes.
+    /// Adds a row to the table of this title, which the first row creates, and prints it to stderr
+    /// at once, because a run takes minutes.
     pub fn add(&mut self, seed: Seed, title: &'static str, row: Row) {
         let cells: Vec<String> = row
             .cells
@@ -256,7 +255,7 @@ impl Report {
         }
     }
 
-    /// Something could not be measured; the rest goes on.
+    /// Records a failed measurement; the run continues.
     pub fn missing(&mut self, seed: Seed, what: String) {
         eprintln!("{}: not measured: {what}", seed.name());
         self.missing.push((seed, what));
@@ -270,7 +269,7 @@ impl Report {
         format!("{}{}", machine::describe(&self.load_before), self.how)
     }
 
-    /// The tables of the seeds in this order, each with what introduces it.
+    /// Returns the tables of the seeds in this order, each with its introduction.
     pub fn markdown(&self, seeds: &[(Seed, &str)]) -> String {
         let mut text = String::new();
         for (seed, introduction) in seeds {
@@ -326,7 +325,7 @@ impl Report {
         put("seeds.json", self.json());
     }
 
-    /// Everything, with every sample; a row a line.
+    /// Returns everything with all samples, one row per line.
     pub fn json(&self) -> String {
         let tables = self.tables.iter().map(|table| {
             let rows: Vec<String> = table
@@ -350,7 +349,7 @@ impl Report {
     }
 }
 
-/// Samples with the four digits that mean something.
+/// Rounds samples to four significant digits.
 fn rounded(samples: &Samples) -> Vec<f64> {
     let digits = |value: &f64| match value.abs() {
         0.0 => 0.0,
@@ -368,7 +367,7 @@ fn rounded(samples: &Samples) -> Vec<f64> {
 }
 
 impl Table {
-    /// Every head that a row has, in the order in which they came.
+    /// Returns the heads of all rows, in the order of their first appearance.
     fn heads(&self) -> Vec<&'static str> {
         let mut heads: Vec<&'static str> = Vec::new();
         for row in &self.rows {
@@ -408,7 +407,7 @@ impl Table {
         };
         let mut all = vec!["row", "filesystem", "rounds"];
         all.extend(&heads);
-        // The rows of one name beside each other, in the order in which the names came.
+        // Rows of the same name are adjacent, in the order of the names' first appearance.
         let mut names: Vec<&String> = Vec::new();
         for row in &self.rows {
             if !names.contains(&&row.what) {
@@ -427,7 +426,7 @@ impl Table {
         markdown::table(&all, &sorted)
     }
 
-    /// The rows in which another is faster, and why.
+    /// Lists the rows in which another tool is faster, with the reason.
     fn beaten(&self) -> String {
         let mut text = String::new();
         for row in &self.rows {

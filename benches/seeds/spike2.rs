@@ -22,7 +22,7 @@ const BANDS_TITLE: &str = "Spike 2: 87 bands of 8 MiB";
 const DISK: &str = "Spike 2: disk cost, by `df`";
 const SEED: &str = "Spike 2 (macOS, APFS, another machine)";
 
-/// Files changed before a checkpoint, and what the seed measured.
+/// Files changed before a checkpoint, and the seed's figure.
 const CHANGED: [(usize, &str); 4] = [
     (0, "-"),
     (1, "64 ms"),
@@ -32,9 +32,9 @@ const CHANGED: [(usize, &str); 4] = [
 const BANDS: usize = 87;
 const BANDS_QUICK: usize = 12;
 const BAND_BYTES: usize = 8 << 20;
-/// Checkpoints that share one look at `df`.
+/// Checkpoints per measurement by `df`.
 const MANY: usize = 100;
-/// The bytes that a change writes.
+/// Bytes that a change writes.
 const STAMP_BYTES: u64 = 16;
 
 pub fn measure(world: &mut World<'_>, report: &mut Report) {
@@ -67,7 +67,7 @@ fn checkpoint(mount: &Mount, samples: &mut Samples) -> u64 {
         .0
 }
 
-/// The whole process `ckptfs checkpoint`.
+/// Measures the process `ckptfs checkpoint`.
 fn process(mount: &Mount, arguments: &[&str], samples: &mut Samples) {
     let mut command = mount.command(arguments);
     let status = samples.time(|| {
@@ -106,7 +106,7 @@ fn checkpoints(
         for (changed, _, [socket, whole, scan]) in &mut rows {
             for (root, number) in [(mount.path(), round), (plain, round)] {
                 let before = SystemTime::now();
-                // A file's time is that of the last tick of the kernel's clock.
+                // A file's mtime is that of the last tick of the kernel's clock.
                 std::thread::sleep(std::time::Duration::from_millis(10));
                 spread(files, *changed, round)
                     .iter()
@@ -138,7 +138,7 @@ fn checkpoints(
     }
 }
 
-/// What the seed does: looks at the time of every file, and reads those that are newer.
+/// Does the job of the seed: checks the mtime of every file, and reads those that are newer.
 fn scan_and_hash(top: &Path, since: SystemTime, changed: usize) {
     let (mut pending, mut found) = (vec![top.to_owned()], 0);
     while let Some(dir) = pending.pop() {
@@ -241,7 +241,7 @@ fn disk(world: &World<'_>, mount: &Mount, files: &[PathBuf], report: &mut Report
     );
 }
 
-/// Two directories of bands: one that is mounted, one that is plain.
+/// Measures two directories of bands, one mounted and one plain.
 fn bands(world: &World<'_>, report: &mut Report) {
     let count = if world.options.quick {
         BANDS_QUICK
@@ -370,7 +370,7 @@ fn clones(world: &World<'_>, mount: &Mount, plain: &Path, count: usize, report: 
     tell_clones(world, names, &all, [cp_bytes, fork_bytes], report);
 }
 
-/// The rows of [`clones`].
+/// Adds the rows of [`clones`].
 fn tell_clones(
     world: &World<'_>,
     names: [&str; 4],

@@ -1,4 +1,4 @@
-//! sy: bringing a tree somewhere else, and back, beside `rsync -a` and `cp -a`.
+//! sy: exports of a tree and restores, compared with `rsync -a` and `cp -a`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,7 +18,7 @@ const SEED: &str = "sy (macOS, APFS, another machine): sy / rsync / cp";
 const RSYNC: &str = "`rsync -a`";
 const CP: &str = "`cp -a`";
 
-/// The shapes, and what the seed measured of itself, rsync and cp.
+/// The shapes, with the seed's figures for itself, rsync and cp.
 const SHAPES: [(Shape, &str); 8] = [
     (shapes::SMALL_100, "19.7 ms / 35.3 ms / 34.7 ms"),
     (shapes::SMALL_1000, "183 ms / 255 ms / 268 ms"),
@@ -45,7 +45,7 @@ pub fn measure(world: &mut World<'_>, report: &mut Report) {
     delta(world, report);
 }
 
-/// A tree that is mounted, and the same as a plain directory.
+/// A mounted tree, and the same tree as a plain directory.
 struct Bench<'a> {
     world: &'a World<'a>,
     shape: Shape,
@@ -139,7 +139,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Again, with nothing changed.
+/// Measures a repeated export without changes.
 fn idempotent(world: &World<'_>, report: &mut Report) {
     for (shape, seed) in [
         (shapes::SMALL_100, "2.9 ms / 13.7 ms / -"),
@@ -174,7 +174,7 @@ fn idempotent(world: &World<'_>, report: &mut Report) {
     }
 }
 
-/// Again, with 1 MiB changed in 100 MiB.
+/// Measures a repeated export with 1 MiB changed in 100 MiB.
 fn delta(world: &World<'_>, report: &mut Report) {
     let bench = Bench::new(world, shapes::LARGE_100);
     let all = ["ours", "rsync", "cp"].map(|name| bench.to(name));

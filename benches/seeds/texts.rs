@@ -1,4 +1,4 @@
-//! What introduces the tables.
+//! Introductions of the tables.
 
 use crate::options::Seed;
 

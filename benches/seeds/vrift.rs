@@ -1,4 +1,4 @@
-//! VRift: bringing existing trees in, tier by tier, with and without what was brought in before.
+//! VRift: imports of existing trees, tier by tier, with and without sharing from earlier imports.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -26,7 +26,7 @@ const TIER: [(&str, usize, &str); 4] = [
     ("Medium", 61_703, "10.24 s, 6,026 files/s"),
     ("Large", 300_000, "~60 s, 5,000+ files/s"),
 ];
-/// What the seed found in a fresh start and in a re-run, by tier.
+/// The seed's results of a fresh start and of a re-run, by tier.
 const FOUND: [[&str; 2]; 4] = [
     ["17.2% dedup, 3 MB saved, 8,549/s", "100%, 11,634/s"],
     ["71.5% dedup, 224 MB saved, 11,003/s", "100%, 11,790/s"],
@@ -34,13 +34,13 @@ const FOUND: [[&str; 2]; 4] = [
     ["~50% dedup, ~1 GB saved, ~5,000/s", "~100%, 10,000+/s"],
 ];
 const THREADS: [usize; 3] = [1, 2, 4];
-/// Of the files of a tier, in a quick run.
+/// Divisor for the files of a tier in a quick run.
 const QUICK_SHARE: usize = 10;
 
 pub fn measure(world: &mut World<'_>, report: &mut Report) {
     let program = Program::find();
     let source = Source::find();
-    // Where data cannot be shared every tier is copied, and the smallest says how.
+    // Without reflink every tier would be copied, and only the smallest is measured.
     let large = if world.options.long { 4 } else { 3 };
     let count = if world.has_reflink() { large } else { 1 };
     let tiers: Vec<_> = TIER.iter().take(count).enumerate().collect();
@@ -80,7 +80,7 @@ pub fn measure(world: &mut World<'_>, report: &mut Report) {
         .for_each(|(index, _)| remove(&world.path().join(format!("vrift-{index}"))));
 }
 
-/// `ckptfs import`, and what its help says that it can.
+/// `ckptfs import` and its help text, which lists its options.
 struct Program {
     help: String,
 }
@@ -96,7 +96,7 @@ impl Program {
         }
     }
 
-    /// Why it cannot be measured, if so.
+    /// Returns the reason if it cannot be measured.
     fn lacks(&self) -> Option<String> {
         let missing: Vec<&str> = ["--threads", "--hash", "--with"]
             .into_iter()
@@ -110,7 +110,7 @@ impl Program {
         self.help.contains(option)
     }
 
-    /// The command, if it knows all of these options.
+    /// Returns the command, if it supports all of these options.
     fn import(&self, dir: &Path, into: &Path, threads: usize, more: &[&str]) -> Option<Command> {
         let known = more
             .iter()
@@ -126,14 +126,14 @@ impl Program {
             .arg(into)
             .args(["--threads", &threads.to_string(), "--json"])
             .args(more);
-        // The directory holds directories, and is no series of snapshots.
+        // The directory contains directories, but is not a series of snapshots.
         command.args(self.has("--tree").then_some("--tree"));
         Some(command)
     }
 }
 
-/// The files of the crates that cargo has fetched. Of more files than there are, the further ones
-/// are the same with another first line: what is alike in a tier is what is alike in real code.
+/// The files of the crates that cargo has fetched. If a tier needs more, they are repeated with
+/// another first line, so that duplicates within a tier are those of real code.
 struct Source {
     top: PathBuf,
     files: Vec<PathBuf>,
@@ -155,7 +155,7 @@ impl Source {
         Source { top, files }
     }
 
-    /// The first `count` files: a larger tier has all of a smaller one.
+    /// Makes the first `count` files: a larger tier includes a smaller one.
     fn make(&self, dir: &Path, count: usize) {
         remove(dir);
         for number in 0..count {
@@ -176,7 +176,7 @@ impl Source {
     }
 }
 
-/// Threads, and the times of an import into nothing, of the same hashed, and of one again.
+/// The thread count, and times of a fresh import, of one with `--hash`, and of a repeated one.
 type Fresh = (usize, Samples, Samples, Samples);
 
 fn tier(
@@ -187,7 +187,7 @@ fn tier(
     report: &mut Report,
 ) {
     let into = world.path().join("vrift-into");
-    // How it speeds up is told by the smallest tier; by all of them where there is time.
+    // The speedup is measured with the smallest tier; with all if there is time.
     let threads = THREADS
         .into_iter()
         .filter(|threads| *threads == 4 || name == TIER[0].0 || world.options.long);
@@ -250,7 +250,7 @@ fn tier(
     }
 }
 
-/// Files a second.
+/// Formats files per second.
 fn rate(files: usize, samples: &Samples) -> String {
     if samples.len() == 0 {
         "-".to_owned()
@@ -259,7 +259,7 @@ fn rate(files: usize, samples: &Samples) -> String {
     }
 }
 
-/// How more threads speed it up; by the smallest tier.
+/// Adds the speedup by threads, for the smallest tier.
 fn tell_speedup(world: &World<'_>, fresh: &[Fresh], report: &mut Report) {
     let one = fresh[0].2.p50();
     let speedups = [("3.93 s (12K files)"), ("-"), ("1.65 s, 2.4x (12K files)")];
@@ -296,7 +296,7 @@ fn hash_walk(dir: &Path, threads: usize) {
     });
 }
 
-/// The tiers one after the other, each with those before it to share with; then all of them again.
+/// Imports the tiers in sequence, each sharing with the previous ones, then all again.
 fn scenarios(world: &World<'_>, program: &Program, tiers: &[usize], report: &mut Report) {
     let into = |tier: usize| world.path().join(format!("vrift-into-{tier}"));
     tiers.iter().for_each(|tier| remove(&into(*tier)));
@@ -334,8 +334,8 @@ fn scenarios(world: &World<'_>, program: &Program, tiers: &[usize], report: &mut
     tiers.iter().for_each(|tier| remove(&into(*tier)));
 }
 
-/// What VRift tells of an ingest, from the answer of an import: new blobs, share of the files that
-/// were known, bytes saved, files a second.
+/// Returns VRift's figures from the report of an import: new blobs, share of known files, bytes
+/// saved, files per second.
 fn told(answer: &Json, us: f64) -> [String; 4] {
     let made = answer["checkpoints"]
         .as_array()
@@ -359,7 +359,7 @@ fn told(answer: &Json, us: f64) -> [String; 4] {
     let both = |what: &str| {
         number(contents, &format!("duplicate_{what}")) + number(contents, &format!("known_{what}"))
     };
-    // Where extents cannot be shared what is known is found all the same, and saves nothing.
+    // Without reflink, known contents are detected but save no space.
     let found = both("files") + number(contents, "unshared_files");
     let rate = found as f64 / number(contents, "hashed_files").max(1) as f64 * 100.0;
     [

@@ -1,4 +1,4 @@
-//! A filesystem of its own, the tree of 36,076 files on it, mounts, and changes made to files.
+//! A test filesystem with the tree of 36,076 files, mounts, and changes to files.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -17,18 +17,18 @@ use crate::shared::tree;
 
 /// Files of Spike 2's tree.
 pub const FILES: usize = 36_076;
-/// The same where it shall be quick.
+/// Files in a quick run.
 const FILES_QUICK: usize = 4_000;
-/// Sparse.
+/// A sparse image.
 const IMAGE_BYTES: u64 = 16 << 30;
-/// What lies in memory takes memory.
+/// A tmpfs image occupies memory.
 const TMPFS_BYTES: u64 = 6 << 30;
-/// A whole run of one mount is shorter.
+/// Longer than all measurements of one mount.
 const MOUNT_LIMIT: Duration = Duration::from_secs(1800);
-/// Seconds for one command.
+/// Time limit for one command.
 pub const SECONDS: u64 = 600;
 
-/// A filesystem, and how it is measured.
+/// A filesystem with the options of the run.
 pub struct World<'a> {
     pub options: &'a Options,
     image: Image,
@@ -57,7 +57,8 @@ impl<'a> World<'a> {
         self.image.fs().has_reflink()
     }
 
-    /// A capture is a copy that is on disk before the change: milliseconds for each file.
+    /// Reports whether each capture is a synced copy before the change, which takes milliseconds
+    /// per file.
     pub fn captures_slowly(&self) -> bool {
         self.image.fs() == Fs::Ext4
     }
@@ -66,14 +67,14 @@ impl<'a> World<'a> {
         self.image.path()
     }
 
-    /// An empty directory.
+    /// Returns a new empty directory.
     pub fn dir(&self, name: &str) -> PathBuf {
         let dir = self.image.path().join(name);
         remove(&dir);
         self.image.dir(name)
     }
 
-    /// How many files the tree has.
+    /// Returns the number of files of the tree.
     pub fn files(&self) -> usize {
         if self.options.quick {
             FILES_QUICK
@@ -82,7 +83,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// The tree, without any history; made when it is first asked for.
+    /// Returns the tree without a history; the first call makes it.
     pub fn tree(&mut self) -> PathBuf {
         let dir = self.image.path().join("tree");
         if self.tree.is_none() {
@@ -96,19 +97,19 @@ impl<'a> World<'a> {
         dir
     }
 
-    /// Writes back what is dirty, so that no operation pays for the one before.
+    /// Writes back dirty data, so that no operation pays for an earlier one.
     pub fn sync(&self) {
         succeeds(tool("sync", &["-f"]).arg(self.image.path()), SECONDS);
     }
 
-    /// Bytes in use, as `df` tells.
+    /// Returns the used bytes, as `df` reports them.
     pub fn used(&self) -> i64 {
         self.sync();
         let space = rustix::fs::statvfs(self.image.path()).expect("it is mounted");
         ((space.f_blocks - space.f_bfree) * space.f_frsize) as i64
     }
 
-    /// Mounts a directory in place, as a user would find it: passthrough where there is reflink.
+    /// Mounts a directory in place with the default I/O mode: passthrough if there is reflink.
     pub fn mount(&self, dir: &Path) -> Mount {
         let io = if self.has_reflink() {
             Io::Passthrough
@@ -125,7 +126,7 @@ impl<'a> World<'a> {
     }
 }
 
-/// A connection to the daemon of a mount.
+/// Connects to the daemon of a mount.
 pub fn client(mount: &Mount) -> Client {
     let store = rustix::fs::openat(
         CWD,
@@ -136,14 +137,14 @@ pub fn client(mount: &Mount) -> Client {
     Client::connect(store.expect("the mount leads to its store")).expect("the daemon listens")
 }
 
-/// Removes a tree, if it is there.
+/// Removes a tree, if it exists.
 pub fn remove(dir: &Path) {
     if fs::symlink_metadata(dir).is_ok() {
         succeeds(tool("rm", &["-rf", "--"]).arg(dir), SECONDS);
     }
 }
 
-/// Every `step`th file, each far from the one before.
+/// Returns `count` files, each distant from the previous one.
 pub fn spread(files: &[PathBuf], count: usize, round: usize) -> Vec<&PathBuf> {
     const PRIME: usize = 7919;
     (0..count)
@@ -151,7 +152,7 @@ pub fn spread(files: &[PathBuf], count: usize, round: usize) -> Vec<&PathBuf> {
         .collect()
 }
 
-/// Writes a number over the beginning of a file.
+/// Writes a number to the beginning of a file.
 pub fn stamp(path: &Path, number: usize) {
     let file = OpenOptions::new()
         .write(true)
@@ -161,7 +162,7 @@ pub fn stamp(path: &Path, number: usize) {
         .expect("a file can be written");
 }
 
-/// Runs a process, which must succeed, and adds the time from fork to exit.
+/// Runs a process, which must succeed, and adds its time from fork to exit.
 pub fn timed(samples: &mut Samples, command: &mut std::process::Command) {
     command.stdin(Stdio::null()).stdout(Stdio::null());
     samples.time(|| {
@@ -172,8 +173,8 @@ pub fn timed(samples: &mut Samples, command: &mut std::process::Command) {
     });
 }
 
-/// What a process has said, which must succeed. The kernel tells when it ends: whoever asks now and
-/// then, as the tests do, takes small times for longer.
+/// Returns the output of a process, which must succeed. It waits for the exit instead of polling as
+/// the tests do, which would distort short times.
 pub fn said(command: &mut std::process::Command) -> std::process::Output {
     command.stdin(Stdio::null());
     let output = command.output().map(|output| {
@@ -191,14 +192,14 @@ fn ended<T>(result: std::io::Result<(T, bool)>, command: &std::process::Command)
     }
 }
 
-/// Copies a tree as everybody does, data shared where the filesystem can do that.
+/// Returns the usual command to copy a tree, with reflinks if possible.
 pub fn cp(from: &Path, to: &Path) -> std::process::Command {
     let mut command = tool("cp", &["-a", "--reflink=auto", "--"]);
     command.arg(from).arg(to);
     command
 }
 
-/// Makes the directory `to` what `from` is, as far as times and sizes tell.
+/// Returns the command that makes the directory `to` equal to `from`, by times and sizes.
 pub fn rsync(from: &Path, to: &Path) -> std::process::Command {
     let mut command = tool("rsync", &["-a", "--"]);
     command.arg(from.join("")).arg(to.join(""));

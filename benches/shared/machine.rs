@@ -1,10 +1,10 @@
-//! The machine that a benchmark ran on.
+//! The machine of a benchmark run.
 
 use std::fs;
 use std::process::Command;
 
-/// One sentence: when, which commit, which machine, and how busy it was. `load_before` is what
-/// [`load`] said when the run began.
+/// Describes in one sentence the time, commit, machine and load of a run. `load_before` is the
+/// result of [`load`] at its start.
 pub fn describe(load_before: &str) -> String {
     let date = jiff::Timestamp::now().strftime("%Y-%m-%d %H:%M UTC");
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
@@ -19,7 +19,7 @@ pub fn describe(load_before: &str) -> String {
     )
 }
 
-/// The load averages of now.
+/// Returns the current load averages.
 pub fn load() -> String {
     let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split(' ').take(3).collect::<Vec<_>>().join(" ")
@@ -35,7 +35,7 @@ fn cpu_model() -> String {
         .to_owned()
 }
 
-/// The commit, with a mark if the sources differ from it.
+/// Returns the commit, with a mark if the sources differ from it.
 fn commit() -> String {
     let git = |arguments: &[&str]| {
         let output = Command::new("git")

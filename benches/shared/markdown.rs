@@ -1,6 +1,6 @@
 //! Tables in Markdown.
 
-/// A table; every row has as many cells as the head.
+/// Formats a table; every row must have as many cells as the head.
 pub fn table<H: AsRef<str>>(head: &[H], rows: &[Vec<String>]) -> String {
     let line = |cells: Vec<&str>| format!("| {} |\n", cells.join(" | "));
     let mut text = line(head.iter().map(AsRef::as_ref).collect());

@@ -1,4 +1,4 @@
-//! What the benchmarks share: samples, tables, options, and the machine they ran on.
+//! Shared parts of the benchmarks: samples, tables, options, and the machine.
 #![allow(dead_code)]
 
 pub mod machine;

@@ -1,4 +1,4 @@
-//! What the command lines of the benchmarks have in common.
+//! Command-line options common to the benchmarks.
 
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -6,11 +6,11 @@ use std::process::Command;
 
 use crate::common::Fs;
 
-/// The filesystems that a benchmark runs on.
+/// The filesystems to measure.
 pub const FILESYSTEMS: [(&str, Fs); 2] = [("xfs", Fs::Xfs), ("btrfs", Fs::Btrfs)];
 
-/// Makes the harness work in the chosen directory, by starting over with the variable that it
-/// reads.
+/// Selects the harness's work directory by executing this program again with the environment
+/// variable set.
 pub fn enter_work(work: Option<&Path>) {
     const VARIABLE: &str = "CKPTFS_TEST_DIR";
     let Some(work) = work else { return };
@@ -29,7 +29,7 @@ pub fn enter_work(work: Option<&Path>) {
     panic!("cannot start over: {error}");
 }
 
-/// The values of the names in a list with commas.
+/// Parses a comma-separated list of names into their values.
 pub fn chosen<T: Copy>(text: &str, known: &[(&str, T)]) -> Result<Vec<T>, String> {
     let find = |name: &str| {
         known
@@ -53,7 +53,7 @@ pub fn chosen<T: Copy>(text: &str, known: &[(&str, T)]) -> Result<Vec<T>, String
         .collect()
 }
 
-/// Gives `take` each option of the command line, and what takes the value that follows it.
+/// Calls `take` with each option and a function that returns its value.
 pub fn each(
     mut take: impl FnMut(&str, &mut dyn FnMut() -> Result<String, String>) -> Result<(), String>,
 ) -> Result<(), String> {
@@ -64,7 +64,7 @@ pub fn each(
                 .next()
                 .ok_or_else(|| format!("{argument} wants a value"))
         };
-        // cargo bench says so to every benchmark.
+        // `cargo bench` passes this option to every benchmark.
         if argument != "--bench" {
             take(&argument, &mut value)?;
         }

@@ -1,4 +1,4 @@
-//! Samples and what is told of them.
+//! Samples and their statistics.
 
 use std::time::{Duration, Instant};
 
@@ -27,12 +27,13 @@ impl Samples {
         self.0.len()
     }
 
-    /// Every sample, in the order in which they were taken, microseconds.
+    /// Returns every sample in the order of measurement, in microseconds.
     pub fn all(&self) -> &[f64] {
         &self.0
     }
 
-    /// The smallest sample that at least `share` of all do not exceed (nearest rank), microseconds.
+    /// Returns the smallest sample that at least `share` of all samples do not exceed (nearest
+    /// rank), in microseconds.
     pub fn at(&self, share: f64) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);
@@ -56,7 +57,7 @@ impl Samples {
     }
 }
 
-/// Microseconds as milliseconds, with the digits that mean something.
+/// Formats microseconds as milliseconds with significant digits.
 pub fn ms(us: f64) -> String {
     match us {
         us if us < 10_000.0 => format!("{:.2}", us / 1e3),

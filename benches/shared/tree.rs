@@ -1,11 +1,11 @@
-//! The tree of real files that the benchmarks work on.
+//! The tree of files that the benchmarks use.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::common::command::{succeeds, tool};
 
-/// Seconds for making a tree.
+/// Time limit for making a tree.
 pub const TREE_SECONDS: u64 = 900;
 
 /// Makes a tree of this many regular files with `tree.sh`.
@@ -17,7 +17,7 @@ pub fn make(dir: &Path, files: usize) {
     );
 }
 
-/// The regular files below `top` of at least this size, relative to it, sorted.
+/// Returns the sorted relative paths of regular files below `top` of at least this size.
 pub fn regular_files(top: &Path, bytes_min: u64) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut pending = vec![PathBuf::new()];

@@ -1,5 +1,5 @@
-//! The integration tests: one program, a module for each subject. `cargo test --test it cli::` runs
-//! one of them, and so does `tests/run.py cli`, which `make test` and `make test-all` call.
+//! The integration tests: one binary, a module per subject. `cargo test --test it cli::` and
+//! `tests/run.py cli` run one module; `make test` and `make test-all` call the latter.
 
 mod common;
 

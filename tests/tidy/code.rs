@@ -1,7 +1,7 @@
-//! The scanner: what of a source is code, its words, and its functions. It has tests of its own: a
-//! rule that sees nothing would pass for ever.
+//! The scanner: separates the code of a source file from comments and literals, and finds its words
+//! and functions. It has tests, because a rule that matches nothing would always pass.
 
-/// The source with comments and the insides of literals blanked; every line stays on its line.
+/// Returns the source with comments and literals blanked. Line numbers stay the same.
 pub(super) fn code_of(source: &str) -> String {
     let text: Vec<char> = source.chars().collect();
     let mut code = String::with_capacity(source.len());
@@ -30,8 +30,8 @@ pub(super) fn code_of(source: &str) -> String {
     code
 }
 
-/// Whether the character at `at` continues a word (`for"` is no raw string); `b` and `c` may stand
-/// before one.
+/// Returns whether the character at `at` continues a word (`for"` begins no raw string). The
+/// prefixes `b` and `c` of a raw string do not count.
 fn in_word(text: &[char], at: usize) -> bool {
     let before = |back: usize| at.checked_sub(back).map(|index| text[index]);
     let word = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
@@ -90,7 +90,7 @@ fn raw_string_end(text: &[char], at: usize) -> Option<usize> {
         .map(|i| i + 1 + hashes)
 }
 
-/// A character literal, or `None` for a lifetime.
+/// Returns the end of a character literal, or `None` for a lifetime.
 fn char_end(text: &[char], at: usize) -> Option<usize> {
     if text.get(at + 1) == Some(&'\\') {
         return (at + 3..text.len())
@@ -100,7 +100,7 @@ fn char_end(text: &[char], at: usize) -> Option<usize> {
     (text.get(at + 2) == Some(&'\'')).then_some(at + 3)
 }
 
-/// The words of some code, with the index of each.
+/// Returns the words of the code, each with its index.
 pub(super) fn words(code: &str) -> Vec<(usize, &str)> {
     let mut found = Vec::new();
     let mut start = None;
@@ -122,7 +122,7 @@ pub(super) fn line_of(code: &str, index: usize) -> usize {
     code[..index].matches('\n').count() + 1
 }
 
-/// Line, name and length in lines of each function with a body.
+/// Returns the line, name and length in lines of each function with a body.
 pub(super) fn functions(code: &str) -> Vec<(usize, &str, usize)> {
     let all = words(code);
     let mut found = Vec::new();
@@ -142,8 +142,8 @@ pub(super) fn functions(code: &str) -> Vec<(usize, &str, usize)> {
     found
 }
 
-/// The index of the brace that closes the body of the function whose name is at `from`, or `None`
-/// for a mere declaration.
+/// Returns the index of the brace that closes the body of the function whose name is at `from`, or
+/// `None` for a declaration.
 fn body_end(code: &str, from: usize) -> Option<usize> {
     let (mut parentheses, mut braces) = (0, 0);
     for (offset, c) in code[from..].char_indices() {

@@ -1,12 +1,12 @@
-//! What is shown as a command can be pasted.
+//! Commands in messages can be pasted into a shell.
 
 use super::{expect_none, files, read};
 
-/// What may stand in a command that is shown as it is: numbers, and words of ours.
+/// Placeholders that need no quoting: numbers and our fixed words.
 const SAFE_IN_COMMANDS: [&str; 5] = ["id", "guard", "checkpoint", "state", "client"];
 
-/// Whether a literal shows a command of ours with something in it that was not made one word.
-/// `around`: the lines that its arguments may be in.
+/// Returns whether a literal shows a `ckptfs` command with an unquoted placeholder. `around`
+/// contains the lines that may have its arguments.
 fn shows_an_unquoted_name(literal: &str, around: &str) -> bool {
     let Some(command) = literal
         .find("ckptfs ")
@@ -23,7 +23,7 @@ fn shows_an_unquoted_name(literal: &str, around: &str) -> bool {
     let quoted = ["word(", ".id", ".number", "key.name"]
         .iter()
         .any(|sign| around.contains(sign));
-    // `@{10min ago}` is a state, and no placeholder.
+    // `@{10min ago}` is a state, not a placeholder.
     placeholders
         .filter(|name| !name.contains(' '))
         .any(|name| match name.bytes().next() {

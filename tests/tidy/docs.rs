@@ -1,4 +1,5 @@
-//! What the documentation leads to is there: links, functions, and the paths through the code.
+//! The documentation refers only to existing files and functions: links, tests, and the paths
+//! through the code.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -6,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::code::{code_of, functions};
 use super::{expect_none, files, read, root};
 
-/// The targets of the links in some Markdown, without those in code.
+/// Returns the link targets in a Markdown text, except those in code.
 fn links(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut fenced = false;
@@ -17,7 +18,7 @@ fn links(text: &str) -> Vec<String> {
         if fenced {
             continue;
         }
-        // What lies between backticks is code: every second part.
+        // Text between backticks is code: every second part.
         let prose: String = line
             .split('`')
             .enumerate()
@@ -59,7 +60,7 @@ fn links_in_the_documentation_resolve() {
     expect_none("a link in the documentation leads to a file", &offences);
 }
 
-/// The functions in `dir` that a page names between backticks, as `DIR/FILE::FUNCTION`.
+/// Returns the functions in `dir` that a page names between backticks, as `DIR/FILE::FUNCTION`.
 fn named_functions(page: &str, dir: &str) -> Vec<(PathBuf, String)> {
     let code = page.split('`').skip(1).step_by(2);
     code.filter(|text| text.starts_with(dir))
@@ -95,7 +96,7 @@ fn tests_that_the_documentation_names_exist() {
     expect_none("a function named in the documentation exists", &offences);
 }
 
-/// Files that one of the paths through the code that design.md tells may lead through.
+/// Maximum number of files on one of design.md's paths through the code.
 const PATH_FILES_MAX: usize = 12;
 
 #[test]

@@ -1,12 +1,12 @@
-//! Layers import downward only, and each outside crate has one home.
+//! Layers import downward only, and each external crate has one home.
 
 use std::path::Path;
 
 use super::code::{code_of, line_of, words};
 use super::{expect_none, files, read};
 
-/// The layers, bottom to top. A layer may import itself and those below; those of one rank know
-/// nothing of each other.
+/// The layers, bottom to top. A layer may import itself and lower layers, but not another layer of
+/// its rank.
 const LAYERS: [&[&str]; 11] = [
     &["sys"],
     &["store"],
@@ -21,7 +21,7 @@ const LAYERS: [&[&str]; 11] = [
     &["cli"],
 ];
 
-/// What may be named only there.
+/// External crates, and the only directories that may name them.
 const HOMES: [(&str, &[&str]); 32] = [
     ("fuser", &["src/fuse"]),
     ("sled", &["src/store"]),
@@ -64,7 +64,8 @@ fn rank(layer: &str) -> Option<usize> {
     LAYERS.iter().position(|names| names.contains(&layer))
 }
 
-/// The layer of a file in `src/`, or `None` for the crate's two roots, which may see everything.
+/// Returns the layer of a file in `src/`, or `None` for the two crate roots, which may import every
+/// layer.
 fn layer_of(path: &Path) -> Option<String> {
     let below = path.strip_prefix("src").unwrap();
     if below == Path::new("lib.rs") || below == Path::new("main.rs") {
@@ -81,8 +82,8 @@ fn layer_of(path: &Path) -> Option<String> {
     )
 }
 
-/// The top-level modules that the code names: `crate::a`, `crate::{a, b::c}`, and the same with
-/// `ckptfs::`.
+/// Returns the top-level modules that the code names: `crate::a`, `crate::{a, b::c}`, and the same
+/// with `ckptfs::`.
 fn imports(code: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     for (index, word) in words(code) {
@@ -110,7 +111,8 @@ fn imports(code: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// The first word of each member of an import group, whose opening brace is already gone.
+/// Returns the first word of each member of an import group, given the text after its opening
+/// brace.
 fn top_names(group: &str) -> Vec<&str> {
     let (mut depth, mut start, mut names) = (0, 0, Vec::new());
     for (index, c) in group.char_indices() {
@@ -167,8 +169,8 @@ fn each_outside_crate_has_one_home() {
             let Some((_, homes)) = HOMES.iter().find(|(name, _)| *name == word) else {
                 continue;
             };
-            // As a crate it is followed by `::` or stands after `use`; anything else is a name of
-            // our own.
+            // A crate name is followed by `::` or stands after `use`; any other occurrence is an
+            // identifier of this crate.
             let named =
                 word == "unsafe" || code[index + word.len()..].trim_start().starts_with("::");
             if named && !homes.iter().any(|home| path.starts_with(home)) {

@@ -1,5 +1,5 @@
-//! The texts of the program: no phrase stands twice in a row, and none is cut into a word. Both are
-//! what a substitution in many files at once leaves.
+//! String literals repeat no phrase and contain no text spliced into a word. A substitution over
+//! many files leaves both errors.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -11,15 +11,16 @@ use syn::visit::{self, Visit};
 use super::shape::is_test;
 use super::{expect_none, files, read};
 
-/// Words of a phrase that is looked for twice, at most.
+/// Maximum length, in words, of a repeated phrase.
 const PHRASE_MAX: usize = 5;
-/// Words of a literal that is looked for in others, at least: shorter ones are ends of sentences.
+/// Minimum length, in words, of a literal that is searched for in others. Shorter ones are ends of
+/// sentences.
 const SPLICE_MIN: usize = 4;
 
-/// What may stand before a word and make another one of it.
+/// Prefixes that may precede a word and form another one.
 const PREFIXES: [&str; 2] = ["re", "un"];
 
-/// The string literals of some code, those of macros too.
+/// The string literals of the code, including those in macros.
 #[derive(Default)]
 struct Literals(Vec<String>);
 
@@ -69,7 +70,7 @@ impl<'ast> Visit<'ast> for Literals {
         self.keep(literal);
     }
 
-    /// Documentation is none.
+    /// Doc comments are not literals.
     fn visit_attribute(&mut self, attribute: &'ast syn::Attribute) {
         if !attribute.path().is_ident("doc") {
             visit::visit_attribute(self, attribute);
@@ -77,7 +78,7 @@ impl<'ast> Visit<'ast> for Literals {
     }
 
     fn visit_macro(&mut self, called: &'ast syn::Macro) {
-        // Of what a macro is called with, only the literals are known.
+        // Of macro arguments, only literals can be parsed.
         if let Ok(inside) = called.parse_body::<Literals>() {
             self.0.extend(inside.0);
         }
@@ -102,19 +103,20 @@ fn literals(code: &str) -> Vec<String> {
     found.0
 }
 
-/// The parts of a text in which a sentence goes on: lines, and columns of a table.
+/// Splits a text where a sentence cannot continue: at lines and table columns.
 fn parts(text: &str) -> impl Iterator<Item = &str> {
     text.lines().flat_map(|line| line.split("  "))
 }
 
-/// A word without what may stand between a phrase and its repetition; `None` for anything else.
+/// Returns a word in lower case without trailing punctuation, or `None` for anything else.
 fn word(written: &str) -> Option<String> {
     let bare = written.trim_end_matches([':', ';', ',', '.', '?']);
     let is_word = bare.len() > 1 && bare.chars().all(|c| c.is_alphabetic() || c == '\'');
     is_word.then(|| bare.to_lowercase())
 }
 
-/// A phrase that stands twice in a row in a text; but `ckptfs: ckptfs VERB` is a command.
+/// Returns a phrase that occurs twice in a row. `ckptfs: ckptfs VERB` is a command and does not
+/// count.
 fn doubled(text: &str) -> Option<String> {
     let twice = |words: &[Option<String>]| {
         let (one, two) = words.split_at(words.len() / 2);
@@ -132,10 +134,10 @@ fn doubled(text: &str) -> Option<String> {
     })
 }
 
-/// Pairs of literals of which the second has the first in it, from the middle of a word on: that is
-/// not the end of a longer word.
+/// Returns pairs of literals of which the second contains the first, starting in the middle of a
+/// word. The end of a longer word does not count.
 fn splices<'a>(literals: &[&'a str]) -> Vec<(&'a str, &'a str)> {
-    // By their second and third word, which stand whole in the other one.
+    // Keyed by their second and third words, which occur whole in the other literal.
     let mut pieces: HashMap<(&str, &str), Vec<&str>> = HashMap::new();
     for piece in literals.iter().copied() {
         let words: Vec<&str> = piece.split(' ').collect();
@@ -160,7 +162,7 @@ fn splices<'a>(literals: &[&'a str]) -> Vec<(&'a str, &'a str)> {
     found
 }
 
-/// The literals of the program, each with its file. They are read once: that takes seconds.
+/// The literals of the program by file. Parsed once, because that takes seconds.
 static PROGRAM: LazyLock<Vec<(String, Vec<String>)>> = LazyLock::new(|| {
     let shown = |path: PathBuf| path.display().to_string();
     let is_of_tests = |path: &String| path.ends_with("tests.rs") || path.contains("/tests/");
@@ -200,7 +202,7 @@ fn no_text_is_cut_into_a_word() {
     expect_none("no text begins inside a word of another", &offences);
 }
 
-/// The seven texts that one substitution broke.
+/// Proves that both rules find the seven texts that one substitution broke.
 #[test]
 fn broken_texts_are_found() {
     let code = r#"

@@ -1,4 +1,4 @@
-//! The shape of the source: which files import each other, and how many methods a type has.
+//! The shape of the source: import cycles between files, and the number of methods of a type.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -7,22 +7,22 @@ use syn::visit::{self, Visit};
 
 use super::{expect_none, files, read};
 
-/// Files that import each other in a circle, at most.
+/// Maximum number of files in an import cycle.
 const CIRCLE_MAX: usize = 6;
-/// Methods of a type, at most, traits apart.
+/// Maximum number of methods of a type, without those of traits.
 const METHODS_MAX: usize = 40;
-/// Re-exports that are followed from one name.
+/// Maximum number of re-exports followed from one name.
 const HOPS_MAX: usize = 8;
 
 type Names = Vec<String>;
 
-/// What one file says of others.
+/// The paths, re-exports and methods of one file.
 #[derive(Default)]
 struct File {
     module: Names,
-    /// Inline modules that the visitor is in.
+    /// Nesting depth of inline modules at the visitor's position.
     depth: usize,
-    /// Paths as they are written, those of inline modules as if they stood in the file.
+    /// Paths as written. Those in inline modules are relative to the file.
     paths: Vec<Names>,
     exports: BTreeMap<String, Names>,
     methods: BTreeMap<String, usize>,
@@ -37,7 +37,7 @@ pub(super) fn is_test(attributes: &[syn::Attribute]) -> bool {
     })
 }
 
-/// The paths of a `use`, each with the name that it gets; `*` for all.
+/// Collects the paths of a `use`, each with the name it binds; `*` for a glob.
 fn flatten(tree: &syn::UseTree, above: &Names, found: &mut Vec<(String, Names)>) {
     let with = |name: &syn::Ident| {
         above
@@ -59,7 +59,7 @@ fn flatten(tree: &syn::UseTree, above: &Names, found: &mut Vec<(String, Names)>)
 }
 
 impl File {
-    /// Keeps a path; in an inline module, one `super` leads to the file itself.
+    /// Records a path. In an inline module, one `super` refers to the file itself.
     fn keep(&mut self, mut path: Names) {
         let inner = path
             .iter()
@@ -135,7 +135,7 @@ impl<'ast> Visit<'ast> for File {
     }
 }
 
-/// The source by modules, but for files of tests.
+/// Returns the source by module, without test files.
 fn source() -> BTreeMap<Names, File> {
     let is_of_tests = |path: &Path| {
         path.to_str()
@@ -168,7 +168,7 @@ fn source() -> BTreeMap<Names, File> {
     found
 }
 
-/// The file that a path leads to, by way of what others export again.
+/// Returns the file that a path resolves to, following re-exports.
 fn target(
     source: &BTreeMap<Names, File>,
     from: &Names,
@@ -190,7 +190,7 @@ fn target(
     }
     while let Some(name) = rest.first() {
         let below = [base.as_slice(), std::slice::from_ref(name)].concat();
-        // In their order, those below a module come right after it.
+        // In sort order, submodules follow their module directly.
         let mut from_there = source.range(below.clone()..);
         if !from_there
             .next()
@@ -217,7 +217,7 @@ fn target(
         .or(Some(base))
 }
 
-/// What can be reached from a module, within its layer.
+/// Returns the modules reachable from a module within its layer.
 fn reached(edges: &BTreeMap<Names, BTreeSet<Names>>, from: &Names) -> BTreeSet<Names> {
     let (mut seen, mut open) = (BTreeSet::new(), vec![from.clone()]);
     while let Some(at) = open.pop() {

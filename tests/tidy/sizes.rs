@@ -1,4 +1,4 @@
-//! Files and functions stay short, and lines are as long as everywhere.
+//! Size limits of files and functions, and rustfmt's default line width.
 
 use std::path::{Path, PathBuf};
 
@@ -41,10 +41,10 @@ fn functions_are_short() {
     );
 }
 
-/// What rustfmt takes for the width of a line.
+/// rustfmt's default line width.
 const WIDTH_DEFAULT: u64 = 100;
 
-/// The settings of rustfmt by which something is wider or narrower than rustfmt's own default.
+/// Returns the settings in rustfmt.toml that change a width from rustfmt's default.
 fn other_widths(settings: &str) -> Vec<String> {
     let set = settings.lines().filter_map(|line| {
         let (name, value) = line.split('#').next()?.split_once('=')?;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::code::{code_of, words};
 use super::{expect_none, files, our_code, read, root};
 
-/// The files that `mod name;` in `path` takes in.
+/// Returns the files that `path` includes with `mod name;` or `#[path]`.
 fn submodules(path: &Path) -> Vec<PathBuf> {
     let source = read(path);
     let stem = path.file_stem().unwrap();
@@ -43,7 +43,7 @@ fn submodules(path: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Without `..` and `.`.
+/// Resolves `..` and `.` lexically.
 fn normal(path: &Path) -> PathBuf {
     let mut result = PathBuf::new();
     for part in path {
@@ -56,7 +56,7 @@ fn normal(path: &Path) -> PathBuf {
     result
 }
 
-/// The roots of compilation units, and whether each is a test target.
+/// Returns the roots of compilation units, and whether each is a test target.
 fn targets() -> Vec<(PathBuf, bool)> {
     let mut found = ["src/lib.rs", "src/main.rs", "src/csi/build.rs"]
         .map(|path| (PathBuf::from(path), false))
@@ -73,7 +73,7 @@ fn targets() -> Vec<(PathBuf, bool)> {
     found
 }
 
-/// Every file that is compiled as part of the target.
+/// Returns every file that is compiled as part of the target.
 fn reachable(target: &Path) -> BTreeSet<PathBuf> {
     let mut seen = BTreeSet::new();
     let mut pending = vec![target.to_owned()];
@@ -111,7 +111,7 @@ fn no_file_is_an_orphan() {
     );
 }
 
-/// Tests are functions with the attribute, or come from one of these macros.
+/// Returns whether the code has `#[test]` functions or one of the macros that generate them.
 fn has_tests(code: &str) -> bool {
     [
         "#[test]",

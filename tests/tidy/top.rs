@@ -1,4 +1,4 @@
-//! Nothing strange lies at the top.
+//! The top level of the repository contains no unexpected files.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -6,7 +6,6 @@ use std::process::Command;
 
 use super::{expect_none, root};
 
-/// Everything that may be at the top level.
 const TOP_LEVEL: [&str; 21] = [
     ".ci",
     ".git-blame-ignore-revs",
@@ -31,7 +30,7 @@ const TOP_LEVEL: [&str; 21] = [
     "tests",
 ];
 
-/// What git keeps; without git, what is there.
+/// Returns the top-level names that git tracks or, without git, the directory entries.
 fn top_level() -> BTreeSet<String> {
     let listed = Command::new("git")
         .args(["ls-files", "--cached"])

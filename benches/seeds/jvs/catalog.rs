@@ -1,4 +1,4 @@
-//! The record of a checkpoint, and lists of them.
+//! The record of a checkpoint, and lists of checkpoints.
 
 use ckptfs::api::{CheckpointOptions, ListCheckpoints, Query, ShowCheckpoint, StateName};
 use ckptfs::internals::store::Store;
@@ -16,10 +16,10 @@ use crate::world::{World, remove};
 const RECORD: &str = "JVS: Descriptors (the record of a checkpoint in the journal)";
 const VERIFY: &str = "JVS: Verification";
 const LIST: &str = "JVS: Catalog";
-/// Of what takes less than a clock can tell.
+/// Repetitions of operations below the clock's resolution.
 const TIMES: usize = 1000;
 const TOO_QUICK: usize = 20;
-/// Bytes of a frame before its payload.
+/// Size of a frame header, in bytes.
 const HEADER_BYTES: usize = 56;
 
 pub fn measure(world: &mut World<'_>, report: &mut Report) {
@@ -108,8 +108,7 @@ fn encoded(record: &Record) -> Vec<u8> {
     bytes
 }
 
-/// Of a checkpoint of one small file that was written to since, so that there is a version to look
-/// at.
+/// Verifies a checkpoint of one small file, written since, so that a version exists.
 fn verify(world: &World<'_>, report: &mut Report) {
     let (served, nodes) = project(world, 1, EACH_BYTES);
     let id = served.checkpoint().id.0;
@@ -143,7 +142,7 @@ fn verify(world: &World<'_>, report: &mut Report) {
     served.end();
 }
 
-/// Checkpoints of which every tenth has a tag, and every second a label.
+/// Makes checkpoints, every tenth with a tag and every second with a label.
 fn fill(served: &Served, checkpoints: usize) {
     for number in 0..checkpoints {
         let tags = if number.is_multiple_of(10) {
@@ -164,8 +163,7 @@ fn fill(served: &Served, checkpoints: usize) {
     }
 }
 
-/// How long it takes to list all, to find those of many tags, of a label, of one tag, and to show
-/// one.
+/// Measures listing all checkpoints, searches by many tags, by label and by one tag, and `show`.
 fn listed(world: &World<'_>, served: &Served, checkpoints: usize) -> [Op; 5] {
     let [mut all, mut by_tag, mut by_worktree, mut of_tag, mut show] =
         [(); 5].map(|()| Op::default());

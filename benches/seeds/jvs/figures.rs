@@ -1,7 +1,6 @@
-//! What JVS wrote of itself: on an Intel Core Ultra 9 285H, tmpfs, Go 1.23.6, 2026-02-23.
+//! JVS's published figures: Intel Core Ultra 9 285H, tmpfs, Go 1.23.6, 2026-02-23.
 
-/// Nanoseconds, bytes and allocations of one operation, by the name of the benchmark without
-/// `Benchmark`.
+/// Nanoseconds, bytes and allocations per operation, by the benchmark's name without `Benchmark`.
 const FIGURES: [(&str, f64, i64, i64); 39] = [
     (
         "SnapshotCreation_CopyEngine_Small",
@@ -84,7 +83,7 @@ const FIGURES: [(&str, f64, i64, i64); 39] = [
     ("GCWithIntents", 429_359.0, 125_554, 1_350),
 ];
 
-/// Those of the benchmark of this name.
+/// Returns the figures of a benchmark.
 pub fn of(name: &str) -> Option<(f64, i64, i64)> {
     FIGURES
         .iter()

@@ -1,4 +1,4 @@
-//! Planning what is to go, and removing it.
+//! Planning and removing checkpoints.
 
 use ckptfs::api::{Delete, GcOptions, ListCheckpoints, PinCheckpoint, Retention, StateName};
 
@@ -53,7 +53,7 @@ pub fn measure(world: &mut World<'_>, report: &mut Report) {
     runs(world, report);
 }
 
-/// A history of checkpoints, each with one version of its own.
+/// Makes a history of checkpoints, each with one version.
 fn history(world: &World<'_>, checkpoints: usize) -> Served {
     let (served, nodes) = project(world, 1, EACH_BYTES);
     for number in 0..checkpoints {
@@ -82,7 +82,7 @@ fn plan(
     gone: usize,
     report: &mut Report,
 ) {
-    // To ask for the extents of what is not on disk yet is to wait for that.
+    // FIEMAP of data that is not on disk would wait for its writeback.
     world.sync();
     alloc::settle();
     let mut op = Op::default();
@@ -95,7 +95,7 @@ fn plan(
     tell(world, report, TITLE, name, &op, |row| row);
 }
 
-/// From the newest to the oldest by what each came from.
+/// Walks from the newest checkpoint to the oldest by `parent`.
 fn lineage(world: &World<'_>, served: &Served, checkpoints: usize, report: &mut Report) {
     let mut op = Op::default();
     for _ in world.options.rounds(50, 2) {

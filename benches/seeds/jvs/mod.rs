@@ -1,4 +1,4 @@
-//! JVS: its benchmarks, by its names, of an engine in this process.
+//! The benchmarks of JVS, by their names, with an engine in this process.
 
 mod catalog;
 mod figures;
@@ -19,8 +19,8 @@ pub fn measure(world: &mut World<'_>, report: &mut Report) {
     gc::measure(world, report);
 }
 
-/// Adds a row: the seed's name (empty: it has none such), what we take it for, and what the seed
-/// measured.
+/// Adds a row with the seed's benchmark name (empty if it has none), its meaning here, and the
+/// seed's figures.
 fn tell(
     world: &World<'_>,
     report: &mut Report,
@@ -51,7 +51,7 @@ fn tell(
     report.add(Seed::Jvs, title, row);
 }
 
-/// What ours does more than the seed's benchmark of this name.
+/// Returns why ours may take longer than the seed's benchmark of this name.
 fn why(name: &str) -> &'static str {
     match name {
         name if name.starts_with("VerifySnapshot") => {
@@ -79,7 +79,7 @@ fn why(name: &str) -> &'static str {
     }
 }
 
-/// The name of a benchmark that JVS has for each of its engines, for what is done here.
+/// Returns JVS's name of a benchmark for the engine that corresponds to this filesystem.
 fn by_engine(world: &World<'_>, before: &str, after: &str) -> String {
     let engine = if world.has_reflink() {
         "ReflinkEngine"

@@ -1,4 +1,4 @@
-//! Going back to a checkpoint.
+//! Restores of a checkpoint.
 
 use std::path::PathBuf;
 
@@ -45,7 +45,7 @@ pub fn measure(world: &mut World<'_>, report: &mut Report) {
     whole_tree(world, report);
 }
 
-/// Every file was written to since.
+/// Measures a restore after a write to every file.
 fn every_file(
     world: &World<'_>,
     name: (&str, &str),
@@ -65,7 +65,7 @@ fn every_file(
     let mut op = Op::default();
     for round in world.options.rounds(50, 3) {
         let id = served.checkpoint().id.0;
-        // A restored file is another inode: it is looked up as the kernel would.
+        // A restored file is another inode and needs a lookup, as by the kernel.
         (0..files)
             .for_each(|file| served.write(served.node(format!("file{file}").as_ref()), round + 1));
         assert_eq!(
@@ -138,7 +138,8 @@ fn kinds(world: &World<'_>, report: &mut Report) {
     served.end();
 }
 
-/// Every file of the tree, or some, to the latest and to an older one.
+/// Measures restores of every file of the tree, or of some, to the latest checkpoint and to an
+/// older one.
 fn whole_tree(world: &mut World<'_>, report: &mut Report) {
     let tree = world.tree();
     let files: Vec<PathBuf> = regular_files(&tree, 1);

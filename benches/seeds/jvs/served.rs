@@ -1,5 +1,5 @@
-//! A directory that the engine serves in this process, without a mount: JVS's benchmarks call it
-//! so, and allocations can be counted.
+//! A directory served by an engine in this process, without a mount, as in JVS's benchmarks, so
+//! that allocations can be counted.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -26,7 +26,7 @@ const CALLER: Caller = Caller {
 };
 /// O_RDWR.
 const READ_WRITE: i32 = 2;
-/// What a change writes over the beginning of a file.
+/// Bytes that a change writes to the beginning of a file.
 const STAMP_BYTES: usize = 16;
 
 pub struct Served {
@@ -58,7 +58,7 @@ impl Served {
         }
     }
 
-    /// The node of a path, as the kernel would know it.
+    /// Returns the node of a path by lookups, as the kernel makes them.
     pub fn node(&self, path: &Path) -> NodeId {
         path.iter().fold(ROOT, |parent, name| {
             match self.engine.lookup(CALLER, parent, name.as_encoded_bytes()) {
@@ -68,7 +68,7 @@ impl Served {
         })
     }
 
-    /// Opens a file, writes over its beginning, closes it: what an editor's save is to the engine.
+    /// Opens a file, writes to its beginning, and closes it, like an editor's save.
     pub fn write(&self, node: NodeId, number: usize) {
         let fh = self
             .engine
@@ -114,7 +114,7 @@ impl Served {
             .len()
     }
 
-    /// Verifies what a checkpoint shows, to the end.
+    /// Verifies a checkpoint completely.
     pub fn verify(&self, id: u64, deep: bool) {
         let mut options = VerifyOptions {
             state: Some(StateName(id.to_string())),
@@ -137,7 +137,7 @@ impl Served {
         }
     }
 
-    /// Runs a gc to the end.
+    /// Runs `gc` to its end.
     pub fn gc(&self, mut options: GcOptions) -> GcReport {
         loop {
             let report = self
@@ -150,7 +150,7 @@ impl Served {
         }
     }
 
-    /// Ends in an orderly way and removes everything.
+    /// Closes the engine cleanly and removes the directory.
     pub fn end(self) {
         let dir = self.dir.clone();
         drop(self);

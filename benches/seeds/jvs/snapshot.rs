@@ -1,4 +1,4 @@
-//! Making a checkpoint, and what the first writes after it pay.
+//! Making a checkpoint, and the cost of the first writes after it.
 
 use ckptfs::internals::engine::request::NodeId;
 
@@ -16,15 +16,16 @@ const TITLE: &str = "JVS: Snapshot Operations";
 /// "Small files (<100KB)" and "Medium files (~1MB)".
 pub const SMALL_BYTES: usize = 64 << 10;
 pub const MEDIUM_BYTES: usize = 1 << 20;
-/// Files of the tree that are changed where all would take too long.
+/// Files changed where changing the whole tree would take too long.
 pub const SOME: usize = 1000;
-/// Why all are not.
+/// The reason for that.
 const SLOWLY: &str =
     "left out: each capture is a copy that is on disk before the change, minutes in all";
-/// Of each of many files.
+/// Size of each of many files.
 pub const EACH_BYTES: usize = 1 << 10;
 
-/// Why not every file of the tree can be changed here, if so. btrfs says what XFS says.
+/// Returns the reason if not every file of the tree can be changed here. btrfs repeats the result
+/// of XFS.
 pub fn no_time_for_all(world: &World<'_>) -> Option<&'static str> {
     if world.captures_slowly() {
         return Some(SLOWLY);
@@ -34,7 +35,7 @@ pub fn no_time_for_all(world: &World<'_>) -> Option<&'static str> {
     (said_already || options.is_late()).then_some(NO_TIME)
 }
 
-/// So many files of so many bytes, served.
+/// Makes and serves a directory of `files` files of `bytes` bytes.
 pub fn project(world: &World<'_>, files: usize, bytes: usize) -> (Served, Vec<NodeId>) {
     let dir = world.dir("jvs");
     (0..files).for_each(|file| shapes::write(&dir.join(format!("file{file}")), bytes, file));

@@ -1,4 +1,4 @@
-//! Every documented event of every agent, and what is none.
+//! Every documented event of every agent, and invalid events.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -15,7 +15,7 @@ for_each_variant! { xfs =>
     the_tree_is_that_of_the_file_that_is_touched,
 }
 
-/// stdout is empty, or JSON that the format of the agent knows.
+/// Asserts that stdout is empty, or valid output for the agent.
 #[track_caller]
 fn is_known_to(agent: &str, stdout: &[u8]) {
     if stdout.is_empty() {
@@ -47,7 +47,7 @@ fn each_documented_event_does_what_it_is_for(v: Variant) {
             agents.push(agent.to_owned());
         }
         let said = said_in(&one["payload"], rig.path());
-        // Something has changed before a tool, and files are gone behind one.
+        // A change precedes a tool, and a deletion follows one.
         match what {
             Some("before" | "stop") => drop(sh(rig.path(), "mkdir -p build; echo 1 >> build/a")),
             Some("after") => drop(sh(rig.path(), "rm -rf build")),
@@ -105,7 +105,7 @@ fn what_is_no_event_never_blocks_an_agent(v: Variant) {
         );
         assert!(!ran.stderr.is_empty());
     }
-    // Events that are known, with anything in them.
+    // Known events with arbitrary fields.
     let strange = [
         json!({}),
         json!({ "hook_event_name": "Never", "cwd": rig.path() }),
@@ -128,7 +128,7 @@ fn what_is_no_event_never_blocks_an_agent(v: Variant) {
         prompts[0]["process"], "1@1",
         "a label is one line: {prompts}"
     );
-    // Outside of any tree nothing is said at all.
+    // Outside every tree the hook prints nothing.
     for one in payloads() {
         let what = one["payload"]["hook_event_name"].as_str().expect("a name");
         if what.starts_with("Worktree") {
@@ -140,7 +140,7 @@ fn what_is_no_event_never_blocks_an_agent(v: Variant) {
             "{one}: {ran:?}"
         );
     }
-    // Nor does a command line of another version.
+    // An unknown command-line option does not block the agent.
     let ran = hook_of(
         ckptfs(
             rig.path(),
@@ -149,14 +149,14 @@ fn what_is_no_event_never_blocks_an_agent(v: Variant) {
         b"{}",
     );
     assert_eq!(ran.status.code(), Some(0), "{ran:?}");
-    // An agent that never closes the pipe is not waited for without end.
+    // An agent that never closes the pipe does not block the hook forever.
     let mut command = ckptfs(rig.path(), &["agent", "hook"]);
     let mut child = command.stdin(Stdio::piped()).spawn().expect("it starts");
     let ended = crate::common::command::wait_limited(&mut child, crate::common::wait::WAIT);
     assert_eq!(ended.and_then(|status| status.code()), Some(1));
 }
 
-/// A file that is yet to be made, in a tree where the agent does not work.
+/// The file does not exist yet, and its tree is not the agent's working directory.
 fn the_tree_is_that_of_the_file_that_is_touched(v: Variant) {
     let rig = v.start();
     let (_dir, outside) = nowhere();

@@ -1,5 +1,4 @@
-//! Coding agents: what their hooks do, what `ckptfs rewind` takes back, and how settings are
-//! changed.
+//! Coding agents: their hooks, `ckptfs rewind`, and changes of their settings.
 
 mod events;
 mod programs;

@@ -1,6 +1,5 @@
-//! Agents themselves, where they are installed: they take what is installed for what it is, and
-//! call the hooks. None of them asks a model that is somewhere else: the one here says what it is
-//! told to (`model.py`).
+//! Real agents, where installed: they accept the installed settings, and call the hooks. They use a
+//! local model with scripted replies (`model.py`).
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -17,10 +16,10 @@ for_each_variant! { xfs =>
     gemini_is_told_of_its_damage_and_rewound,
 }
 
-/// Seconds for an agent, which is slow to begin.
+/// Time limit of an agent, which starts slowly, in seconds.
 const SECONDS: u64 = 120;
 
-/// An agent with a home of its own, or why it is not asked.
+/// Returns a command for an agent with a separate home; skips the test if it is not installed.
 fn program(name: &str, package: &str, home: &Path) -> Option<Command> {
     if !has(name) {
         skip(&format!("{name} is not installed (npm: {package})"));
@@ -53,7 +52,7 @@ fn claude_code_takes_the_plugin() {
     assert!(ran.status.success(), "{ran:?}");
 }
 
-/// A model that has one command run.
+/// A model that requests the execution of one command.
 struct Model {
     child: Child,
     port: String,
@@ -139,7 +138,7 @@ fn gemini_is_told_of_its_damage_and_rewound(v: Variant) {
     });
 }
 
-/// The agent removes files with its shell, is told so, and what it did goes back.
+/// The agent deletes files with its shell and receives a report, and a rewind undoes its changes.
 fn told_and_rewound(
     v: Variant,
     agent: &str,

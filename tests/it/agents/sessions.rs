@@ -1,5 +1,4 @@
-//! Two sessions at once, as real processes: a rewind takes back what one of them did, and nothing
-//! else.
+//! Two concurrent sessions as real processes: a rewind undoes only the changes of one of them.
 
 use std::fs;
 use std::process::Command;
@@ -42,14 +41,14 @@ fn a_rewind_takes_back_what_one_session_did_and_nothing_else(v: Variant) {
     alice.write("src/new", "by alice\n");
     bob.write("docs/x", "by bob\n");
     bob.write("docs/z", "by bob\n");
-    // What no edit tool knows of, and in a process below the agent's shell.
+    // Changes without an edit tool, in a child process of the agent's shell.
     let told = alice.bash("rm -rf src/deep .env; sh -c 'echo more >> src/a'; mv src/b src/c");
     assert!(told.is_some());
     bob.bash("mkdir made; echo b > made/by-bob; echo also >> both");
     alice.bash("echo also >> both; true");
     alice.stop();
     bob.stop();
-    // Somebody edits by hand.
+    // A change by hand.
     sh(rig.path(), "echo hand > docs/y");
     let before = tree_of(rig.path());
 
@@ -86,7 +85,7 @@ fn a_rewind_takes_back_what_one_session_did_and_nothing_else(v: Variant) {
     ] {
         assert_eq!(get(&rig, name).as_deref(), content, "{name}");
     }
-    // One operation, which undo takes back; files get the time of that.
+    // The rewind is one operation, which undo reverses; files get its time.
     rig.mount.ok(&["undo"]);
     let times = TreeOpts {
         mtime: false,
@@ -94,15 +93,15 @@ fn a_rewind_takes_back_what_one_session_did_and_nothing_else(v: Variant) {
         ..TreeOpts::default()
     };
     assert_tree_is(rig.path(), &before, &times);
-    // Everything goes back only if that is asked for.
+    // Everything is restored only on request.
     let all = rig
         .mount
         .json(&["rewind", "-1", "--session", "alice", "--code-of", "all"]);
     assert_eq!(get(&rig, "docs/x").as_deref(), Some("docs/x\n"), "{all}");
 }
 
-/// What was put back is the session's still: of a path that a rewind, or its undo, has touched
-/// nobody else has changed anything.
+/// Restored changes still belong to the session: a rewind, or its undo, does not count as a change
+/// by another writer.
 fn rewinds_follow_each_other_and_survive_their_undo(v: Variant) {
     let rig = project(v);
     let mut alice = Session::start(rig.path(), "alice");
@@ -118,7 +117,7 @@ fn rewinds_follow_each_other_and_survive_their_undo(v: Variant) {
     assert_eq!(get(&rig, "src/a").as_deref(), Some("2\n"));
     rig.mount.ok(&["undo"]);
     assert_eq!(get(&rig, "src/a").as_deref(), Some("3\n"));
-    // Somebody has put something into what was put back.
+    // A change by hand in a restored directory.
     sh(rig.path(), "echo hand > dir-3/hand");
     rig.mount.ok(&["rewind", "-1"]);
     assert_eq!(
@@ -132,7 +131,7 @@ fn rewinds_follow_each_other_and_survive_their_undo(v: Variant) {
         (Some("1\n"), [None, None])
     );
     assert!(!rig.path().join("dir-2").exists());
-    // The session goes on as another process.
+    // The session continues in another process.
     drop(alice);
     let mut again = Session::start(rig.path(), "alice");
     again.prompt("Step 4");
@@ -140,10 +139,10 @@ fn rewinds_follow_each_other_and_survive_their_undo(v: Variant) {
     rig.mount.ok(&["rewind", "--session", "alice"]);
     assert_eq!(get(&rig, "src/a").as_deref(), Some("src/a\n"));
     assert!((1..=4).all(|n| get(&rig, &format!("made-{n}")).is_none()));
-    // There is nothing left to do.
+    // No changes are left to undo.
     let said = rig.mount.ok(&["rewind", "--session", "alice"]);
     assert_eq!(said, "nothing to take back\n");
-    // A merge, or a restore by hand, is somebody's work.
+    // A merge, or a manual restore, counts as another writer's change.
     again.prompt("Step 5");
     again.bash("echo 5 > docs/x; echo 5 > docs/y");
     let id = rig.mount.log_json()[0]["id"].to_string();
@@ -171,10 +170,11 @@ fn an_agent_is_told_what_its_own_command_removed(v: Variant) {
         told,
         format!("This command changed: D src/ (3 files), M .env{rest}")
     );
-    // A command that fails removes just as well.
+    // A failed command may also have deleted files.
     let told = alice.bash("rm both; false").expect("a file was removed");
     assert!(told.starts_with("This command changed: D both."), "{told}");
-    // What another session removes meanwhile, checkpoints of its own between, is not told.
+    // Concurrent deletions by another session, with its own checkpoints in between, are not
+    // reported.
     bob.prompt("Other work");
     let (begin, go) = (rig.path().join("begin"), rig.path().join("go"));
     let waits = "touch begin; while [ ! -e go ]; do sleep 0.01; done; rm begin";
@@ -187,7 +187,7 @@ fn an_agent_is_told_what_its_own_command_removed(v: Variant) {
         alice.join().expect("alice")
     });
     assert_eq!(told, None);
-    // Many changes are told although nothing was removed.
+    // Many changes are reported even without a deletion.
     let told = alice.bash("mkdir many; for n in $(seq 20); do echo $n > many/$n; done");
     assert!(
         told.as_ref()
@@ -218,7 +218,7 @@ fn prompts_are_listed_and_named_in_several_ways(v: Variant) {
         "{out}"
     );
     assert!(err.contains("ckptfs rewind NUMBER"), "{err}");
-    // Of which session it is to be the last cannot be guessed.
+    // The session of the last prompt is ambiguous.
     for (arguments, status, said) in [
         (
             &["rewind", "-1"] as &[&str],
@@ -244,7 +244,7 @@ fn prompts_are_listed_and_named_in_several_ways(v: Variant) {
             "{arguments:?}: {err}"
         );
     }
-    // By the prompt's own id, and by the number of its checkpoint.
+    // By the prompt's ID, and by the number of its checkpoint.
     let done = rig.mount.json(&["rewind", "session-a-p1"]);
     assert_eq!(letters(&done), ["D one"]);
     assert_eq!(done["prompt"]["text"], "First thing");
@@ -257,7 +257,8 @@ fn prompts_are_listed_and_named_in_several_ways(v: Variant) {
     assert!(get(&rig, "two").is_none());
 }
 
-/// Two sessions below one process are one writer. Only one whose last prompt was later was named.
+/// Two sessions in one process are one writer. Failed before: only a session with a later last
+/// prompt was named.
 fn another_session_of_the_same_process_is_named(v: Variant) {
     let rig = project(v);
     let prompt = |session: &str| {
@@ -327,7 +328,7 @@ fn a_checkpoint_is_made_only_where_something_changed(v: Variant) {
         all.iter()
             .all(|one| label(one, "process") == Some(&process))
     );
-    // The process is the agent, not one of the shells between.
+    // The process is the agent, not an intermediate shell.
     let pid: u32 = process
         .split('@')
         .next()

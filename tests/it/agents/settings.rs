@@ -1,4 +1,4 @@
-//! What `agent install` and `uninstall` make of settings that are there already.
+//! `agent install` and `uninstall` with existing settings.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -68,7 +68,7 @@ fn from_nothing_to_installed_and_back_to_nothing() {
                 "installed".to_owned()
             )]
         );
-        // Once more changes nothing, not even a time.
+        // A repeated install changes nothing, not even an mtime.
         let before = tree_of(&dir);
         let again = agent(&sandbox, &["install", name]).ok();
         assert!(
@@ -93,7 +93,7 @@ fn what_is_somebody_else_s_stays() {
         fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600))
             .expect("chmod");
         let done = agent(&sandbox, &["install", name]).ok();
-        // Only lines that came are in the difference.
+        // The difference contains only added lines.
         let (gone, out) = (done.out(), done.out());
         let gone = gone
             .lines()
@@ -147,7 +147,7 @@ fn for_a_user_it_is_in_the_home() {
     }
 }
 
-/// Nothing is changed, the reason is told, and nobody waits for ever.
+/// Asserts that both verbs fail with this reason, without a change and without hanging.
 fn is_refused(prepare: &dyn Fn(&Path), why: &str) {
     let sandbox = project();
     let dir = sandbox.path.join("p");
@@ -224,8 +224,8 @@ fn hostile_settings_are_refused() {
     );
 }
 
-/// Many keep their settings elsewhere, and a link to them: what it leads to is changed, and the
-/// link stays.
+/// Many users have their settings elsewhere, behind a link: the target is changed, and the link is
+/// preserved.
 #[test]
 fn a_link_within_reach_is_followed() {
     let sandbox = project();
@@ -240,7 +240,7 @@ fn a_link_within_reach_is_followed() {
         made.contains("\"model\": \"x\"") && made.contains("agent hook"),
         "{made}"
     );
-    // In a home it may lead anywhere that is the user's.
+    // In a home directory it may lead to any file of the user.
     sandbox.file("elsewhere/hooks.json", "{}\n");
     fs::create_dir(sandbox.path.join(".codex")).expect("mkdir");
     symlink(
@@ -253,7 +253,7 @@ fn a_link_within_reach_is_followed() {
     assert!(made.contains("agent hook"), "{made}");
 }
 
-/// With `sudo` HOME may be that of somebody else, who can put links there.
+/// With `sudo`, HOME may belong to another user, who can put links there.
 #[test]
 fn a_link_out_of_somebody_else_s_home_is_not_followed() {
     let sandbox = project();
@@ -280,8 +280,8 @@ fn a_link_out_of_somebody_else_s_home_is_not_followed() {
     assert!(install().status.success() && text().contains("agent hook"));
 }
 
-/// The plugin in the repository has what is written into settings, and the skill. With
-/// CKPTFS_BLESS=1 it is made so.
+/// The plugin in the repository has the same hooks as installed settings, and the skill.
+/// CKPTFS_BLESS=1 updates it.
 #[test]
 fn the_plugin_is_what_install_writes() {
     let plugin = Path::new(env!("CARGO_MANIFEST_DIR")).join("mount/claude-plugin");
@@ -307,7 +307,7 @@ fn the_plugin_is_what_install_writes() {
         fs::write(plugin.join(skill), &own).expect("the plugin");
     }
     assert_eq!(read(&plugin.join(skill)), own);
-    // The server is registered as soon as the program has one.
+    // The MCP server is registered if the program has one.
     let mcp = dir.join(".mcp.json");
     if mcp.exists() {
         if bless {
@@ -319,7 +319,7 @@ fn the_plugin_is_what_install_writes() {
     assert_eq!(version, env!("CARGO_PKG_VERSION"));
 }
 
-/// A skill says what it is for in front of its text, and names only verbs that there are.
+/// A skill begins with its description, and names only existing verbs.
 #[test]
 fn the_skill_names_verbs_that_there_are() {
     let skill = include_str!("../../../src/cli/agent/text/SKILL.md");

@@ -1,4 +1,4 @@
-//! Agents without a model, and hooks called by hand.
+//! Scripted agents without a model, and manual calls of hooks.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -10,12 +10,12 @@ use serde_json::{Value, json};
 use crate::common::command::wait_limited;
 use crate::common::{Rig, run_limited, scratch};
 
-/// The agent.
+/// The agent's script.
 pub const AGENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/agents/agent.py");
-/// Seconds for a hook.
+/// Time limit of a hook, in seconds.
 const SECONDS: u64 = 60;
 
-/// `ckptfs`, as somebody calls it who works in a directory.
+/// Returns a `ckptfs` command in a working directory.
 pub fn ckptfs(dir: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ckptfs"));
     command
@@ -26,7 +26,7 @@ pub fn ckptfs(dir: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// Letters and paths of a list of changes.
+/// Returns the letters and paths of a list of changes.
 pub fn letters(rewound: &Value) -> Vec<String> {
     let all = rewound["changes"].as_array().expect("changes");
     let text = |value: &Value| value.as_str().expect("text").to_owned();
@@ -35,12 +35,12 @@ pub fn letters(rewound: &Value) -> Vec<String> {
         .collect()
 }
 
-/// Runs the hook with this on stdin.
+/// Runs the hook with this input.
 pub fn hook(dir: &Path, said: &[u8]) -> Output {
     hook_of(ckptfs(dir, &["agent", "hook", "--agent", "test"]), said)
 }
 
-/// Runs a hook's command with this on stdin.
+/// Runs a hook's command with this input.
 pub fn hook_of(mut command: Command, said: &[u8]) -> Output {
     let mut child = command
         .stdin(Stdio::piped())
@@ -49,14 +49,14 @@ pub fn hook_of(mut command: Command, said: &[u8]) -> Output {
         .spawn()
         .expect("it starts");
     let mut stdin = child.stdin.take().expect("stdin");
-    // One that does not read it all closes the pipe.
+    // A hook that does not read all of it closes the pipe.
     let _ = stdin.write_all(said);
     drop(stdin);
     wait_limited(&mut child, Duration::from_secs(SECONDS)).expect("a hook ends");
     child.wait_with_output().expect("what it said")
 }
 
-/// A session of an agent: a process of its own, which calls the hooks around what it does.
+/// A session of an agent: a separate process, which calls the hooks around its actions.
 pub struct Session {
     child: Child,
     stdin: Option<ChildStdin>,
@@ -67,7 +67,8 @@ pub struct Session {
 }
 
 impl Session {
-    /// With a directory of its own for temporary files: another test has a session of this name.
+    /// Starts a session with a separate directory for temporary files, because other tests use the
+    /// same session names.
     pub fn start(dir: &Path, id: &'static str) -> Session {
         let scratch = scratch();
         let mut command = Command::new("/usr/bin/python3");
@@ -79,7 +80,7 @@ impl Session {
         session
     }
 
-    /// Started by a command of the caller's, from a copy of the script.
+    /// Starts a session with the given command, from a copy of the script.
     pub fn with(mut command: Command, script: &Path, dir: &Path, id: &'static str) -> Session {
         let mut child = command
             .arg(script)
@@ -112,7 +113,7 @@ impl Session {
         serde_json::from_str(&said).unwrap_or_else(|error| panic!("{what}: {error}: {said}"))
     }
 
-    /// Somebody gives it a prompt.
+    /// Submits a prompt.
     #[track_caller]
     pub fn prompt(&mut self, text: &str) {
         self.prompts += 1;
@@ -120,7 +121,7 @@ impl Session {
         silent(&self.does(&json!({ "do": "prompt", "text": text, "id": id })));
     }
 
-    /// Somebody gives it a prompt, of which no checkpoint can be made; what the hook says.
+    /// Submits a prompt for which no checkpoint can be made; returns the hook's stderr.
     #[track_caller]
     pub fn prompt_refused(&mut self, text: &str) -> String {
         let answer = self.does(&json!({ "do": "prompt", "text": text, "id": "refused" }));
@@ -128,14 +129,14 @@ impl Session {
         answer["stderr"].as_str().expect("text").to_owned()
     }
 
-    /// It writes a file.
+    /// Writes a file with the edit tool.
     #[track_caller]
     pub fn write(&mut self, path: &str, text: &str) {
         let done = self.does(&json!({ "do": "write", "path": path, "text": text }));
         silent(&done["before"]);
     }
 
-    /// It runs a command; what it is told of that.
+    /// Runs a command; returns the hook's report of it.
     #[track_caller]
     pub fn bash(&mut self, command: &str) -> Option<String> {
         let done = self.does(&json!({ "do": "bash", "command": command }));
@@ -160,7 +161,7 @@ impl Session {
         Some(told["additionalContext"].as_str().expect("text").to_owned())
     }
 
-    /// It has ended its turn.
+    /// Ends the turn.
     #[track_caller]
     pub fn stop(&mut self) {
         silent(&self.does(&json!({ "do": "stop" })));
@@ -175,13 +176,13 @@ impl Drop for Session {
     }
 }
 
-/// A hook has ended with 0 and said nothing.
+/// Asserts that a hook exited with 0 and without output.
 #[track_caller]
 pub fn silent(answer: &Value) {
     assert_eq!(answer, &json!({ "status": 0, "stdout": "", "stderr": "" }));
 }
 
-/// Has an agent's settings of a mounted tree call the hooks.
+/// Installs the hooks in an agent's settings of a mounted tree.
 pub fn install(rig: &Rig, agent: &str) {
     let mut command = ckptfs(rig.path(), &["agent", "install", agent, "--project"]);
     let ran = run_limited(&mut command, SECONDS);
@@ -192,26 +193,26 @@ pub fn install(rig: &Rig, agent: &str) {
     );
 }
 
-/// `payloads.json`: what each documented event looks like.
+/// Returns `payloads.json`: an example of each documented event.
 pub fn payloads() -> Vec<Value> {
     let all: Value =
         serde_json::from_str(include_str!("payloads.json")).expect("payloads.json is JSON");
     all.as_array().expect("a list").clone()
 }
 
-/// A payload for a tree.
+/// Returns a payload for a tree.
 pub fn said_in(payload: &Value, tree: &Path) -> Vec<u8> {
     let text = payload.to_string();
     text.replace("@TREE@", &tree.display().to_string())
         .into_bytes()
 }
 
-/// A file of the tree, or nothing.
+/// Returns the content of a file of the tree, if it exists.
 pub fn get(rig: &Rig, name: &str) -> Option<String> {
     std::fs::read_to_string(rig.path().join(name)).ok()
 }
 
-/// The labels of a note.
+/// Returns a label of a checkpoint's note.
 pub fn label<'a>(checkpoint: &'a Value, key: &str) -> Option<&'a str> {
     let note = checkpoint["note"].as_str()?;
     note.lines()
@@ -219,7 +220,7 @@ pub fn label<'a>(checkpoint: &'a Value, key: &str) -> Option<&'a str> {
         .find_map(|line| line.strip_prefix(key)?.strip_prefix(": "))
 }
 
-/// A directory that nothing serves.
+/// Makes a directory outside every tree.
 pub fn nowhere() -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::Builder::new()
         .prefix("ckptfs-agents-")

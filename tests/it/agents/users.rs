@@ -1,4 +1,4 @@
-//! An agent under another user than the daemon's.
+//! An agent that runs as another user than the daemon.
 
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
@@ -18,7 +18,7 @@ for_each_variant! { xfs =>
     another_user_s_names_steer_no_rewind,
 }
 
-/// Nobody else's on this machine.
+/// An unused user ID.
 const USER: &str = "61235";
 
 fn another_user_s_prompts_are_checkpoints_and_root_rewinds_them(v: Variant) {
@@ -31,7 +31,7 @@ fn another_user_s_prompts_are_checkpoints_and_root_rewinds_them(v: Variant) {
             "mkdir src .claude; echo 1 > src/a; echo 1 > root-s; chmod -R a+rwX .; chmod a+rwx .",
         );
     });
-    // The program and the agent, where everybody may run them.
+    // Copies of the program and the agent that all users may execute.
     let (_dir, shared) = nowhere();
     std::fs::set_permissions(&shared, std::fs::Permissions::from_mode(0o755)).expect("chmod");
     let program = shared.join("ckptfs");
@@ -57,7 +57,7 @@ fn another_user_s_prompts_are_checkpoints_and_root_rewinds_them(v: Variant) {
     let mut alice = Session::with(command, &script, rig.path(), "alice");
     alice.prompt("Clean up");
     alice.write("src/new", "by alice\n");
-    // Who may not ask the daemon is not told what changed, and not hindered.
+    // A user without access to the daemon receives no report, and is not blocked.
     assert_eq!(alice.bash("rm src/a"), None);
     alice.stop();
     sh(rig.path(), "echo 2 > root-s");
@@ -79,7 +79,7 @@ fn another_user_s_prompts_are_checkpoints_and_root_rewinds_them(v: Variant) {
         ),
         (Some("1\n"), None, Some("2\n"))
     );
-    // Where mkdir(2) is not allowed it says so, and the agent goes on.
+    // Where mkdir(2) is not permitted the hook reports it, and the agent continues.
     sh(rig.path(), "chmod go-w .");
     let said = alice.prompt_refused("Once more");
     assert!(
@@ -88,7 +88,7 @@ fn another_user_s_prompts_are_checkpoints_and_root_rewinds_them(v: Variant) {
     );
 }
 
-/// A process that does what it is told.
+/// A shell that executes commands.
 struct Worker {
     child: Child,
     dir: PathBuf,
@@ -109,7 +109,7 @@ impl Worker {
         format!("{}@{start}", self.child.id())
     }
 
-    /// Has it make a file.
+    /// Makes a file in this process.
     fn makes(&mut self, file: &str) {
         let stdin = self.child.stdin.as_mut().expect("stdin");
         writeln!(stdin, "echo made > {file}.new; mv {file}.new {file}").expect("it reads");
@@ -125,8 +125,8 @@ impl Drop for Worker {
     }
 }
 
-/// Another user gives checkpoints the names of root's session and of root's processes: no rewind of
-/// root's takes anything for its session because of that, or takes back what those processes did.
+/// Another user names checkpoints after root's session and root's processes: root's rewind neither
+/// treats them as its session's nor undoes the changes of those processes.
 fn another_user_s_names_steer_no_rewind(v: Variant) {
     if !has("setpriv") {
         return skip("setpriv is not installed");
@@ -169,7 +169,7 @@ fn another_user_s_names_steer_no_rewind(v: Variant) {
     ] {
         assert_eq!(planned(arguments), own, "{arguments:?}");
     }
-    // Asked for by its name or number it is the other user's, who did nothing.
+    // By its name or number, the prompt is the other user's, who changed nothing.
     let log = rig.mount.log_json();
     for made in log.as_array().expect("checkpoints").iter().take(3) {
         let number = made["id"].to_string();
@@ -178,13 +178,13 @@ fn another_user_s_names_steer_no_rewind(v: Variant) {
         assert!(!out.contains("by-"), "{number}: {out}");
     }
     assert_eq!(planned(&["--session", "theirs"]).1, Vec::<String>::new());
-    // A list says whose they are.
+    // The list names their owner.
     let listed = rig.mount.run(&["rewind"]);
     let out = String::from_utf8_lossy(&listed.stdout).into_owned();
     assert_eq!(out.matches(&format!("of user {USER}")).count(), 3, "{out}");
 }
 
-/// Settings whose hooks call this program.
+/// Returns settings with hooks that call this program.
 fn hooks_of(program: &Path) -> String {
     let command = format!("{} agent hook --agent claude-code", program.display());
     let hook = json!({ "type": "command", "command": command, "timeout": 60 });

@@ -1,4 +1,4 @@
-//! Second trees for isolated agents.
+//! Worktrees for isolated agents.
 
 use std::path::{Path, PathBuf};
 
@@ -29,7 +29,7 @@ fn remove(cwd: &Path, path: &Path) -> (Option<i32>, String) {
     )
 }
 
-/// The one line that was said, an absolute path.
+/// Returns the printed line, an absolute path.
 #[track_caller]
 fn path_of((status, said): (Option<i32>, String)) -> PathBuf {
     assert_eq!(status, Some(0), "{said}");
@@ -47,10 +47,10 @@ fn a_branch_is_made_and_dropped(v: Variant) {
         std::fs::read_to_string(path.join("data")).expect("the branch has ignored files too"),
         "ignored\n"
     );
-    // A session that is gone on with gets the one that it had.
+    // A resumed session gets its existing branch.
     assert_eq!(path_of(create(rig.path(), "bold/oak")), path);
     sh(&path, "echo work > only-here");
-    // It may be told from anywhere.
+    // The event may come from any working directory.
     assert_eq!(remove(Path::new("/"), &path), (Some(0), String::new()));
     assert!(!path.exists());
     let name = rig.mount.json(&["branch", "list", "--dropped"])[0]["name"].clone();
@@ -62,7 +62,7 @@ fn a_branch_is_made_and_dropped(v: Variant) {
     );
 }
 
-/// The hook is there instead of what Claude Code does by itself, so that is done.
+/// The hook replaces Claude Code's own worktree creation, so it must do the same outside a tree.
 #[test]
 fn elsewhere_it_is_a_git_worktree() {
     let (_dir, outside) = nowhere();

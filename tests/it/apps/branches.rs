@@ -1,4 +1,4 @@
-//! Real programs in branches: several of them at once, each as if it were alone in the project.
+//! Real programs in several branches at once, each as if it were alone in the project.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -14,12 +14,12 @@ use crate::apps::support::{
 use crate::common::wait::wait_longer;
 use crate::common::{Rig, Variant, run_limited, skip, stdout_of, succeeds};
 
-/// A branch; where it is.
+/// Creates a branch and returns its path.
 fn branch(rig: &Rig, name: &str) -> PathBuf {
     PathBuf::from(rig.mount.ok(&["branch", "create", name]).trim_end())
 }
 
-/// The program, arguments and environment of `command`, after those of `before`.
+/// Appends the program, arguments and environment of `command` to `before`.
 fn after(mut before: Command, command: &Command) -> Command {
     before.arg(command.get_program()).args(command.get_args());
     for (variable, value) in command.get_envs() {
@@ -31,7 +31,7 @@ fn after(mut before: Command, command: &Command) -> Command {
     before
 }
 
-/// The command where the branch is at the project's own path.
+/// Returns the command for a run with the branch at the project's path.
 fn in_branch(rig: &Rig, name: &str, command: &Command) -> Command {
     let dir = command.get_current_dir().expect("where it runs");
     let mut run = rig
@@ -46,8 +46,8 @@ fn said(command: &mut Command) -> String {
     String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
 }
 
-/// Three branches of a project that is built: the tests of its crates run in all of them at once,
-/// and nothing is compiled again but what was changed.
+/// In three branches of a built project, the tests of its crates run concurrently, and only changed
+/// crates are compiled again.
 fn test_suites_at_once(v: Variant) {
     let Some(leaves) = crates_named(&LEAVES, LEAVES.len()) else {
         return skip("cargo has not fetched the crates to build");
@@ -104,8 +104,8 @@ fn test_suites_at_once(v: Variant) {
     assert!(output(&app, "target/debug/app", &[] as &[&str]).starts_with("here 3"));
 }
 
-/// A package of two thousand files is installed in two branches at once, not in the project, and
-/// comes with the branch that is merged.
+/// A package of two thousand files is installed in two branches at once, not in the project, and is
+/// part of a merge.
 fn npm_install_in_branches(v: Variant) {
     if let Some(reason) = missing(&["node", "npm"]) {
         return skip(&reason);
@@ -149,7 +149,7 @@ struct Postgres {
 }
 
 impl Postgres {
-    /// Where its programs are, and the data directory that is made for it.
+    /// Initializes a data directory, and returns the directory of the programs.
     fn init(data: &Path) -> PathBuf {
         let programs = fs::read_dir("/usr/lib/postgresql").into_iter().flatten();
         let newest = programs
@@ -177,7 +177,7 @@ impl Postgres {
         command
     }
 
-    /// Starts it, and waits until it is through with recovery; its log and socket are in `sockets`.
+    /// Starts the server and waits for the end of recovery; its log and socket are in `sockets`.
     fn start(programs: &Path, data: &Path, sockets: PathBuf) -> Postgres {
         run(
             Path::new("/"),
@@ -226,7 +226,8 @@ impl Postgres {
 }
 
 impl Drop for Postgres {
-    /// An immediate shutdown ends its own processes as well, which would keep the mount busy.
+    /// An immediate shutdown also ends the server's child processes, which would keep the mount
+    /// busy.
     fn drop(&mut self) {
         let quit = kill_process(Pid::from_child(&self.child), Signal::QUIT);
         if quit.is_err() {
@@ -236,8 +237,8 @@ impl Drop for Postgres {
     }
 }
 
-/// A branch of a data directory under load is as after a power cut: the server recovers in it,
-/// every transaction that was committed before is there, and the two go on apart.
+/// A branch of a data directory under load has the state of a power cut: the server recovers in it
+/// with every transaction committed before, and the two are independent afterwards.
 fn postgres_under_load(v: Variant) {
     if let Some(reason) = missing(&["psql", "initdb", "setpriv"]) {
         return skip(&reason);

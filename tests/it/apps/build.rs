@@ -1,4 +1,4 @@
-//! Programs that build: cargo, npm, make. They trust times, so these must come back too.
+//! Build tools: cargo, npm, make. They depend on mtimes, so a restore must restore these.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,10 +9,10 @@ use crate::apps::support::{
 };
 use crate::common::{Rig, Variant, skip, stdout_of, succeeds};
 
-/// Crates without dependencies of their own.
+/// Crates without dependencies.
 pub const LEAVES: [&str; 3] = ["strsim-", "heck-", "utf8parse-"];
 
-/// cargo with a home of its own, so that it waits for nobody and reads nobody's settings.
+/// Returns a cargo command with a separate home, without a shared lock and the user's settings.
 pub fn cargo(dir: &Path, home: &Path, arguments: &[&str]) -> Command {
     let mut command = program(
         dir,
@@ -35,7 +35,7 @@ pub fn cargo(dir: &Path, home: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// A crate that says `word`, over crates that cargo fetched for us.
+/// Makes a crate that prints `word`, with dependencies on crates that cargo has fetched.
 pub fn make_crate(app: &Path, leaves: &[PathBuf], word: &str) {
     fs::create_dir_all(app.join("src")).unwrap();
     let mut manifest = "[package]\nname = \"app\"\nversion = \"0.1.0\"\nedition = \"2021\"\n[workspace]\n[dependencies]\n".to_owned();
@@ -114,7 +114,7 @@ fn cargo_build(v: Variant) {
     two.is_seen(&rig);
 }
 
-/// npm without network, with everything it writes beside the mount.
+/// Returns an npm command without network, with its own files outside the mount.
 pub fn npm(dir: &Path, cache: &Path, arguments: &[&str]) -> Command {
     let mut command = program(dir, "npm", arguments);
     command
@@ -133,8 +133,8 @@ pub fn npm(dir: &Path, cache: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// A project, and npm itself in `x.tgz` beside it, to be installed: a package of some two thousand
-/// files, its dependencies bundled. Why there is none, if so.
+/// Makes a project with npm itself in `x.tgz` as an installable package: two thousand files, with
+/// bundled dependencies. Returns the reason if that is impossible.
 pub fn npm_project(rig: &Rig, project: &Path, cache: &Path) -> Option<String> {
     let outside = rig.image.dir("packages");
     let global = PathBuf::from(output(Path::new("/"), "npm", &["root", "-g"]).trim());

@@ -1,4 +1,4 @@
-//! The tools that move files about, and editors.
+//! Tools that copy files, and editors.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::apps::support::{Moment, crates, missing, output, run, shell, variants};
 use crate::common::{Rig, TreeOpts, Variant, assert_same_tree, copy_tree, sample_tree, skip};
 
-/// A tree with everything in it that a tree can have, and real sources.
+/// Makes a tree with every kind of file, and real sources.
 fn source(rig: &Rig) -> Option<std::path::PathBuf> {
     let source = rig.image.dir("source");
     let crates = crates(1)?;
@@ -54,7 +54,7 @@ fn copying(v: Variant) {
             "{tar} -C {from} -cf ../x.tar . 2>/dev/null; mkdir untarred; {tar} --same-owner -C untarred -xpf ../x.tar"
         ),
     );
-    // Sockets are no business of tar.
+    // tar does not archive sockets.
     fs::remove_file(source.join("sample/socket")).unwrap();
     same(&dir.join("untarred/crate-0"), &source.join("crate-0"));
     let untarred = Moment::now(&rig, "untarred");
@@ -93,7 +93,7 @@ fn copying(v: Variant) {
     a_view_is_as_a_copy(&rig, tar);
 }
 
-/// What other tools say of a view, and of a plain copy made at that moment, is the same.
+/// Asserts that tools find no difference between a view and a plain copy made at the same time.
 fn a_view_is_as_a_copy(rig: &Rig, tar: &str) {
     let dir = rig.path();
     let (view, copy) = (
@@ -101,7 +101,7 @@ fn a_view_is_as_a_copy(rig: &Rig, tar: &str) {
         rig.image.path().join("plain"),
     );
     copy_tree(dir, &copy);
-    // diff takes special files of equal kind for different; rsync and tar know better.
+    // diff reports special files of the same type as different; rsync and tar do not.
     let special = "-x fifo -x socket -x block -x null";
     shell(
         dir,
@@ -163,8 +163,8 @@ fn editing(v: Variant) {
     shell(dir, &format!("diff -r {}/work work", rig.view(2).display()));
     let patched = Moment::now(&rig, "patched");
 
-    // As editors save: a new file renamed over the old one, the old one kept under another name
-    // first; and written in place.
+    // As editors save: a new file renamed over the old one, which may first be renamed to a backup;
+    // and a write in place.
     shell(
         dir,
         "cd work; for f in Cargo.toml README.md src/lib.rs; do cp -p $f $f~; (cat $f; echo saved) >$f.new; mv $f.new $f; done

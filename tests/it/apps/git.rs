@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::apps::support::{Moment, PROGRAM_SECONDS, crates, missing, program, variants};
 use crate::common::{Variant, skip, succeeds};
 
-/// Runs git in `dir`, away from the settings of whoever runs the tests, and returns what it prints.
+/// Runs git in `dir` without the user's settings, and returns its stdout.
 fn git(dir: &Path, arguments: &[&str]) -> String {
     let mut command = program(dir, "git", arguments);
     command
@@ -21,7 +21,7 @@ fn git(dir: &Path, arguments: &[&str]) -> String {
     String::from_utf8_lossy(&succeeds(&mut command, PROGRAM_SECONDS).stdout).into_owned()
 }
 
-/// A repository of real sources with the tags v1, v2 and v3, in a directory that is not mounted.
+/// Makes a repository of real sources with the tags v1, v2 and v3, in an unmounted directory.
 fn origin(at: &Path, sources: &[PathBuf]) {
     fs::create_dir(at).unwrap();
     let add = |source: &Path, name: &str| {

@@ -1,5 +1,5 @@
-//! Real programs inside the mount: after each of them a checkpoint is what the tree was, and a
-//! restore brings it back.
+//! Real programs inside the mount: after each of them, a checkpoint equals the tree, and a restore
+//! brings it back.
 
 mod branches;
 mod build;

@@ -1,5 +1,5 @@
-//! Samba's `shadow_copy2`: the past as what Windows calls previous versions. The server is one of
-//! the test's own: its port, its directories, and guests only.
+//! Samba's `shadow_copy2`: checkpoints as previous versions in Windows. The test runs its own
+//! server, with a separate port and directories, for guests only.
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -17,7 +17,7 @@ use crate::common::{
 
 variants! { previous_versions_of_a_share_and_of_one_below => xfs_passthrough, btrfs_daemon }
 
-/// Why it cannot run here, if so.
+/// Returns the reason why the test cannot run here, if any.
 fn unavailable() -> Option<String> {
     let has_module = || {
         let built = output(Path::new("/"), "smbd", &["-b"]);
@@ -29,8 +29,8 @@ fn unavailable() -> Option<String> {
     missing(&["smbd", "smbclient"]).or_else(none)
 }
 
-/// What a share needs is in `[global]`: the module, and nothing said to it. The rest keeps this
-/// server away from others.
+/// `[global]` contains all that a share requires: the module with its defaults. The other settings
+/// isolate this server.
 fn config(dir: &Path, port: u16, shares: &str) -> String {
     let dir = dir.display();
     format!(
@@ -58,7 +58,7 @@ fn config(dir: &Path, port: u16, shares: &str) -> String {
     )
 }
 
-/// A server that runs.
+/// A running server.
 struct Samba {
     server: Child,
     port: u16,
@@ -83,7 +83,7 @@ impl Samba {
             .stderr(Stdio::null())
             .spawn()
             .expect("smbd starts");
-        // It ends even if this process is killed.
+        // Recorded so that the server is killed even if this process is killed.
         let start = process::start_of(server.id()).expect("it runs");
         RunDir::get().note_daemon(server.id(), start);
         let samba = Samba { server, port, dir };
@@ -93,7 +93,7 @@ impl Samba {
         samba
     }
 
-    /// What smbclient says to commands in a share; what fails, it says and goes on.
+    /// Runs smbclient commands in a share, and returns its output, including errors.
     fn ask(&self, share: &str, commands: &str) -> String {
         let mut client = tool("smbclient", &["-N", "-p", &self.port.to_string(), "-s"]);
         client
@@ -107,7 +107,7 @@ impl Samba {
             .concat()
     }
 
-    /// What a file of a share holds.
+    /// Returns the content of a file in a share.
     fn get(&self, share: &str, path: &str) -> String {
         let got = self.dir.path().join("got");
         let _ = fs::remove_file(&got);
@@ -115,7 +115,7 @@ impl Samba {
         fs::read_to_string(got).unwrap_or_else(|error| panic!("{path}: {error}: {said}"))
     }
 
-    /// The names of the previous versions of a file.
+    /// Returns the names of the previous versions of a file.
     fn versions(&self, share: &str, file: &str) -> Vec<String> {
         let said = self.ask(share, &format!("allinfo {file}"));
         let names = said.lines().filter(|line| line.starts_with("@GMT-"));
@@ -138,7 +138,7 @@ fn put(path: PathBuf, content: &str) {
     fs::write(&path, content).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
 }
 
-/// Three checkpoints, each of a second of its own; their names, the newest first.
+/// Makes three checkpoints in different seconds; returns their names, the newest first.
 fn story(rig: &Rig) -> Vec<String> {
     let root = rig.path();
     fs::set_permissions(root, fs::Permissions::from_mode(0o755)).expect("chmod");
@@ -199,7 +199,7 @@ fn previous_versions_of_a_share_and_of_one_below(v: Variant) {
             was
         );
     }
-    // What is not there any more is found in the directory as it was.
+    // A deleted file is in the previous version of its directory.
     let oldest = names.last().expect("three");
     let listed = samba.ask("docs", &format!("ls {oldest}/*"));
     assert!(
@@ -212,7 +212,7 @@ fn previous_versions_of_a_share_and_of_one_below(v: Variant) {
         !now.contains("gone") && !now.contains(".snapshots"),
         "{now}"
     );
-    // Nobody changes the past.
+    // Previous versions are read-only.
     for change in [
         "put smb.conf NAME/new",
         "del NAME/gone",
@@ -224,7 +224,7 @@ fn previous_versions_of_a_share_and_of_one_below(v: Variant) {
         assert!(said.contains("NT_STATUS_"), "{change}: {said}");
     }
     assert_eq!(samba.get("docs", &format!("{oldest}/gone")), "was here");
-    // What is made while the server runs is seen by it.
+    // The running server sees a new checkpoint.
     rig.mount.checkpoint();
     assert_eq!(samba.versions("all", "f").len(), 4);
     drop(samba);

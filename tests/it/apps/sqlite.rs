@@ -1,5 +1,5 @@
-//! SQLite under write load: each view's database is whole, and holds every transaction that was
-//! acknowledged before the checkpoint.
+//! SQLite under write load: each view's database is intact, and has every transaction acknowledged
+//! before the checkpoint.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -13,18 +13,18 @@ use crate::apps::support::{missing, output};
 use crate::common::wait::{wait_longer, wait_until};
 use crate::common::{Rig, Variant, for_each_variant, skip};
 
-/// A database and what belongs to it.
+/// A database and its journals.
 const FILES: [&str; 3] = ["db", "db-wal", "db-journal"];
 
 /// Checkpoints under load for each journal mode.
 const CHECKPOINTS: usize = 12;
-/// Of those so many at least must be atomic: more are made until they are.
+/// The minimum of atomic checkpoints; more are made until it is reached.
 const ATOMIC_MIN: usize = 6;
-/// At most so many are made for that.
+/// The maximum of checkpoints.
 const CHECKPOINTS_MAX: usize = 60;
 
-/// Moves money between accounts, logs each transfer, and prints the number of each transaction that
-/// was committed. Ends with its input.
+/// Transfers amounts between accounts, logs each transfer, and prints the number of each committed
+/// transaction. Ends at the end of its input.
 const WRITER: &str = r#"
 import sqlite3, sys, threading, time, random
 db = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=60)
@@ -53,8 +53,8 @@ while not stop.is_set():
 db.close()
 "#;
 
-/// Prints what integrity_check says, the sum of all accounts, and the number and the highest number
-/// of the transactions.
+/// Prints the result of integrity_check, the sum of all accounts, and the count and the highest
+/// number of the transactions.
 const READER: &str = r#"
 import sqlite3, sys
 db = sqlite3.connect(sys.argv[1])
@@ -127,8 +127,8 @@ impl Drop for Writer {
     }
 }
 
-/// Copies a database with its journals out of a tree, and asks SQLite about the copy: whole or not,
-/// sum, transactions, the last of them.
+/// Copies a database with its journals out of a tree, and returns the output of the reader on the
+/// copy, and the last transaction.
 fn examine(rig: &Rig, tree: &Path, name: &str) -> (String, u64) {
     let place = rig.image.dir("examined").join(name);
     fs::create_dir(&place).unwrap();
@@ -150,7 +150,7 @@ fn examine(rig: &Rig, tree: &Path, name: &str) -> (String, u64) {
     (said.trim().to_owned(), last)
 }
 
-/// The database and its journals, as hashes; what is not there has none.
+/// Returns the hashes of the database and its journals, `None` for missing ones.
 fn bytes(tree: &Path) -> Vec<Option<blake3::Hash>> {
     FILES
         .iter()

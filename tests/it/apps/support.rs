@@ -7,18 +7,18 @@ use std::process::Command;
 
 use crate::common::{Rig, TreeOpts, assert_same_tree, copy_tree, has, succeeds, tool};
 
-/// Seconds for one program, on a machine that is slow and busy.
+/// Time limit of one program on a slow and busy machine, in seconds.
 pub const PROGRAM_SECONDS: u64 = 240;
 
-/// A checkpoint, and what it must show.
+/// A checkpoint with its expected content.
 pub struct Moment {
     id: u64,
     copy: PathBuf,
 }
 
 impl Moment {
-    /// Makes a checkpoint of the tree, which nothing changes now, and a copy outside the mount; the
-    /// view is the copy.
+    /// Makes a checkpoint of the tree, which must be idle, and a copy outside the mount; the view
+    /// must equal the copy.
     pub fn now(rig: &Rig, name: &str) -> Moment {
         let copy = rig.image.dir("copies").join(name);
         let id = rig.mount.checkpoint();
@@ -28,13 +28,13 @@ impl Moment {
         moment
     }
 
-    /// The view still shows it.
+    /// Asserts that the view still equals the copy.
     #[track_caller]
     pub fn is_seen(&self, rig: &Rig) {
         assert_same_tree(&rig.view(self.id), &self.copy, &TreeOpts::default());
     }
 
-    /// Restores it; the tree is the copy, and nothing differs from the checkpoint.
+    /// Restores it; the tree must equal the copy, without differences from the checkpoint.
     #[track_caller]
     pub fn restore(&self, rig: &Rig) {
         rig.mount.restore(self.id);
@@ -47,38 +47,38 @@ impl Moment {
     }
 }
 
-/// A program run in `dir`, with a home of its own and no network.
+/// Returns a command for a program in `dir`.
 pub fn program<S: AsRef<OsStr>>(dir: &Path, name: &str, arguments: &[S]) -> Command {
     let mut command = tool(name, arguments);
     command.current_dir(dir);
     command
 }
 
-/// Runs a program in `dir`; panics with what it said if it fails.
+/// Runs a program in `dir`; panics with its output if it fails.
 pub fn run<S: AsRef<OsStr>>(dir: &Path, name: &str, arguments: &[S]) {
     succeeds(&mut program(dir, name, arguments), PROGRAM_SECONDS);
 }
 
-/// Runs a shell script in `dir`, which must succeed in every line.
+/// Runs a shell script in `dir`; every command must succeed.
 pub fn shell(dir: &Path, script: &str) {
     run(dir, "bash", &["-euo", "pipefail", "-c", script]);
 }
 
-/// What a program prints; what is not UTF-8 in it is replaced.
+/// Returns the stdout of a program, with invalid UTF-8 replaced.
 pub fn output<S: AsRef<OsStr>>(dir: &Path, name: &str, arguments: &[S]) -> String {
     String::from_utf8_lossy(&succeeds(&mut program(dir, name, arguments), PROGRAM_SECONDS).stdout)
         .into_owned()
 }
 
-/// Why a test that needs these programs cannot run, if so.
+/// Returns the first of these programs that is not installed, as the reason to skip a test.
 pub fn missing(programs: &[&str]) -> Option<String> {
     programs
         .iter()
         .find_map(|name| (!has(name)).then(|| format!("{name} is not installed")))
 }
 
-/// Directories of crates that cargo has fetched for this project, real sources: for each of these
-/// prefixes (`name-`) one, if there are `count`.
+/// Returns directories of crates that cargo has fetched for this project: one for each of these
+/// prefixes (`name-`), if at least `count` exist.
 pub fn crates_named(prefixes: &[&str], count: usize) -> Option<Vec<PathBuf>> {
     let home = std::env::var_os("CARGO_HOME")
         .map(PathBuf::from)
@@ -108,7 +108,7 @@ pub fn crates_named(prefixes: &[&str], count: usize) -> Option<Vec<PathBuf>> {
     (chosen.len() >= count).then_some(chosen)
 }
 
-/// Some crates with many files.
+/// Returns crates with many files.
 pub fn crates(count: usize) -> Option<Vec<PathBuf>> {
     crates_named(
         &[
@@ -125,8 +125,8 @@ pub fn crates(count: usize) -> Option<Vec<PathBuf>> {
 }
 
 /// Makes a `#[test]` of a function `fn(Variant)` for each named variant: `variants! { cargo_build
-/// => xfs_passthrough, btrfs_daemon }`. Programs take their time, so not each runs everywhere;
-/// between them they cover every filesystem and I/O path.
+/// => xfs_passthrough, btrfs_daemon }`. Programs are slow, so each runs in a subset; together they
+/// cover every filesystem and I/O path.
 macro_rules! variants {
     (@one $body:ident xfs_passthrough) => { $crate::common::for_each_variant! { @test $body xfs_passthrough Xfs Passthrough } };
     (@one $body:ident xfs_daemon) => { $crate::common::for_each_variant! { @test $body xfs_daemon Xfs Daemon } };

@@ -1,4 +1,4 @@
-//! The numbers that were committed, and what breaks them.
+//! The committed numbers, and the check against them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -6,7 +6,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::Mutex;
 
-/// Sessions of which each must find it.
+/// A bound is exceeded only if each of this number of sessions exceeds it.
 pub const SESSIONS: usize = 3;
 
 const HEAD: &str = "\
@@ -16,7 +16,7 @@ const HEAD: &str = "\
 
 type Numbers = BTreeMap<String, f64>;
 
-/// Tests of one process may write it at once.
+/// Serializes writes by the tests of one process.
 static WRITING: Mutex<()> = Mutex::new(());
 
 fn file() -> PathBuf {
@@ -44,7 +44,7 @@ fn blesses() -> bool {
     std::env::var_os("CKPTFS_BLESS").is_some_and(|value| value == "1")
 }
 
-/// The numbers with this one in it, unless it is higher than the one there.
+/// Returns the numbers with this one added, or lowered to it.
 fn lowered(mut numbers: Numbers, name: &str, value: f64) -> Numbers {
     let known = numbers.entry(name.to_owned()).or_insert(value);
     *known = known.min(value);
@@ -62,19 +62,18 @@ fn bless(name: &str, value: f64) {
     fs::write(file(), text).expect("the baseline can be written");
 }
 
-/// The middle one.
+/// Returns the median.
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Measures `name` with `session`, which is told the most that is allowed and may stop as soon as
-/// it has seen less.
+/// Measures `name` with `session`, which receives the bound and may stop once it has measured less.
 ///
-/// Panics if each of three sessions finds more; writes the baseline if that was asked for.
+/// Panics if each of three sessions exceeds the bound; writes the baseline in bless mode.
 pub fn holds(name: &str, bound: impl Fn(f64) -> f64, mut session: impl FnMut(f64) -> f64) {
     if blesses() {
-        // A session that is never content measures as long as it may.
+        // With a bound of zero a session measures for its full duration.
         let found = median((0..SESSIONS).map(|_| session(0.0)).collect());
         return bless(name, found);
     }
@@ -91,7 +90,7 @@ pub fn holds(name: &str, bound: impl Fn(f64) -> f64, mut session: impl FnMut(f64
     );
 }
 
-/// What the first session finds that finds no more than `most`; all that was found if none does.
+/// Returns the first value within `most`, or all values if every session exceeds it.
 fn first_within(most: f64, session: &mut impl FnMut(f64) -> f64) -> Result<f64, Vec<f64>> {
     let mut found = Vec::new();
     for _ in 0..SESSIONS {

@@ -1,5 +1,5 @@
-//! What does not drift: system calls of the client for each file that it exports, and requests of
-//! the kernel meanwhile.
+//! Stable costs: system calls of the client for each exported file, and requests of the kernel
+//! during the export.
 
 use std::fs;
 use std::process::Stdio;
@@ -20,13 +20,13 @@ const VARIANT: Variant = Variant {
     io: Io::Passthrough,
 };
 const FILES: f64 = 1000.0;
-/// More calls for each file than the baseline that are no finding: threads that wait for each
-/// other. Whoever makes an export dearer adds a whole call.
+/// Tolerance in calls for each file, for waits between threads. A real regression adds a whole
+/// call.
 const SLACK: f64 = 0.3;
-/// Seconds for an export that is traced.
+/// Time limit of a traced export, in seconds.
 const TRACED_SECONDS: u64 = 120;
 
-/// Calls that depend on which thread waits for which, or on the allocator.
+/// Calls that depend on waits between threads, or on the allocator.
 const NOT_COUNTED: [&str; 9] = [
     "futex",
     "sched_yield",
@@ -39,8 +39,8 @@ const NOT_COUNTED: [&str; 9] = [
     "clock_nanosleep",
 ];
 
-/// The calls in what `strace -c` wrote: `% time, seconds, usecs/call, calls, errors (or nothing),
-/// syscall`, between two rules of dashes.
+/// Returns the number of calls in the output of `strace -c`: `% time, seconds, usecs/call, calls,
+/// errors (or nothing), syscall`, between two rules of dashes.
 fn calls(summary: &str) -> f64 {
     let lines = summary
         .lines()
@@ -51,7 +51,7 @@ fn calls(summary: &str) -> f64 {
         let fields: Vec<&str> = line.split_whitespace().collect();
         let name = fields.last().filter(|name| !NOT_COUNTED.contains(name))?;
         let calls: f64 = fields.get(3)?.parse().ok()?;
-        // Rust's library checks a descriptor before it closes it where debug assertions are on.
+        // With debug assertions, Rust's library checks a descriptor before it closes it.
         (*name != "fcntl").then_some(calls)
     });
     counted.sum()
@@ -105,14 +105,14 @@ fn an_export_makes_few_system_calls_for_each_file_and_no_requests() {
     requests(&rig.mount, &id, "-");
 }
 
-/// Each command pays for this. A page fault is the unit, which is the same on each machine.
+/// Every command has this cost. A page fault is a unit that is equal on each machine.
 #[test]
 fn a_process_starts_with_few_page_faults() {
     let faults = || {
         let usage = getrusage(UsageWho::RUSAGE_CHILDREN).expect("the usage of children");
         usage.minor_page_faults() as f64
     };
-    // Other tests of this process have children too: the fewest of many is that of one alone.
+    // Other tests of this process have children: the minimum of many runs is that of one alone.
     let start = |_| {
         let one = || {
             let before = faults();
@@ -135,12 +135,12 @@ fn a_process_starts_with_few_page_faults() {
 struct Traced<'a> {
     rig: &'a Rig,
     dir: TempDir,
-    /// Why that cannot be done.
+    /// The reason why strace does not work.
     missing: Option<String>,
 }
 
 impl Traced<'_> {
-    /// Calls of the verb's process for each file; 0 if it cannot be traced.
+    /// Returns the calls of the verb's process for each file; 0 if it cannot be traced.
     fn calls(&mut self, verb: &[&str]) -> f64 {
         let summary = self.dir.path().join("summary");
         let mut strace = tool("strace", &["-f", "-c", "-o"]);
@@ -158,7 +158,7 @@ impl Traced<'_> {
             Ok(output) => String::from_utf8_lossy(&output.stderr).into_owned(),
             Err(problem) => problem,
         };
-        // A verb that ran and failed is no reason to skip.
+        // A verb that ran and failed is not a reason to skip.
         assert!(
             !said.contains("Error:"),
             "{verb:?} under strace failed: {said}"
@@ -168,7 +168,7 @@ impl Traced<'_> {
     }
 }
 
-/// The socket carries it all: the kernel is asked for the root of the mount, and for no file.
+/// The export uses only the socket: the kernel requests the root of the mount, and no file.
 fn requests(mount: &crate::common::Mount, id: &str, to: &str) {
     let asked = || -> u64 {
         let store = fs::File::open(mount.path().join(".ckptfs")).expect("the store is there");
@@ -185,7 +185,7 @@ fn requests(mount: &crate::common::Mount, id: &str, to: &str) {
         fewest = fewest.min(asked() - before);
         let _ = fs::remove_dir_all(to);
     }
-    // Another process may look at the mount meanwhile.
+    // Another process may access the mount during the export.
     assert!(
         fewest < 100,
         "{fewest} requests for an export of 1,000 files"

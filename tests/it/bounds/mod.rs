@@ -1,6 +1,5 @@
-//! What may not become dearer and can be counted: system calls of an export, page faults of the
-//! start of a process. How long export, restore and checkpoint take beside `cp -a` is measured by
-//! `benches/seeds`.
+//! Upper bounds of countable costs: system calls of an export, page faults of a process start.
+//! `benches/seeds` measures the time of export, restore and checkpoint compared with `cp -a`.
 //!
 //! Each count is compared with the one in `baseline.toml`. `CKPTFS_BLESS=1 cargo test --test it
 //! bounds::` writes a lower or a new number into the file, never a higher one: see CONTRIBUTING.

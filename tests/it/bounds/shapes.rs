@@ -1,5 +1,4 @@
-//! The trees that sy was measured with, as its own tables describe them. Shared with
-//! `benches/seeds`.
+//! The trees of sy's benchmarks, as described in its tables. Shared with `benches/seeds`.
 #![allow(dead_code)]
 
 use std::fs::{self, File};
@@ -9,7 +8,7 @@ use std::path::Path;
 /// A tree of a certain shape.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// As the seed calls it.
+    /// The name in sy's tables.
     pub name: &'static str,
     /// Fills an empty directory.
     pub make: fn(&Path),
@@ -55,18 +54,18 @@ pub const LARGE_100: Shape = Shape {
     name: "1 large file (100MB)",
     make: |dir| write(&dir.join("large"), 100 << 20, 1),
 };
-/// Five levels of directories with 200 files in all.
+/// Five levels of directories with 200 files in total.
 pub const DEEP_5: Shape = Shape {
     name: "Deep tree (5 levels, 200 files)",
     make: |dir| deep(dir, 5, 40),
 };
-/// Fifty levels with a file in each.
+/// Fifty levels with one file in each.
 pub const DEEP_50: Shape = Shape {
     name: "50-level deep path",
     make: |dir| deep(dir, 50, 1),
 };
 
-/// The bytes of a change in a large file.
+/// Bytes of a change in a large file.
 pub const DELTA_BYTES: usize = 1 << 20;
 
 fn small(dir: &Path, files: usize) {
@@ -89,7 +88,7 @@ fn deep(dir: &Path, levels: usize, files: usize) {
     }
 }
 
-/// A file of so many bytes that are not all alike.
+/// Writes a file of `bytes` pseudorandom bytes.
 pub fn write(path: &Path, bytes: usize, seed: usize) {
     let mut state = (seed as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut block = vec![0; bytes.clamp(1, 1 << 20)];
@@ -109,7 +108,7 @@ pub fn write(path: &Path, bytes: usize, seed: usize) {
     }
 }
 
-/// Writes [`DELTA_BYTES`] in the middle of the large file, other ones each round.
+/// Writes [`DELTA_BYTES`] in the middle of the large file, different in each round.
 pub fn change(dir: &Path, round: usize) {
     use std::os::unix::fs::FileExt;
     let path = dir.join("large");
@@ -124,7 +123,7 @@ pub fn change(dir: &Path, round: usize) {
         .expect("a file can be written");
 }
 
-/// Writes over the beginning of every file below a directory; how many there are.
+/// Overwrites the beginning of every file below a directory; returns the number of files.
 pub fn touch_all(dir: &Path, round: usize) -> usize {
     use std::os::unix::fs::FileExt;
     let mut touched = 0;

@@ -1,5 +1,5 @@
-//! The daemon is killed at a call of a change that copies up, or of dropping a branch: the next mount
-//! finds the branch as before the change or as after it, and nothing else has changed.
+//! The daemon is killed at a call of a change that copies up, or of a branch drop. The next mount
+//! shows the branch in the state before or after the operation, and nothing else has changed.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -16,11 +16,11 @@ use crate::common::{Below, Io, MountOpts, Rig, Variant, for_each_variant, scratc
 
 for_each_variant! { xfs => copying_up_is_killed_at_calls, dropping_is_killed_at_calls }
 
-/// What is inherited, in a directory for each kill.
+/// Inherited files, in a directory for each kill.
 const INHERITED: &str = "mkdir -p d/e empty; echo f > f; echo g > d/g; echo h > d/e/h; seq 40000 > large; ln f d/f2; ln -s to link; mkfifo fifo;
     setfattr -n user.a -v 1 d/g; cp /bin/true program; chmod 640 d/g; touch -d 2020-01-01 f d/g link large";
 
-/// Changes of one system call each, or of one that counts.
+/// Changes with one relevant system call each.
 const CHANGES: [&str; 15] = [
     "echo more >> d/e/h",
     "printf x | dd of=large bs=1 seek=9 conv=notrunc status=none",
@@ -39,30 +39,30 @@ const CHANGES: [&str; 15] = [
     "chown 7 fifo",
 ];
 
-/// Killed at each of their calls in the short form too.
+/// Killed at each of their calls in the short form too, because of two former bugs.
 ///
-/// - Between the record of a copy and its rename the next mount took the inode, which is inherited
-///   still, for a file of its own that is written to, and captured what the daemon reads it from:
-///   without its extended attributes.
-/// - Between the exchange of a rename over a file and the move into the layer the next mount left no
-///   whiteout at the name that had gone, and the base's file was seen there again.
+/// - Killed between the record of a copy-up and its rename, the next mount treated the inode, which
+///   was still inherited, as an own file open for writing. It captured the daemon's source without
+///   its extended attributes.
+/// - Killed between the exchange of a rename over a file and the move into the layer, the next
+///   mount left no whiteout at the source name, and the base's file became visible there.
 const EACH: [&str; 2] = [CHANGES[2], CHANGES[11]];
 
-/// Changes what is in a directory; whether that was answered. A call of a thread behind may have
-/// ended the daemon before it was entered.
+/// Runs a change and reports whether it succeeded. A background thread may have hit the fault and
+/// ended the daemon before the change.
 fn changed(root: &Path, change: &str) -> bool {
     let mut shell = tool("bash", &["-c", change]);
     let done = try_run_limited(shell.current_dir(root), 60);
     done.is_ok_and(|done| done.status.success())
 }
 
-/// A tree with so many directories to change, and what is below it: seen by a mount of its own, for
-/// the branch hides it.
+/// A tree with one directory per change, and its backing directory, which the branch hides and
+/// which is visible through a separate mount.
 struct Subject {
     // Dropped before the image.
     below: Below,
     rig: Rig,
-    /// What the parent is, and must be in the checkpoint of the branch.
+    /// The parent's tree, which the branch's checkpoint must show.
     parent: Tree,
     id: u64,
 }
@@ -90,7 +90,7 @@ impl Subject {
         }
     }
 
-    /// How many calls a change makes that change something, in a directory of its own.
+    /// Returns the number of modifying calls of a change, measured in a separate directory.
     fn calls(&self, number: usize, change: &str) -> u64 {
         let root = self.rig.path().join(number.to_string());
         self.rig.fault(Some(Plan::nth(0, Errno::ENOSPC)));
@@ -98,7 +98,7 @@ impl Subject {
         self.rig.fault(None).0
     }
 
-    /// Kills the daemon at a call of a change, and looks at what is left.
+    /// Kills the daemon at a call of a change and checks the result.
     fn kill(&mut self, number: usize, change: &str, nth: u64) -> &'static str {
         let shown = format!("{change}, killed at call {nth}");
         let root = self.rig.path().join(number.to_string());
@@ -112,7 +112,7 @@ impl Subject {
         self.rig.mount.kill();
         self.rig.mount.remount();
         let now = tree(&root);
-        // Between the rename and the call that gives it its time back a directory has another one.
+        // Between the rename and the call that restores the time a directory has another time.
         let opts = TreeOpts {
             dir_mtime: false,
             ..TreeOpts::default()
@@ -133,7 +133,7 @@ impl Subject {
         tree(&self.rig.mount.parent().join(number.to_string()))
     }
 
-    /// The change is there whole. Nobody foresees the times of what it changed.
+    /// Checks that the change is complete; its times are unspecified.
     fn is_after(&self, now: &Tree, change: &str, shown: &str) {
         let plain = scratch();
         sh(plain.path(), INHERITED);
@@ -149,7 +149,7 @@ impl Subject {
 
     fn all_else_is_as_it_was(&self, number: usize, shown: &str) {
         let (rig, opts) = (&self.rig, TreeOpts::default());
-        // The others are looked at in the end.
+        // The other directories are checked at the end.
         let sample = |root: &Path, number: usize| {
             let found = try_tree_without(&root.join(number.to_string()), &[]);
             let wrong = found.map_or_else(
@@ -173,7 +173,7 @@ impl Subject {
         assert!(left.is_empty(), "{shown}: {left:?}");
     }
 
-    /// Whiteouts in a directory that hide nothing, and names that nobody sees.
+    /// Returns useless whiteouts, which hide no name of the base, and leftover temporary names.
     fn needless(&self, number: usize) -> Vec<PathBuf> {
         let name = self.rig.path().file_name().expect("a name");
         let tree = self.below.path().join(name).join(".ckptfs/tree");
@@ -187,7 +187,7 @@ impl Subject {
                 let path = entry.path();
                 let inner = path.strip_prefix(&below).expect("below it").to_owned();
                 let hides = meta.file_type().is_char_device() && meta.rdev() == 0;
-                // A directory that was renamed is another one in the base.
+                // A renamed directory has another path in the base.
                 let was = inner
                     .strip_prefix("moved")
                     .map_or(inner.clone(), |rest| Path::new("d").join(rest));
@@ -215,7 +215,7 @@ fn copying_up_is_killed_at_calls(v: Variant) {
         },
     );
     let (mut next, mut found) = (0, std::collections::BTreeMap::<&str, u32>::new());
-    // In the short form the half of them, the other half in the other I/O path.
+    // The short form divides the changes among the I/O paths.
     let mine = |(at, _): &(usize, &&str)| is_long() || (at % 2 == 0) == (v.io == Io::Passthrough);
     for (_, change) in CHANGES.iter().enumerate().filter(mine) {
         let calls = subject.calls(next, change);
@@ -251,14 +251,14 @@ fn copying_up_is_killed_at_calls(v: Variant) {
     assert!(branch.is_empty(), "{branch:?}");
 }
 
-/// Where a branch is found after a kill.
+/// The location of a branch after a kill.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Found {
     AtItsPlace,
     InTheTrash,
 }
 
-/// Where it is: it is one of the two, and whole, and the parent is as it was.
+/// Checks that the branch is complete at one of the two places and that the parent is unchanged.
 fn found(rig: &Rig, shown: &str, [parent, branch]: [&Tree; 2]) -> Found {
     let all = rig.mount.json(&["branch", "list", "--dropped"]);
     let dropped = all.as_array().expect("an array").len();
@@ -287,7 +287,7 @@ fn dropping_is_killed_at_calls(v: Variant) {
     let whole = [tree(rig.path()), tree(&one)];
     let whole = [&whole[0], &whole[1]];
     let mut random = Random::new(seed("calls of dropping", 1));
-    // What was done before, so that it can be done, and what it leaves.
+    // Preparatory verbs, the verb, and its result.
     let drop_it: &[&str] = &["branch", "drop", "one"];
     let bring_back: &[&str] = &["branch", "restore", "one"];
     let undo: &[&str] = &["undo"];
@@ -304,7 +304,7 @@ fn dropping_is_killed_at_calls(v: Variant) {
         rig.mount.ok(verb);
         let (calls, _) = rig.fault(None);
         assert_eq!(found(&rig, "not killed", whole), after);
-        // One more: its engine is closed behind the answer.
+        // One more: the engine is closed after the answer.
         let nths: Vec<u64> = match is_long() {
             true => (1..=calls + 1).collect(),
             false => (0..2).map(|_| 1 + random.below(calls)).collect(),

@@ -1,4 +1,4 @@
-//! Character devices 0:0, with which a branch hides names.
+//! Character devices 0:0, which are whiteouts in a branch.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
@@ -12,7 +12,7 @@ use crate::common::{MountOpts, Variant, for_each_variant};
 
 for_each_variant! { reflink => a_device_without_a_number_hides_nothing }
 
-/// What stands for 0:0 in the directory of a branch.
+/// The device number that represents 0:0 in the backing directory of a branch.
 const STAND_IN: u64 = 0x3ff1_ffff;
 
 fn make(path: &Path, device: u64) -> Result<(), Errno> {
@@ -25,8 +25,8 @@ fn is_there(path: &Path, mode: u32) {
     assert_eq!((shown.rdev(), shown.mode() & 0o7777), (0, mode), "{path:?}");
 }
 
-/// 45 cases of pjdfstest make one, which was EPERM; and one that was inherited vanished when it was
-/// changed.
+/// Failed before: mknod(2) of such a device returned EPERM (45 cases of pjdfstest), and an
+/// inherited one disappeared when it was changed.
 fn a_device_without_a_number_hides_nothing(v: Variant) {
     let mut rig = v.start_with(MountOpts::new(v.io), |dir| {
         make(&dir.join("old"), 0).unwrap();
@@ -38,7 +38,7 @@ fn a_device_without_a_number_hides_nothing(v: Variant) {
     fs::rename(one.join("old"), one.join("moved")).unwrap();
     make(&one.join("new"), 0).unwrap();
     assert_eq!(make(&one.join("new"), 0), Err(Errno::EXIST));
-    // It comes in the place of what hides the name.
+    // Replaces the whiteout of the name.
     fs::remove_file(one.join("kept")).unwrap();
     make(&one.join("kept"), 0).unwrap();
     fs::hard_link(one.join("new"), one.join("hard")).unwrap();

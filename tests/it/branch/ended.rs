@@ -1,4 +1,4 @@
-//! How branches end that somebody is in, and how they are served.
+//! The end of branches that are in use, and the options under which branches are served.
 
 use std::fs;
 use std::path::Path;
@@ -10,8 +10,8 @@ use crate::common::{Fs, Image, Io, MountOpts, Variant, for_each_variant, tool};
 
 for_each_variant! { reflink => a_branch_is_served_as_its_parent }
 
-/// `branch drop --force` did nothing where the FUSE control filesystem is not mounted but take the
-/// mount away: the directory below was bare, and the branch still there.
+/// Failed before: without the FUSE control filesystem, `branch drop --force` only detached the
+/// mount. The bare backing directory became visible, and the branch still existed.
 #[test]
 fn a_branch_in_use_is_dropped_without_the_control_filesystem() {
     let script = r#"
@@ -49,8 +49,8 @@ fn reasons(dir: &Path) -> Vec<String> {
     all.map(|one| one["reason"].to_string()).collect()
 }
 
-/// With `--auto-absence off` a branch still got a checkpoint `auto:unmount`, and settings in the store
-/// of its parent did not count in it.
+/// Failed before: with `--auto-absence off` a branch still got a checkpoint `auto:unmount`, and it
+/// ignored the settings in its parent's store.
 fn a_branch_is_served_as_its_parent(v: Variant) {
     let opts = MountOpts::new(v.io).arg("--auto-absence=off");
     let mut rig = v.start_with(opts, |_| {});

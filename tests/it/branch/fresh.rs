@@ -1,4 +1,4 @@
-//! What a kill and a power cut find of a branch that was made, or merged, a moment ago.
+//! Kills and power cuts shortly after the creation or merge of a branch.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -17,10 +17,10 @@ for_each_variant! { xfs =>
     what_was_synced_in_it_outlives_a_power_cut, a_power_cut_leaves_a_merge_and_its_base_or_neither
 }
 
-/// Something that is done in a branch, and what it is called.
+/// Name and function of a change in a branch.
 type Change = (&'static str, fn(&Path));
 
-/// A tree whose branches are brought to the disk by their first change only.
+/// Returns a tree whose branches are synced only at their first change.
 fn unsettled(v: Variant) -> Rig {
     v.start_with(MountOpts::new(v.io).unsettled(), sample_tree)
 }
@@ -29,7 +29,7 @@ fn entry(rig: &Rig, name: &str) -> PathBuf {
     rig.path().join(".ckptfs/branches").join(name)
 }
 
-/// Its entry says that it may not be on the disk.
+/// Reports whether the registry entry marks the branch as possibly not on disk.
 fn is_unsynced(rig: &Rig, name: &str) -> bool {
     let text = fs::read_link(entry(rig, name));
     text.is_ok_and(|text| text.to_string_lossy().contains("\nstate unsynced "))
@@ -53,14 +53,14 @@ fn unmount(rig: &Rig, dir: &Path) {
     assert!(!is_mounted(dir), "{} of {:?}", dir.display(), rig.path());
 }
 
-/// Brings to the disk what there is, and not the bytes that are in it.
+/// Forces the filesystem log to disk, without the data of other files.
 fn forces(rig: &Rig) {
     let file = File::create(rig.image.path().join("forces")).unwrap();
     file.sync_all().unwrap();
 }
 
-/// Nothing reaches the disk from here on, not even what was written to its journal; then everybody
-/// dies, and it is mounted anew. `false`: the filesystem cannot do so.
+/// Discards all writes from now on, including the log; kills everything and mounts again. Returns
+/// `false` if the filesystem does not support this.
 fn cut_power(rig: &mut Rig, branches: &[&str]) -> bool {
     let cut = tool("xfs_io", &["-x", "-c", "shutdown"])
         .arg(rig.image.path())
@@ -77,8 +77,8 @@ fn cut_power(rig: &mut Rig, branches: &[&str]) -> bool {
     true
 }
 
-/// Mounts the filesystem and the tree anew. Somebody else's mount namespace may have the old mount
-/// for a moment, and with it what was shut down.
+/// Mounts the filesystem and the tree again. Another mount namespace may keep the old mount, which
+/// was shut down, for a moment.
 fn mount_anew(rig: &mut Rig) {
     rig.image.unmount();
     let file = rig.image.file().expect("an image").to_owned();
@@ -127,14 +127,14 @@ fn it_is_on_the_disk_before_it_is_changed(v: Variant) {
     ];
     for (name, change) in changes {
         let dir = create(&rig, name);
-        // Large files and programs are copied up when they are opened.
+        // Large files and programs are copied up at open.
         assert_eq!(names(&dir), names(rig.path()));
         fs::read(dir.join("small")).unwrap();
         assert!(is_unsynced(&rig, name), "to read it waits for the disk");
         change(&dir);
         assert!(is_made(&rig, name), "{name} comes before it is on the disk");
     }
-    // Whatever is done to it as a whole.
+    // Operations on the whole branch.
     create(&rig, "umount");
     rig.mount
         .ok(&["umount", place(&rig, "umount").to_str().unwrap()]);
@@ -145,7 +145,8 @@ fn it_is_on_the_disk_before_it_is_changed(v: Variant) {
     is_as_parent(&rig, "drop");
 }
 
-/// Its store was there after the cut, and its files had no bytes: it could not be mounted.
+/// Failed before: after the cut the branch's store existed with empty files, and could not be
+/// mounted.
 fn a_power_cut_leaves_it_whole_or_empty(v: Variant) {
     let mut rig = unsettled(v);
     let one = create(&rig, "one");
@@ -157,14 +158,14 @@ fn a_power_cut_leaves_it_whole_or_empty(v: Variant) {
     assert!(is_made(&rig, "one"), "{:?}", listed(&rig, "one"));
     is_as_parent(&rig, "one");
     fs::write(one.join("new"), "1").unwrap();
-    // One of which nothing has come to the disk.
+    // A branch of which nothing is on disk.
     create(&rig, "two");
     assert!(cut_power(&mut rig, &["one", "two"]));
     match listed(&rig, "two") {
         Some(_) => is_as_parent(&rig, "two"),
         None => assert!(!entry(&rig, "two").exists()),
     }
-    // Somebody has put something there: it is not touched, and the branch is not mounted.
+    // A foreign file in the directory: it is not touched, and the branch is not mounted.
     let three = create(&rig, "three");
     forces(&rig);
     assert!(is_unsynced(&rig, "three"));
@@ -195,7 +196,7 @@ fn what_was_synced_in_it_outlives_a_power_cut(v: Variant) {
     }
     assert!(is_mounted(&one));
     assert_eq!(fs::read(one.join("new")).unwrap(), b"1");
-    // Dropped a moment before: it is in the trash, or it is there.
+    // Dropped just before: the branch is in the trash or at its place.
     rig.mount.ok(&["branch", "drop", "one"]);
     assert!(cut_power(&mut rig, &["one"]));
     if listed(&rig, "one").is_none() {
@@ -204,8 +205,8 @@ fn what_was_synced_in_it_outlives_a_power_cut(v: Variant) {
     assert_eq!(fs::read(one.join("new")).unwrap(), b"1");
 }
 
-/// Nothing of a merge or an update is synced, nor what both sides have in common after it, nor which
-/// files are one.
+/// A merge or update syncs nothing: its changes, the new merge base and the identity of files are
+/// all present after a power cut, or none of them.
 fn a_power_cut_leaves_a_merge_and_its_base_or_neither(v: Variant) {
     let mut rig = unsettled(v);
     let one = create(&rig, "one");
@@ -257,7 +258,7 @@ fn a_power_cut_leaves_a_merge_and_its_base_or_neither(v: Variant) {
             );
         }
         assert_eq!(diff(&rig), "", "{file} came already");
-        // It is one file in both.
+        // It is the same file in both.
         fs::rename(from.join(&file), from.join(format!("{file}-moved"))).unwrap();
         fs::write(into.join(&file), "1\n2\nthree\n4\n5\n").unwrap();
         rig.mount.ok(verb);

@@ -1,4 +1,4 @@
-//! A branch that a process uses is not dropped.
+//! A branch in use by a process is not dropped.
 
 use std::process::{Child, Stdio};
 
@@ -10,7 +10,7 @@ for_each_variant! { xfs =>
     a_branch_that_is_shown_elsewhere_is_in_use, a_branch_goes_though_a_namespace_has_a_copy_of_its_mount,
 }
 
-/// `ckptfs branch run NAME -- sh`, which waits until its stdin ends.
+/// Starts `ckptfs branch run NAME -- sh`, which runs until its stdin is closed.
 fn run_in(rig: &Rig, name: &str) -> Child {
     let script = "echo > by-run; cat";
     let child = rig
@@ -26,12 +26,12 @@ fn run_in(rig: &Rig, name: &str) -> Child {
     child
 }
 
-/// unmount(2) of its own mount says nothing of the other: the drop waited for half a minute, and
-/// left a branch that was mounted nowhere but over the project's path of that command.
+/// Failed before: umount(2) of the branch's mount does not show other mounts of it. The drop waited
+/// for half a minute, and the branch remained mounted only over the project path of the command.
 fn a_branch_that_is_shown_elsewhere_is_in_use(v: Variant) {
     let rig = v.start();
     let mut child = run_in(&rig, "try");
-    // Nobody but the command may hold it.
+    // Only the command uses it.
     let message = refused(&rig, &["branch", "drop", "try"], "branch-in-use");
     assert!(message.contains("is in use"), "{message}");
     assert!(is_mounted(&place(&rig, "try")));
@@ -42,7 +42,7 @@ fn a_branch_that_is_shown_elsewhere_is_in_use(v: Variant) {
         dropped.status.success()
     });
     assert!(!place(&rig, "try").exists());
-    // Unless that is wanted.
+    // Unless forced.
     let mut child = run_in(&rig, "force");
     rig.mount.ok(&["branch", "drop", "--force", "force"]);
     assert!(!place(&rig, "force").exists());
@@ -50,8 +50,8 @@ fn a_branch_that_is_shown_elsewhere_is_in_use(v: Variant) {
     child.wait().expect("it ends");
 }
 
-/// A command that runs in one branch has a copy of the mounts of all others: none of them could be
-/// dropped meanwhile.
+/// The mount namespace of a command in one branch has copies of the mounts of all others. Failed
+/// before: none of these could be dropped while it ran.
 fn a_branch_goes_though_a_namespace_has_a_copy_of_its_mount(v: Variant) {
     let rig = v.start();
     let other = create(&rig, "other");

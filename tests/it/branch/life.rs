@@ -1,4 +1,4 @@
-//! From `create` to `gc`.
+//! The life of a branch from `create` to `gc`.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -38,7 +38,7 @@ fn a_branch_is_a_tree_of_its_own(v: Variant) {
         (&told["changed"], &told["mounted"]),
         (&2.into(), &true.into())
     );
-    // Every verb works in it as in any tree.
+    // All verbs work in a branch.
     let id = inside(&two, &["checkpoint"]);
     fs::remove_file(two.join("alone")).unwrap();
     inside(&two, &["restore", id.trim_end()]);
@@ -52,7 +52,7 @@ fn a_branch_is_a_tree_of_its_own(v: Variant) {
             .ok(&["branch", "diff", "-p", "one"])
             .contains("+1")
     );
-    // What more than one has touched is known while they work.
+    // Files touched by several branches are listed.
     assert_eq!(rig.mount.ok(&["branch", "conflicts"]), "both\tone, two\n");
     fs::write(rig.path().join("alone"), "parent").unwrap();
     assert_eq!(
@@ -65,7 +65,7 @@ fn it_comes_back_with_its_parent(v: Variant) {
     let mut rig = v.start();
     let (one, gone) = (create(&rig, "one"), create(&rig, "gone"));
     fs::write(one.join("f"), "1").unwrap();
-    // One alone.
+    // A single branch.
     rig.mount.ok(&["umount", one.to_str().unwrap()]);
     assert!(!is_mounted(&one) && is_mounted(&gone) && is_mounted(rig.path()));
     assert_eq!(listed(&rig, "one").unwrap()["mounted"], false);
@@ -78,13 +78,13 @@ fn it_comes_back_with_its_parent(v: Variant) {
     rig.mount.ok(&["branch", "mount", "one"]);
     assert_eq!(fs::read(one.join("f")).unwrap(), b"1");
     refused(&rig, &["branch", "mount", "one"], "already-mounted");
-    // The parent, and all with it.
+    // The parent with all its branches.
     rig.mount.umount();
     assert!(!is_mounted(&one) && !is_mounted(&gone) && !is_mounted(rig.path()));
     fs::rename(&gone, gone.with_file_name("elsewhere")).unwrap();
     rig.mount.remount();
     assert_eq!(fs::read(one.join("f")).unwrap(), b"1");
-    // One that is not there is named, and stays registered.
+    // A missing branch is named in a warning and stays registered.
     let warnings = rig.mount.status_json()["warnings"].to_string();
     assert!(
         warnings.contains("the branch gone is not mounted"),
@@ -93,7 +93,7 @@ fn it_comes_back_with_its_parent(v: Variant) {
     assert_eq!(listed(&rig, "gone").unwrap()["mounted"], false);
     fs::rename(gone.with_file_name("elsewhere"), &gone).unwrap();
     rig.mount.ok(&["branch", "mount", "gone"]);
-    // Another directory at its place is not taken for it.
+    // Another directory at its place is not mistaken for the branch.
     rig.mount.ok(&["umount", gone.to_str().unwrap()]);
     fs::rename(&gone, gone.with_file_name("elsewhere")).unwrap();
     fs::create_dir(&gone).unwrap();
@@ -107,7 +107,7 @@ fn a_dropped_branch_comes_back_until_gc(v: Variant) {
     let would = rig.mount.json(&["branch", "drop", "-n", "one"]);
     assert_eq!(would["changed"][0], "work");
     assert!(is_mounted(&one));
-    // Whoever has something of it open is named.
+    // The error names a process with an open file.
     let open = fs::File::open(one.join("work")).unwrap();
     let message = refused(&rig, &["branch", "drop", "one"], "branch-in-use");
     assert!(
@@ -122,7 +122,7 @@ fn a_dropped_branch_comes_back_until_gc(v: Variant) {
     assert!(told.contains("work"), "{told}");
     assert!(!one.exists() && listed(&rig, "one").is_none());
     refused(&rig, &["delete", "1"], "held");
-    // It is an operation as any other.
+    // A drop is an ordinary operation.
     let undone = rig.mount.ok(&["undo"]);
     assert!(undone.contains("branch drop one"), "{undone}");
     assert_eq!(fs::read(one.join("work")).unwrap(), b"unmerged");
@@ -130,7 +130,7 @@ fn a_dropped_branch_comes_back_until_gc(v: Variant) {
     assert!(!one.exists());
     rig.mount.ok(&["branch", "restore", "one"]);
     assert_eq!(fs::read(one.join("work")).unwrap(), b"unmerged");
-    // Also past whoever uses it.
+    // With `--force` open files do not prevent it.
     let open = fs::File::open(one.join("work")).unwrap();
     rig.mount.ok(&["branch", "drop", "--force", "one"]);
     assert!(open.sync_all().is_err(), "it is served still");
@@ -168,7 +168,7 @@ fn what_nobody_has_merged_is_told(v: Variant) {
         said.contains("unmerged one (2 changes), two (1 change) ("),
         "{said}"
     );
-    // What was found is good for as long as nothing changes, and not longer.
+    // The cached count is valid until the next change.
     fs::write(two.join("f"), "base").unwrap();
     assert_eq!((unmerged("one"), unmerged("two")), (2.into(), 0.into()));
     fs::write(two.join("f"), "2").unwrap();
@@ -176,7 +176,7 @@ fn what_nobody_has_merged_is_told(v: Variant) {
     assert_eq!((unmerged("one"), unmerged("two")), (1.into(), 1.into()));
     fs::write(rig.path().join("f"), "base").unwrap();
     assert_eq!((unmerged("one"), unmerged("two")), (2.into(), 1.into()));
-    // What came here some other way is lost by nobody.
+    // Changes that the parent already contains are not lost.
     fs::write(rig.path().join("new"), "1").unwrap();
     let would = rig.mount.json(&["branch", "drop", "-n", "one"]);
     assert_eq!(would["branch"]["changed"], 2);
@@ -186,13 +186,13 @@ fn what_nobody_has_merged_is_told(v: Variant) {
     );
     rig.mount.ok(&["merge", "one"]);
     assert_eq!(unmerged("one"), 0);
-    // What was merged is in common from then on.
+    // After the merge the changes are part of the merge base.
     let dropped = rig.mount.ok(&["branch", "drop", "one"]);
     assert!(
         dropped.starts_with("dropped one (0 changes)\n"),
         "{dropped}"
     );
-    // What clashes is not merged.
+    // Conflicting changes are not merged.
     assert_eq!(unmerged("two"), 1);
     let dropped = rig.mount.ok(&["branch", "drop", "two"]);
     assert!(
@@ -215,13 +215,13 @@ fn a_base_is_held(v: Variant) {
     rig.mount.ok(&["gc", "--keep-last", "1"]);
     assert_eq!(fs::read(rig.view(2).join("f")).unwrap(), b"2");
     assert!(!rig.view(1).exists());
-    // By the registry, and so without a daemon.
+    // The registry holds the base, without a daemon.
     rig.mount.umount();
     refused(&rig, &["delete", "--now", "2"], "held");
     verb(&rig, &["gc", "--keep-last", "1"]);
     rig.mount.remount();
     assert_eq!(fs::read(rig.view(2).join("f")).unwrap(), b"2");
-    // What made it cannot be undone before it is free.
+    // The checkpoint cannot be undone while it is held.
     rig.mount.ok(&["branch", "create", "two"]);
     let base = listed(&rig, "two").unwrap()["base"].to_string();
     let (done, said) = verb(&rig, &["undo"]);
@@ -260,7 +260,7 @@ fn a_branch_of_a_branch(v: Variant) {
     rig.mount.umount();
 }
 
-/// Another daemon takes over the parent and its branches.
+/// A successor takes over the parent and its branches.
 fn the_daemon_is_killed(v: Variant) {
     let mut rig = v.start();
     let one = create(&rig, "one");
@@ -281,7 +281,7 @@ fn everything_is_killed(v: Variant) {
     fs::write(one.join("f"), "1").unwrap();
     rig.mount.kill();
     assert!(fs::read(one.join("f")).is_err());
-    // What has died with it goes with it.
+    // An unmount of the parent also removes the dead mounts of its branches.
     succeeds(
         tool(env!("CARGO_BIN_EXE_ckptfs"), &["umount"]).arg(rig.path()),
         VERB_SECONDS,
@@ -292,7 +292,7 @@ fn everything_is_killed(v: Variant) {
     assert_eq!(rig.mount.ok(&["branch", "diff", "one"]), "A f\n");
 }
 
-/// Bytes and inodes that are taken on the filesystem at `dir`.
+/// Returns the used bytes and inodes of the filesystem at `dir`.
 fn taken(dir: &Path) -> (u64, u64) {
     succeeds(tool("sync", &["-f"]).arg(dir), TOOL_SECONDS);
     let stat = rustix::fs::statvfs(dir).unwrap();
@@ -322,8 +322,8 @@ fn it_takes_little(v: Variant) {
         git(dir, &["commit", "-q", "-m", "all"]);
     });
     create(&rig, "first");
-    // XFS reserves blocks beyond the end of a file that is appended to, and frees them later: the
-    // least of some counts.
+    // XFS preallocates blocks beyond the end of an appended file and frees them later: the minimum
+    // of several costs is checked.
     let costs = ["second", "third", "fourth"].map(|name| {
         let before = taken(rig.image.path());
         create(&rig, name);

@@ -1,5 +1,5 @@
-//! Branches as things that exist: made, mounted, held, dropped and brought back, whatever is killed
-//! meanwhile.
+//! The life cycle of branches: created, mounted, held, dropped and restored, also across kills and
+//! power cuts.
 
 mod cut_short;
 mod devices;

@@ -1,5 +1,5 @@
-//! The power is cut while a branch is changed, merged, updated, dropped or brought back: the disk is
-//! copied at one instant, and what is in the copy is mounted at the same place.
+//! Power cuts while a branch is changed, merged, updated, dropped or restored: the disk is copied
+//! at one instant, and the copy is mounted at the same place.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,14 +17,14 @@ use crate::crash::disk::{Disk, Host};
 
 for_each_variant! { branch => changes, merges_updates_and_drops, no_name_goes_without_its_whiteout }
 
-/// Cuts of one test, and in its long form.
+/// Cuts per test.
 const CUTS: u64 = 2;
 const CUTS_LONG: u64 = 60;
 const DISK: &str = "disk.img";
 
-/// A tree on a disk whose content is copied at some instants.
+/// A tree on a disk that is copied at some instants.
 struct Power {
-    // Dropped in this order.
+    // In drop order.
     mount: Option<Mount>,
     disk: Option<Disk>,
     host: Host,
@@ -54,13 +54,13 @@ impl Power {
         self.mount.as_ref().expect("it is mounted")
     }
 
-    /// What was done is on the disk.
+    /// Syncs the filesystem.
     fn sync(&self) {
         let disk = self.disk.as_ref().expect("it is mounted");
         sh(disk.path(), "sync -f .");
     }
 
-    /// What is on the disk now.
+    /// Copies the disk.
     fn freeze(&mut self) -> PathBuf {
         self.copies += 1;
         let copy = self.host.file(&format!("cut-{}.img", self.copies));
@@ -68,7 +68,7 @@ impl Power {
         copy
     }
 
-    /// Mounts what was on the disk then, at the same place.
+    /// Mounts a copy at the same place.
     fn show(&mut self, copy: &Path) {
         self.mount = None;
         self.disk = None;
@@ -79,9 +79,9 @@ impl Power {
         (self.disk, self.mount) = (Some(disk), Some(mount));
     }
 
-    /// Copies the disk at so many moments of a command, the last time when it has ended and was
-    /// synced; whether what it did must be there. On XFS that is so once somebody has synced
-    /// something, as with any change; on btrfs once it was answered.
+    /// Copies the disk `cuts` times during a command, the last time after its end and a sync. Each
+    /// copy has a flag whether the effect must be present. On btrfs it is durable once answered, on
+    /// XFS after any sync, as with all changes.
     fn cut(&mut self, arguments: &[&str], random: &mut Random, cuts: u64) -> Vec<(PathBuf, bool)> {
         let mut command = self.mount().command(arguments);
         let (begun, mut frozen) = (Instant::now(), Vec::new());
@@ -102,7 +102,7 @@ impl Power {
     }
 }
 
-/// Between two cuts of one command, on average.
+/// Average time between two cuts of a command.
 const STEP_US: u64 = 20_000;
 
 fn differences(found: &Path, expected: &Tree, opts: &TreeOpts) -> Vec<String> {
@@ -113,7 +113,7 @@ fn differences(found: &Path, expected: &Tree, opts: &TreeOpts) -> Vec<String> {
     )
 }
 
-/// Contents, attributes, links: nobody foresees the times.
+/// Compares contents, attributes and links; times are unspecified.
 fn opts() -> TreeOpts {
     TreeOpts {
         mtime: false,
@@ -122,11 +122,11 @@ fn opts() -> TreeOpts {
     }
 }
 
-/// What is inherited, in a directory for each cut.
+/// Inherited files, in a directory for each cut.
 const INHERITED: &str = "mkdir -p d/e empty; echo f > f; echo g > d/g; echo h > d/e/h; seq 40000 > large; ln f d/f2; ln -s to link;
     setfattr -n user.a -v 1 d/g; cp /bin/true program; chmod 640 d/g; touch -d 2020-01-01 f d/g link large";
 
-/// Steps, each of which happens or does not, and what is synced after them.
+/// Sequences of atomic steps, and the path to sync after them.
 const CHANGES: [(&[&str], &str); 22] = [
     (&["echo more >> d/e/h"], "d/e/h"),
     (
@@ -161,13 +161,13 @@ const CHANGES: [(&[&str], &str); 22] = [
     (&["rmdir empty", "mv d empty"], "empty/e/h"),
 ];
 
-/// What comes to the disk of a change.
+/// The data synced after a change.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Synced {
     Nothing,
-    /// What was changed.
+    /// The changed file.
     Changed,
-    /// A file beside it.
+    /// Another file.
     Beside,
 }
 
@@ -185,7 +185,7 @@ impl Cut {
     }
 }
 
-/// The states of a directory as a change goes on, the first before it.
+/// Returns the states of a directory before the change and after each of its steps.
 fn states(change: usize) -> Vec<Tree> {
     let plain = scratch();
     sh(plain.path(), INHERITED);
@@ -197,7 +197,7 @@ fn states(change: usize) -> Vec<Tree> {
     states
 }
 
-/// Each change in a directory of its own, before which all that was done is synced.
+/// Performs each change in a separate directory, after a sync of everything before it.
 fn cut_changes(power: &mut Power, seed: u64, cuts: u64) -> Vec<Cut> {
     let (mut random, mut frozen) = (Random::new(seed), Vec::new());
     for number in 0..cuts as usize {
@@ -229,7 +229,7 @@ fn cut_changes(power: &mut Power, seed: u64, cuts: u64) -> Vec<Cut> {
     frozen
 }
 
-/// What is wrong after a cut.
+/// Returns the problems after a cut.
 fn wrong(power: &Power, cut: &Cut, parent: &Tree, id: u64) -> Vec<String> {
     let mount = power.mount();
     let mut wrong = Vec::new();
@@ -263,8 +263,7 @@ fn wrong(power: &Power, cut: &Cut, parent: &Tree, id: u64) -> Vec<String> {
     wrong
 }
 
-/// What was synced is there, and what was not is as before or after it; the parent and the base are
-/// as they were.
+/// Synced changes are present after a cut, others are done or not. Parent and base are unchanged.
 fn changes(v: Variant) {
     let seed = seed(&format!("power cuts of a branch on {v:?}"), 1);
     let cuts = count("CKPTFS_CUTS", CUTS, CUTS_LONG);
@@ -299,8 +298,8 @@ fn changes(v: Variant) {
     assert!(problems.is_empty(), "{} of {cuts}:\n{all}", problems.len());
 }
 
-/// What is wrong after files were synced and renamed, and renamed and synced; and after somebody of
-/// whom we know nothing has synced something.
+/// Returns the problems after a cut, for a file that was renamed before its fsync and one that was
+/// renamed after it. A final fsync outside the mount writes both to disk.
 fn names_after_a_cut(v: Variant, left_out: &str) -> Vec<String> {
     let mut opts = MountOpts::new(v.io).packing().leaving_out(left_out);
     opts.branch = true;
@@ -342,12 +341,12 @@ fn names_after_a_cut(v: Variant, left_out: &str) -> Vec<String> {
     wrong
 }
 
-/// The log of btrfs has an inode that was synced under its new name, and not the whiteout at the old
-/// one: what the base has was seen there again, as a name that could not be opened.
+/// The btrfs tree log contains a synced inode with its new name, but not the whiteout at the old
+/// one. Failed before: the base's file was visible at the old name and could not be opened.
 fn no_name_goes_without_its_whiteout(v: Variant) {
     assert_eq!(names_after_a_cut(v, "none"), Vec::<String>::new(), "{v:?}");
     if v.fs == Fs::Btrfs && cfg!(debug_assertions) {
-        // A commit of the filesystem in between makes it right.
+        // A commit in between hides the failure.
         let mut tries = (0..10).map(|_| names_after_a_cut(v, "whiteouts"));
         let wrong = tries.find(|wrong| !wrong.is_empty());
         let wrong = wrong.expect("without it all is right too");
@@ -362,7 +361,7 @@ const PARENT: &str = "seq 3 > p; mv d moved; echo more >> moved/e/g; rm c; echo 
 const BRANCH: &str =
     "echo own >> a; mv src source; echo own > own; rm d/f; mkdir -p n/n; echo n > n/n/n";
 
-/// A tree, a branch `fix`, and what both are before.
+/// A tree, its branch `fix`, and the initial state of both.
 struct Both {
     power: Power,
     parent: Tree,
@@ -386,8 +385,8 @@ impl Both {
         }
     }
 
-    /// A merge or an update, of which `into` is changed: it is done and is an operation, or nothing
-    /// has changed.
+    /// A merge or update, which changes `into`: it is done and in the operation log, or nothing has
+    /// changed.
     fn joins(&mut self, arguments: &[&str], random: &mut Random, cuts: u64) {
         let (into, other) = match arguments[0] {
             "merge" => (self.root(), self.fix()),
@@ -429,7 +428,7 @@ impl Both {
         println!("{arguments:?}: done {done}, not done {not}");
     }
 
-    /// It is where it was, or in the trash.
+    /// The branch is at its place or in the trash.
     fn drops(&mut self, random: &mut Random, cuts: u64) {
         let mut verb = ["branch", "drop", "fix"];
         let dropped = |both: &Both| {
@@ -466,7 +465,7 @@ impl Both {
     }
 }
 
-/// Each is done or not; nothing else has changed.
+/// Each operation is done or not, and nothing else has changed.
 fn merges_updates_and_drops(v: Variant) {
     let seed = seed(&format!("power cuts of merges on {v:?}"), 1);
     let cuts = count("CKPTFS_CUTS", CUTS, CUTS_LONG);

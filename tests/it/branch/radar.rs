@@ -1,4 +1,5 @@
-//! What more than one has touched: by inode, of each two what would clash, and as a stream.
+//! `branch conflicts`: files touched by several branches, by inode; the conflicts of each pair; and
+//! the stream of changes.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -28,7 +29,7 @@ fn rig(v: Variant) -> Rig {
     v.start_with(MountOpts::new(v.io), |dir| drop(sh(dir, BASE)))
 }
 
-/// Each conflict in a line: the path, who, and whether it is an inode of the base.
+/// Returns a line per conflict: the path, `*` for an inode not in the base, and the branches.
 fn told(rig: &Rig) -> Vec<String> {
     let all = rig.mount.json(&["branch", "conflicts"]);
     let all = all.as_array().expect("a list");
@@ -52,8 +53,8 @@ fn what_was_renamed_here_and_edited_there_is_one_file(v: Variant) {
     let rig = rig(v);
     let (one, two) = (create(&rig, "one"), create(&rig, "two"));
     assert!(told(&rig).is_empty());
-    // One file at two paths; a file that was put in place of another; two that are new at one path;
-    // a file in a directory that the other one renamed, which is nobody's business.
+    // One file at two paths; a file replaced by another; two new files at one path; and a change in
+    // a directory that the other branch renamed, which is no conflict.
     sh(&one, "mv a moved; echo 1 >> b; echo 1 > new; mv d dir");
     sh(
         &two,
@@ -73,7 +74,7 @@ fn what_was_renamed_here_and_edited_there_is_one_file(v: Variant) {
         Some(std::os::unix::fs::MetadataExt::ino(&inode))
     );
     assert_eq!(all[0]["touched"][0]["from"], "a");
-    // What was opened and not changed is not touched; what is changed back is not any more.
+    // A file that was opened but not changed does not count, nor does a reverted change.
     drop(
         fs::File::options()
             .append(true)
@@ -83,7 +84,7 @@ fn what_was_renamed_here_and_edited_there_is_one_file(v: Variant) {
     sh(&one, "cp c was; echo 1 >> c");
     sh(&two, "chmod 600 c; chmod 644 c");
     assert!(!told(&rig).contains(&"c: one two".to_owned()));
-    // A new branch begins after what was done here: only what is done from then on counts.
+    // For a new branch only changes of the parent after its creation count.
     sh(rig.path(), "echo here >> c; echo here > gone/y");
     let three = create(&rig, "three");
     sh(&three, "echo 3 >> c; rm -r gone; chmod 700 in");
@@ -96,14 +97,14 @@ fn what_was_renamed_here_and_edited_there_is_one_file(v: Variant) {
             "new*: one two"
         ]
     );
-    // Something new in what another one removed; a directory whose mode both changed.
+    // A new file in a directory removed by another branch; a directory whose mode both changed.
     sh(rig.path(), "echo here > gone/z; chmod 711 in");
     let now = told(&rig);
     assert!(
         now.contains(&"gone: three here".to_owned()) && now.contains(&"in: three here".to_owned()),
         "{now:?}"
     );
-    // One that is not there any more has touched nothing.
+    // A dropped branch does not count.
     rig.mount.ok(&["branch", "drop", "one"]);
     assert!(!told(&rig).iter().any(|line| line.contains(" one")));
 }
@@ -124,7 +125,7 @@ fn what_would_clash_is_told(v: Variant) {
          c\tone, two, this tree\tone and this tree clash (content), two and this tree clash (content), two and one clash (content)\n\
          d/f\tone (as moved), two, this tree (deleted)\tone and this tree clash (removed), two and this tree clash (removed)\n"
     );
-    // It is what a merge says.
+    // The result agrees with `merge --dry-run`.
     let dry = rig.mount.run(&["merge", "two", "-n", "--json"]);
     let dry: Value = serde_json::from_slice(&dry.stdout).unwrap();
     let all = rig.mount.json(&["branch", "conflicts", "--check"]);
@@ -136,7 +137,7 @@ fn what_would_clash_is_told(v: Variant) {
         .expect("two, merged here");
     assert_eq!(clash["what"], dry["conflicts"][0]["what"]);
     assert_eq!(clash["path"], dry["conflicts"][0]["path"]);
-    // Branches of different bases: what was done here meanwhile is of neither.
+    // Branches with different bases: changes of the parent in between count for no branch.
     sh(rig.path(), "echo here > in/between");
     let three = create(&rig, "three");
     sh(&three, "sed -i s/5/five/ a; echo 3 >> in/i");
@@ -150,7 +151,7 @@ fn what_would_clash_is_told(v: Variant) {
     assert!(!text.contains("in/"), "{text}");
 }
 
-/// `branch conflicts --watch`, until it is dropped.
+/// A running `branch conflicts --watch`; drop kills it.
 struct Watch {
     child: Child,
     lines: Receiver<Value>,
@@ -180,7 +181,7 @@ impl Watch {
         Watch::start(rig.mount.command(&["branch", "conflicts", "--watch"]))
     }
 
-    /// The next line, as `KIND PATH: WHO`.
+    /// Returns the next line as `KIND PATH: WHO`.
     #[track_caller]
     fn next(&self) -> String {
         let line_ = self.lines.recv_timeout(WAIT);
@@ -194,7 +195,7 @@ impl Watch {
         assert_eq!(next.unwrap_err(), RecvTimeoutError::Timeout);
     }
 
-    /// Waits for its end: the status, and what it said.
+    /// Waits for the end and returns the status and stderr.
     fn ended(mut self) -> (Option<i32>, String) {
         let mut ended = None;
         wait_until("the watcher ends", || {
@@ -227,7 +228,7 @@ fn conflicts_are_told_as_they_come_and_go(v: Variant) {
     assert_eq!(watch.next(), "appeared c: one here");
     sh(&two, "mv c moved");
     assert_eq!(watch.next(), "changed c: one two here");
-    // Somebody who has a file open writes to it, and is not seen.
+    // A passthrough write through an open handle, which sends no request, is detected.
     let mut open = fs::File::options()
         .append(true)
         .open(two.join("b"))
@@ -237,7 +238,7 @@ fn conflicts_are_told_as_they_come_and_go(v: Variant) {
     std::io::Write::write_all(&mut open, b"2\n").unwrap();
     assert_eq!(watch.next(), "appeared b: one two");
     drop(open);
-    // What another daemon tells is what is new since the one before.
+    // The next daemon reports only changes since its predecessor.
     rig.mount.replace_worker();
     watch.is_quiet();
     sh(&one, "echo 1 > new");
@@ -252,7 +253,7 @@ fn conflicts_are_told_as_they_come_and_go(v: Variant) {
         last,
         ["changed c: one here", "gone a: one two", "gone b: one two"]
     );
-    // At the end nothing is gone: it is not known any more.
+    // An unmount does not report conflicts as gone: their state is unknown.
     let began = Instant::now();
     rig.mount.umount();
     assert!(began.elapsed() < WAIT);
@@ -270,7 +271,7 @@ fn who_watches_holds_up_nobody(v: Variant) {
     let mut rig = rig(v);
     let (one, two) = (create(&rig, "one"), create(&rig, "two"));
     sh(&one, "echo 1 >> a");
-    // More than a pipe holds, to somebody who does not read.
+    // More than the pipe buffer, without a reader.
     let deaf = rig
         .mount
         .command(&["branch", "conflicts", "--watch"])
@@ -286,7 +287,7 @@ fn who_watches_holds_up_nobody(v: Variant) {
     for _ in 0..600 {
         assert!(watch.next().starts_with("appeared a-long-name"));
     }
-    // So many at once, and the verbs have places left.
+    // Waiting clients are limited, so that other verbs get a connection.
     let store = || fs::File::open(rig.path().join(".ckptfs")).expect("the store");
     let mut seen = Client::connect(store()).expect("the daemon");
     let state = seen
@@ -318,7 +319,7 @@ fn who_watches_holds_up_nobody(v: Variant) {
         }
     }
     assert!(refused >= 4, "{refused}");
-    // One whose reader has gone ends by itself; a signal ends one at once.
+    // Ends when its reader has closed the pipe, and at once on a signal.
     let mut read = rig.mount.command(&["branch", "conflicts", "--watch"]);
     let mut left = read.stdout(Stdio::piped()).spawn().expect("it starts");
     drop(left.stdout.take());
@@ -359,7 +360,7 @@ fn a_command_is_run_for_each(v: Variant) {
         fs::read_to_string(&out).is_ok_and(|told| told == expected)
     });
     assert_eq!(fs::read_dir(&work).unwrap().count(), 0, "a name was run");
-    // A command that fails is told, and is no end; what it prints is no data.
+    // A failing command is reported and does not end the watch; its output is not data.
     let refused = rig.mount.run(&["branch", "conflicts", "--exec", "true"]);
     assert_eq!(refused.status.code(), Some(2));
     fs::remove_file(one.join(hostile)).unwrap();

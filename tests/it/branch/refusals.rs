@@ -1,4 +1,4 @@
-//! What is not done, and leaves nothing behind.
+//! Refused operations, which leave nothing behind.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -37,7 +37,7 @@ fn what_cannot_be_a_branch_is_refused(v: Variant) {
         refused(&rig, &asked.each_ref().map(String::as_str), code);
     }
     assert!(!std::path::Path::new("/dev/shm/ckptfs-branch-test").exists());
-    // A link is not followed to where it leads.
+    // A symbolic link is not followed.
     let (target, link) = (rig.image.dir("target"), rig.image.path().join("link"));
     symlink(&target, &link).unwrap();
     let asked = at(&path(&link));
@@ -49,7 +49,7 @@ fn what_cannot_be_a_branch_is_refused(v: Variant) {
     assert_eq!(fs::read_dir(&target).unwrap().count(), 0);
     rig.mount.json(&["branch", "create", "two", "--dry-run"]);
     assert!(listed(&rig, "two").is_none() && !place(&rig, "two").exists());
-    // What cannot be understood is told, holds everything, and is not removed.
+    // An invalid registry entry is reported, prevents deletions, and is not removed.
     let (store, name) = (OpenStore::of(rig.path()), "branches/evil");
     for text in [
         "",
@@ -65,7 +65,8 @@ fn what_cannot_be_a_branch_is_refused(v: Variant) {
     assert!(store.file(name).exists());
 }
 
-/// A branch whose making was cut short: its entry says so, its store has begun.
+/// The creation of a branch was interrupted: its registry entry has state `making`, and its store
+/// exists in part.
 fn what_a_kill_has_left_is_swept(v: Variant) {
     let mut rig = v.start();
     let one = create(&rig, "one");
@@ -78,14 +79,14 @@ fn what_a_kill_has_left_is_swept(v: Variant) {
     making(&entry);
     rig.mount.remount();
     assert!(!one.exists() && !entry.exists() && listed(&rig, "one").is_none());
-    // What somebody has put there is not ours to remove.
+    // Foreign files are not removed.
     let two = create(&rig, "two");
     rig.mount.umount();
     making(&rig.path().join(".ckptfs/branches/two"));
     fs::write(two.join("precious"), "").unwrap();
     rig.mount.remount();
     assert!(two.join("precious").exists() && listed(&rig, "two").is_none());
-    // A drop that was cut short between its renames is ended.
+    // A drop interrupted between its renames is completed.
     let three = create(&rig, "three");
     fs::write(three.join("f"), "3").unwrap();
     let entry = rig.path().join(".ckptfs/branches/three");
@@ -101,8 +102,8 @@ fn what_a_kill_has_left_is_swept(v: Variant) {
     assert_eq!(fs::read(three.join("f")).unwrap(), b"3");
 }
 
-/// A name that a branch would use for itself: one that the parent has is listed, found and read, and
-/// cannot be changed.
+/// A name reserved for internal use in branches: if the parent has such a name, it is listed and
+/// can be read but not changed.
 fn a_name_that_a_branch_reserves_is_read_only(v: Variant) {
     let rig = v.start();
     sh(

@@ -1,4 +1,4 @@
-//! What the tests of branches share.
+//! Helpers for tests of branches.
 
 use std::path::{Path, PathBuf};
 
@@ -7,12 +7,12 @@ use serde_json::Value;
 use crate::common::mount::{VERB_SECONDS, minor_of};
 use crate::common::{Rig, run_limited, stdout_of, tool};
 
-/// Where a branch is by default.
+/// Returns the default path of a branch.
 pub fn place(rig: &Rig, name: &str) -> PathBuf {
     rig.path().with_file_name(format!("project@{name}"))
 }
 
-/// Makes a branch; where it is.
+/// Creates a branch and returns its path.
 pub fn create(rig: &Rig, name: &str) -> PathBuf {
     let said = rig.mount.ok(&["branch", "create", name]);
     let path = PathBuf::from(said.trim_end());
@@ -20,19 +20,19 @@ pub fn create(rig: &Rig, name: &str) -> PathBuf {
     path
 }
 
-/// What the list says of a branch.
+/// Returns the entry of a branch in `branch list`.
 pub fn listed(rig: &Rig, name: &str) -> Option<Value> {
     let all = rig.mount.json(&["branch", "list"]);
     let all = all.as_array().expect("an array");
     all.iter().find(|one| one["name"] == name).cloned()
 }
 
-/// Whether something of ours is mounted there.
+/// Reports whether a ckptfs mount exists at the path.
 pub fn is_mounted(path: &Path) -> bool {
     minor_of(path).is_some()
 }
 
-/// `ckptfs -C DIR ...`; whether it went well, and what it said.
+/// Runs `ckptfs -C DIR ...` and returns whether it succeeded, and its output.
 pub fn verb(rig: &Rig, arguments: &[&str]) -> (bool, String) {
     let output = rig.mount.run(arguments);
     let said = [output.stdout, output.stderr].concat();
@@ -42,7 +42,7 @@ pub fn verb(rig: &Rig, arguments: &[&str]) -> (bool, String) {
     )
 }
 
-/// As [`verb`], refused with this code.
+/// As [`verb`], for a verb that must be refused with this code; returns the message.
 pub fn refused(rig: &Rig, arguments: &[&str], code: &str) -> String {
     let output = rig.mount.run(&[&["--json"], arguments].concat());
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -53,14 +53,15 @@ pub fn refused(rig: &Rig, arguments: &[&str], code: &str) -> String {
     error["error"]["message"].as_str().unwrap().to_owned()
 }
 
-/// `ckptfs -C DIR ...` where a branch is; what it printed.
+/// Runs `ckptfs -C DIR ...` in a branch and returns its output.
 pub fn inside(dir: &Path, arguments: &[&str]) -> String {
     let mut command = tool(env!("CARGO_BIN_EXE_ckptfs"), &[] as &[&str]);
     stdout_of(command.arg("-C").arg(dir).args(arguments), VERB_SECONDS)
 }
 
-/// Nothing is damaged. That a checkpoint which nobody synced may not be whole after a power cut is no
-/// damage, nor that the root of a branch was moved, into the trash and back, while nobody served it.
+/// Checks that `verify` reports no damage. Two findings are expected: an unsynced checkpoint that
+/// is incomplete after a power cut, and a branch root that was moved to the trash and back while
+/// unmounted.
 pub fn verified(dir: &Path) {
     let mut verify = tool(env!("CARGO_BIN_EXE_ckptfs"), &["-C"]);
     verify.arg(dir).arg("verify");

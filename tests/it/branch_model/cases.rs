@@ -1,4 +1,4 @@
-//! Lists that once failed, shrunk; each with its story.
+//! Shrunk failures of the branch model, each with its cause.
 
 use ckptfs::internals::engine::IoChoice;
 
@@ -13,8 +13,8 @@ fn runs(text: &str) {
     }
 }
 
-/// Names that only the base has were counted twice in what was recorded of an inode: once when the
-/// rename had looked at it, and once more when that was kept.
+/// Failed before: names that only the base has were counted twice in the recorded link count, once
+/// when the rename read it and once when it was recorded.
 #[test]
 fn the_links_of_a_checkpoint_are_counted_once() {
     runs(
@@ -31,8 +31,8 @@ fn the_links_of_a_checkpoint_are_counted_once() {
     );
 }
 
-/// After a remount the inode was looked for in the base under the name that the branch had given it,
-/// and the restore failed with ENOENT.
+/// Failed before: after a remount the inode was looked up in the base by its new name in the
+/// branch, and the restore failed with ENOENT.
 #[test]
 fn what_was_renamed_and_removed_comes_back_after_a_remount() {
     runs(
@@ -45,8 +45,8 @@ fn what_was_renamed_and_removed_comes_back_after_a_remount() {
     );
 }
 
-/// The name that was left was only in the base: the inode was in no place that was looked at, so the
-/// restore made another one, with another number, at both names.
+/// Failed before: the remaining name was only in the base and was not searched, so that the restore
+/// created another inode with another number at both names.
 #[test]
 fn a_link_comes_back_as_the_inode_of_one_that_only_the_base_has() {
     runs(

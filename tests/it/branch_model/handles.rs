@@ -1,4 +1,4 @@
-//! Open files of a tree, as the kernel has them: those of one inode have one backing file.
+//! Open files of a tree as the kernel has them: all handles of an inode share one backing inode.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
@@ -12,18 +12,17 @@ use crate::model::ops::{Op, Verb, bytes};
 use crate::model::tree::Id;
 use crate::model::world::data;
 
-/// Handles that can be open at once.
+/// Maximum number of open handles.
 pub const HANDLES: usize = crate::model::world::HANDLES;
 const READ_WRITE: i32 = 2;
-/// Bytes of a request.
+/// Maximum bytes of a request.
 const REQUEST_MAX: usize = 32 << 10;
 
-/// An open file.
 pub struct Open {
     pub id: Id,
     node: NodeId,
     fh: Fh,
-    /// Who does the I/O where the daemon does not.
+    /// The backing file in passthrough; `None` for daemon I/O.
     backing: Option<File>,
     read: bool,
     write: bool,
@@ -36,7 +35,7 @@ impl Open {
     }
 }
 
-/// All bytes of an open file.
+/// Reads the content of an open file.
 pub(super) fn read_all(
     service: &dyn Service,
     node: NodeId,
@@ -63,8 +62,8 @@ pub(super) fn read_all(
 }
 
 impl Side {
-    /// Opens a file as the kernel does: whoever does the I/O of an inode does it for all who have
-    /// it open.
+    /// Opens a file as the kernel does, and checks that all handles of the inode have the same
+    /// backing inode.
     pub(super) fn open_node(&self, id: Id, node: NodeId, flags: i32) -> SysResult<Open> {
         let opened = self.engine().open(CALLER, node, flags)?;
         Ok(self.opened(id, node, flags, opened))
@@ -72,7 +71,8 @@ impl Side {
 
     pub(super) fn opened(&self, id: Id, node: NodeId, flags: i32, opened: Opened) -> Open {
         let access = flags & 3;
-        // The kernel opens it again by itself, for what the caller wants (`backing_file_open`).
+        // The kernel opens the backing file again with the caller's access mode
+        // (`backing_file_open`).
         let backing = opened.passthrough.map(|file| {
             let again = OpenOptions::new()
                 .read(access != open_flags::WRONLY)
@@ -116,7 +116,7 @@ impl Side {
         Ok(())
     }
 
-    /// As [`Side::write`], at the end.
+    /// As [`Side::write`], at the end of the file.
     pub(super) fn append(&self, open: &Open, content: &[u8]) -> SysResult<()> {
         let size = self.engine().getattr(open.node, None)?.stat.size;
         self.write(open, size, content)

@@ -1,18 +1,18 @@
-//! Three versions of a text whose lines are all different: then no line can be taken for another,
-//! and what was done to it can be read off.
+//! A three-way merge of texts whose lines are all different. Lines are therefore unambiguous, and
+//! the changes can be read off.
 
 use std::collections::BTreeSet;
 
-/// What comes of it.
+/// The result of a merge.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Lines {
     Clean(Vec<u8>),
     Conflict,
-    /// Tools differ: both changed lines that are side by side, or a line came to another place.
+    /// Tools differ: both sides changed adjacent lines, or a line was moved.
     Unclear,
 }
 
-/// Lines of the base and what is there instead; no lines: something was put before `start`.
+/// Lines of the base and their replacement. An empty range is an insertion before `start`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Hunk<'t> {
     start: usize,
@@ -28,7 +28,7 @@ fn are_different(lines: &[&[u8]]) -> bool {
     lines.iter().collect::<BTreeSet<_>>().len() == lines.len()
 }
 
-/// What was done to the base; `None`: lines changed their order.
+/// Returns the changes to the base, or `None` if lines were reordered.
 fn hunks<'t>(base: &[&[u8]], now: &[&'t [u8]]) -> Option<Vec<Hunk<'t>>> {
     let (mut hunks, mut next, mut instead) = (Vec::new(), 0, Vec::new());
     let mut close = |next: usize, end: usize, instead: &mut Vec<&'t [u8]>| {
@@ -54,7 +54,7 @@ fn hunks<'t>(base: &[&[u8]], now: &[&'t [u8]]) -> Option<Vec<Hunk<'t>>> {
     Some(hunks)
 }
 
-/// How two hunks that are not the same are to each other.
+/// Returns the relation of two different hunks.
 fn meet(a: &Hunk<'_>, b: &Hunk<'_>) -> Option<Lines> {
     let (start, end) = (a.start.max(b.start), a.end.min(b.end));
     let both_put_here = a.start == a.end && b.start == b.end && a.start == b.start;
@@ -65,7 +65,7 @@ fn meet(a: &Hunk<'_>, b: &Hunk<'_>) -> Option<Lines> {
     }
 }
 
-/// Merges them.
+/// Merges three texts.
 pub fn merge(base: &[u8], ours: &[u8], theirs: &[u8]) -> Lines {
     let is_binary = |text: &[u8]| text[..text.len().min(8000)].contains(&0);
     if [base, ours, theirs].iter().any(|text| is_binary(text)) {

@@ -1,4 +1,4 @@
-//! A whole tree as an engine shows it.
+//! Reads a whole tree from an engine.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -11,15 +11,15 @@ use super::side::{CALLER, ROOT_NODE};
 use crate::model::observe::{Seen, Sight};
 use crate::model::tree::Body;
 
-/// A listing longer than this goes round in circles.
+/// A longer listing is an endless loop.
 const NAMES_MAX: usize = 10_000;
 
-/// How to look.
+/// How a tree is read.
 #[derive(Clone, Copy)]
 pub struct Looks {
-    /// Names taken of a listing at once, as with a small buffer: it goes on at an offset.
+    /// Names consumed per readdir, as with a small buffer; the next call continues at an offset.
     pub names_max: usize,
-    /// As readdirplus, which looks up what it lists.
+    /// Uses readdirplus, which includes a lookup.
     pub plus: bool,
 }
 
@@ -30,7 +30,7 @@ struct Looker<'e> {
     sight: Sight,
 }
 
-/// Looks at the tree that this way leads to, and forgets it again.
+/// Reads the tree at the path `way` and forgets its nodes.
 pub fn look(engine: &Engine, way: &[&[u8]], how: Looks) -> Result<Sight, String> {
     let mut looker = Looker {
         engine,
@@ -97,7 +97,7 @@ impl Looker<'_> {
         }
     }
 
-    /// The names but `.` and `..`, a few at a time.
+    /// Lists a directory without `.` and `..`, in parts.
     fn list(&self, dir: NodeId) -> SysResult<Vec<Listed>> {
         let (mut found, mut offset) = (Vec::new(), 0);
         loop {
@@ -118,7 +118,7 @@ impl Looker<'_> {
         }
     }
 
-    /// What a listed name leads to, which is what the listing said.
+    /// Looks up a listed name and checks that it agrees with the listing.
     fn entry(&mut self, dir: NodeId, listed: &Listed) -> Result<Entry, String> {
         let plus = self
             .how
@@ -127,7 +127,7 @@ impl Looker<'_> {
             .flatten();
         self.looked_up
             .extend(plus.iter().map(|plus| plus.entry.node));
-        // Of what lost a name a moment ago the kernel takes no attributes from a listing.
+        // The kernel ignores the listed attributes of a file that lost a name a moment ago.
         let entry = match plus {
             Some(plus) if plus.told => plus.entry,
             _ => self

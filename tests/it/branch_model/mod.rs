@@ -1,13 +1,13 @@
-//! Branches against a reference model, without a kernel: a tree, branches of it and branches of
-//! those, each served by an engine in this process, with random operations on all of them.
+//! Branches compared with a reference model, without a kernel: a tree, its branches and nested
+//! branches, each served by an engine in this process, with random operations on all of them.
 //!
-//! What is compared: names, content, attributes, extended attributes, times, which names are one
-//! inode; that what a branch inherits has the parent's number, also once it was changed, renamed or
-//! opened, and over remounts; every checkpoint of each; and that neither a parent nor what a branch
-//! began as is changed by a branch.
+//! Compared are names, content, attributes, extended attributes, times, hard links, and every
+//! checkpoint of each tree. An inherited inode has the parent's number, also after a change,
+//! rename, open or remount. A branch changes neither its parent nor its base.
 //!
-//! `CKPTFS_SEED=N` (or `random`) is the first seed, `CKPTFS_CASES` how many, `CKPTFS_OPS` the steps
-//! of each; `CKPTFS_REPLAY=FILE` runs one list. What fails is shrunk and printed as a list.
+//! `CKPTFS_SEED=N` (or `random`) sets the first seed, `CKPTFS_CASES` the number of seeds,
+//! `CKPTFS_OPS` the steps of each. `CKPTFS_REPLAY=FILE` runs one list. A failure is shrunk and
+//! printed as a list.
 
 mod cases;
 mod handles;
@@ -52,13 +52,13 @@ fn branches_btrfs_passthrough() {
     random_runs("branches_btrfs_passthrough", Fs::Btrfs, IoChoice::Auto);
 }
 
-/// No reflink: what is changed is copied.
+/// Without reflink a copy-up copies the data.
 #[test]
 fn branches_ext4() {
     random_runs("branches_ext4", Fs::Ext4, IoChoice::Daemon);
 }
 
-/// What asks is right: a tree without branches is as the model.
+/// Validates the test itself: a tree without branches agrees with the model.
 #[test]
 fn without_branches() {
     for io in [IoChoice::Daemon, IoChoice::Auto] {

@@ -1,6 +1,6 @@
-//! Branches and merges on real mounts, against the model of both: random operations on a tree, its
-//! branches and theirs; what `merge` makes of a parent is what the model makes of it, or is refused
-//! and changes nothing; `undo` takes it back; and all of it over unmounts and kills.
+//! Branches and merges on real mounts, compared with the model of both: random operations on a
+//! tree, its branches and nested branches. A merge gives the result of the model, or is refused and
+//! changes nothing; `undo` reverses it. Unmounts and kills occur in between.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -58,12 +58,12 @@ const WEIGHTS: &[(u64, Verb)] = &[
 enum Act {
     Do(usize, Op),
     Branch(usize),
-    /// Into its parent; `undo`: and back.
+    /// Merges into the parent, and undoes the merge if `undo`.
     Merge {
         branch: usize,
         undo: bool,
     },
-    /// What its parent has comes into it; `undo`: and goes again.
+    /// Merges the parent's changes into the branch, and undoes this if `undo`.
     Update {
         branch: usize,
         undo: bool,
@@ -111,11 +111,11 @@ impl FromStr for Act {
     }
 }
 
-/// What a branch began as.
+/// The origin of a branch.
 struct From {
     parent: usize,
     name: String,
-    /// What it and its parent both come from: what it began as, or what was merged last.
+    /// The merge base: the state at creation, or at the last merge.
     base: Tree,
     depth: usize,
 }
@@ -123,12 +123,12 @@ struct From {
 struct Branched {
     world: World,
     from: Option<From>,
-    /// The numbers of what it inherited: they stay, whatever is done.
+    /// Numbers of the inherited inodes, which never change.
     numbers: HashMap<Id, u64>,
 }
 
 struct Forest {
-    /// `None`: it was dropped.
+    /// `None`: dropped.
     trees: Vec<Option<Branched>>,
 }
 
@@ -153,7 +153,7 @@ fn works(dir: &Path, arguments: &[&str]) -> Result<String, String> {
 }
 
 impl Branched {
-    /// As the model, and with the numbers of the parent.
+    /// Compares the tree with the model, and inherited inode numbers with those of the parent.
     fn check(&mut self) -> Result<(), String> {
         let loose = self.world.loose();
         let sight = observe(&self.world.root)?;
@@ -203,7 +203,7 @@ impl Forest {
         if number >= TREES_MAX || depth >= DEPTH_MAX {
             return Ok(());
         }
-        // What is mapped may be stored to at any time, and is not synced by a checkpoint.
+        // A mapped file may be stored to at any time, and a checkpoint does not sync it.
         tree.world.close_all();
         tree.check()?;
         let sight = observe(&tree.world.root)?;
@@ -226,7 +226,7 @@ impl Forest {
         same.map_err(|told| format!("a fresh branch: {told}"))
     }
 
-    /// `verb`: `merge`, of a branch into its parent, or `update`, of the parent into it.
+    /// `verb` is `merge`, of a branch into its parent, or `update`, of the parent into the branch.
     fn merge(&mut self, (branch, verb): (usize, &str), undo: bool) -> Result<(), String> {
         let Some(from) = self.get(branch).and_then(|tree| tree.from.as_ref()) else {
             return Ok(());
@@ -285,7 +285,7 @@ impl Forest {
         if let Some(from) = self.get(branch).and_then(|tree| tree.from.as_mut()) {
             from.base = after;
         }
-        // What was merged changes neither that side nor what the branch began as.
+        // The source of the merge and the base are unchanged.
         self.get(from).map_or(Ok(()), Branched::check)
     }
 
@@ -315,7 +315,7 @@ impl Forest {
         parent.check()
     }
 
-    /// Ends all, or kills it, and mounts again.
+    /// Unmounts or kills everything, and mounts again.
     fn again(&mut self, kill: bool) -> Result<(), String> {
         for tree in self.trees.iter_mut().flatten() {
             tree.world.close_all();
@@ -343,7 +343,7 @@ impl Forest {
     }
 }
 
-/// All of it but times.
+/// Reports whether two trees differ in anything except times.
 fn is_other(a: &Tree, b: &Tree) -> bool {
     let shown = |tree: &Tree| -> BTreeMap<Id, (String, u32, u32, u32)> {
         let node = |node: &Node| {
@@ -358,7 +358,7 @@ fn is_other(a: &Tree, b: &Tree) -> bool {
     shown(a) != shown(b)
 }
 
-/// The names of each inode, with the directories that they are in.
+/// Returns the names of each inode with their directories.
 fn places(tree: &Tree) -> BTreeMap<Id, BTreeSet<(Id, Vec<u8>)>> {
     let mut places: BTreeMap<Id, BTreeSet<(Id, Vec<u8>)>> = BTreeMap::new();
     for (dir, node) in &tree.nodes {
@@ -372,8 +372,8 @@ fn places(tree: &Tree) -> BTreeMap<Id, BTreeSet<(Id, Vec<u8>)>> {
 }
 
 impl Branched {
-    /// A merge, or the undoing of one, has made this of it. Which times that gives is its own
-    /// business, but what it neither changed nor moved keeps its.
+    /// Sets the tree after a merge or its undo. New times are unspecified, but an inode that was
+    /// neither changed nor moved keeps its time.
     fn become_tree(&mut self, mut tree: Tree) -> Result<(), String> {
         let before = self.world.model.tree.reachable();
         let (was_at, is_at) = (places(&before), places(&tree));
@@ -399,7 +399,7 @@ impl Branched {
     }
 }
 
-/// Draws steps and carries them out.
+/// Draws or reads steps and performs them.
 fn drive(
     forest: &mut Forest,
     list: Result<&[Act], u64>,
@@ -541,7 +541,7 @@ fn mounted_ext4_daemon() {
     random_runs("mounted_ext4_daemon", Fs::Ext4, Io::Daemon);
 }
 
-/// Lists that once failed, shrunk; each with its story.
+/// Runs a shrunk failure.
 fn runs(fs: Fs, io: Io, acts: &[&str]) {
     if let Some(reason) = (Variant { fs, io }).unavailable() {
         return skip(&reason);
@@ -552,8 +552,8 @@ fn runs(fs: Fs, io: Io, acts: &[&str]) {
     }
 }
 
-/// An inherited file has one number in the parent and in the branch, and is live in both: what was
-/// written to it was taken for what the parent has, and did not come with a merge.
+/// An inherited file has the same inode number in parent and branch, and is live in both. Failed
+/// before: content written in the branch was attributed to the parent and was not merged.
 #[test]
 fn what_is_written_to_an_inherited_file_is_merged() {
     let acts = [
@@ -565,9 +565,9 @@ fn what_is_written_to_an_inherited_file_is_merged() {
     runs(Fs::Xfs, Io::Daemon, &acts);
 }
 
-/// What was made after the newest checkpoint was changed after a remount without any record. So the
-/// unmount did not look at it, the next mount took it for changed while nothing was mounted, and
-/// the branch, which is a checkpoint, showed what was there before.
+/// Failed before: a file made after the newest checkpoint was changed without a record after a
+/// remount. The unmount skipped it, the next mount attributed the change to an absence, and the
+/// branch, which is a checkpoint, showed the old content.
 #[test]
 fn what_is_new_and_changed_after_a_remount_is_written_down() {
     for io in [Io::Passthrough, Io::Daemon] {

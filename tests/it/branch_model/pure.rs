@@ -1,9 +1,9 @@
-//! Merges of three trees in memory, as the code makes them and as the model does.
+//! Merges of three trees in memory, by the code under test and by the model.
 //!
-//! What happened to the base is a list of steps as in `run.rs`: tree 0 is the base, 1 `ours`, 2
-//! `theirs`. Content is lines, and the verbs that write do something to one of them: `write`
-//! replaces it, `punch` puts one before it, `truncate` takes it out, `append` adds one; `copy` saves
-//! a file as an editor does, by a new one that is renamed over it.
+//! The input is a list of steps as in `run.rs`: tree 0 is the base, 1 `ours`, 2 `theirs`. Content
+//! consists of lines, and each writing verb changes one: `write` replaces it, `punch` inserts one
+//! before it, `truncate` deletes it, `append` adds one. `copy` saves a file as an editor does, by
+//! renaming a new file over it.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::model::observe::{Times, compare};
 use crate::model::ops::{Op, Verb, bytes};
 use crate::model::tree::{Answer, Body, Model};
 
-/// How long one difference may be shrunk, and how many are told at once.
+/// Limits for the shrinking of one difference, and for the number of differences reported.
 const SHRINK: Duration = Duration::from_secs(4);
 const TOLD_MAX: usize = 6;
 const WEIGHTS: &[(u64, Verb)] = &[
@@ -44,7 +44,7 @@ const WEIGHTS: &[(u64, Verb)] = &[
     (2, Verb::RemoveXattr),
 ];
 
-/// What was done, and what came of it.
+/// The outcome of a merge.
 #[derive(Debug, PartialEq, Eq)]
 enum Outcome {
     Clean,
@@ -91,7 +91,7 @@ fn set(model: &mut Model, id: u64, content: Vec<u8>) {
     model.touch(id);
 }
 
-/// Some lines; now and then what is no text.
+/// Sets some lines, in one of 16 cases binary content.
 fn fill(model: &mut Model, id: u64, seed: u64) {
     let lines = (0..seed % 9).map(|line| format!("{seed}.{line}\n"));
     let mut content = lines.collect::<String>().into_bytes();
@@ -106,10 +106,10 @@ fn carry_out(model: &mut Model, op: &Op) {
         op.verb,
         Verb::Put | Verb::Write | Verb::Append | Verb::Punch | Verb::Truncate | Verb::Copy
     );
-    // What cannot be done is not.
+    // Operations that fail have no effect.
     let _ = match op.verb {
         _ if is_edit => edit(model, op),
-        // Whether a group alone is something by itself is not said.
+        // Whether a change of the group alone is a separate property is unspecified.
         Verb::Chown => {
             let op = Op::new(Verb::Chown, &[op.path(0)], &[op.number(0), op.number(0)]);
             expected(model, &mut Times::default(), &op, &bytes(op.path(0)), &[])
@@ -121,7 +121,7 @@ fn carry_out(model: &mut Model, op: &Op) {
     };
 }
 
-/// The base and two that began as it.
+/// Returns the base and the two trees derived from it.
 fn three(list: &[Step]) -> [Model; 3] {
     let mut base = Model::new();
     let on = |number: usize| list.iter().filter(move |step| step.on == number);
@@ -143,7 +143,7 @@ fn three(list: &[Step]) -> [Model; 3] {
     [base, ours, theirs]
 }
 
-/// Runs a list; `Err`: the code and the model differ.
+/// Runs a list. Fails if code and model differ.
 fn once(list: &[Step]) -> Result<Outcome, String> {
     let states = three(list).map(|model| State(model.tree.reachable()));
     let [base, ours, theirs] = &states;
@@ -208,7 +208,7 @@ fn drawn(seed: u64) -> Vec<Step> {
                 held: Vec::new(),
             };
             let op = generator.next(&scene);
-            // Now and then both do the same.
+            // In some cases both sides do the same.
             if on == 1 && random.one_in(6) {
                 let (on, op) = (2, Some(op.clone()));
                 list.push(Step { on, op });
@@ -219,7 +219,7 @@ fn drawn(seed: u64) -> Vec<Step> {
     list
 }
 
-/// `CKPTFS_SEED`, `CKPTFS_CASES`; `CKPTFS_REPLAY=FILE` runs one list.
+/// `CKPTFS_SEED` and `CKPTFS_CASES` select the cases; `CKPTFS_REPLAY=FILE` runs one list.
 #[test]
 fn merges_are_those_of_the_model() {
     if let Ok(file) = std::env::var("CKPTFS_REPLAY") {

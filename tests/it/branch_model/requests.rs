@@ -1,4 +1,4 @@
-//! What an operation is to an engine: the requests that the kernel makes of it.
+//! The FUSE requests of each operation.
 
 use ckptfs::internals::engine::request::{
     Looked, NewNode, NodeId, RenameMode, Service, SetAttr, SetTime, XattrMode,
@@ -15,7 +15,8 @@ use crate::model::world::data;
 const PUNCH: i32 = 3;
 
 impl Side {
-    /// What the engine answers. `tree`: the model before; what is to come is in the model already.
+    /// Performs an operation on the engine. `tree` is the model before it; `self.model` already
+    /// contains the result.
     pub(super) fn actual(
         &mut self,
         tree: &Tree,
@@ -55,14 +56,14 @@ impl Side {
         }
     }
 
-    /// The model has what was made at this path.
+    /// Caches the inode created at a path of the model.
     fn learn(&mut self, path: &[u8], entry: ckptfs::internals::engine::request::Entry) -> NodeId {
         let id = self.model.tree.lookup(path).expect("it was made");
         self.enter(path);
         self.know(id, entry)
     }
 
-    /// As [`Side::place_of`], of a name that leads to nothing: the kernel looks first.
+    /// As [`Side::place_of`], for a name that does not exist: the kernel looks it up first.
     fn vacant<'p>(&mut self, tree: &Tree, path: &'p [u8]) -> SysResult<(NodeId, &'p [u8])> {
         let (dir, name) = self.place_of(tree, path)?;
         match self.engine().lookup(CALLER, dir, name)? {
@@ -184,7 +185,7 @@ impl Side {
     }
 
     fn rename(&mut self, tree: &Tree, from: &[u8], to: &[u8], how: RenameMode) -> SysResult<()> {
-        // The kernel does nothing then.
+        // The kernel ignores such a rename.
         if tree.lookup(from).ok() == tree.lookup(to).ok() {
             return Ok(());
         }

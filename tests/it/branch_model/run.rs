@@ -1,4 +1,4 @@
-//! Runs: random steps on a tree, its branches and theirs, and the shrinking of what failed.
+//! Runs random steps on a tree, its branches and nested branches, and shrinks failures.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,11 +15,11 @@ use crate::common::{Fs, Image, skip};
 use crate::model::generate::{Generator, Random};
 use crate::model::ops::{Op, Verb};
 
-/// Trees at once.
+/// Maximum number of trees.
 const SIDES_MAX: usize = 4;
-/// How long a failure may be shrunk.
+/// Limit for the shrinking of a failure.
 const SHRINK: Duration = Duration::from_secs(60);
-/// What a step may be, beside a branch; as in tests/it/model.
+/// Weights of the operations, as in tests/it/model.
 const WEIGHTS: &[(u64, Verb)] = &[
     (5, Verb::Create),
     (12, Verb::Put),
@@ -61,9 +61,9 @@ const WEIGHTS: &[(u64, Verb)] = &[
 /// A step of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// Which tree: 0 is the one that all others began as.
+    /// Index of the tree; 0 is the root of all branches.
     pub on: usize,
-    /// `None`: a branch of it is made.
+    /// `None`: creates a branch.
     pub op: Option<Op>,
 }
 
@@ -91,7 +91,7 @@ impl FromStr for Step {
     }
 }
 
-/// Reads a list of steps; `#` begins a remark.
+/// Parses a list of steps; `#` starts a comment.
 pub fn steps(text: &str) -> Vec<Step> {
     let lines = text
         .lines()
@@ -104,7 +104,7 @@ pub fn steps(text: &str) -> Vec<Step> {
 
 /// A tree and its branches.
 struct Sides {
-    /// Branches after what they are branches of.
+    /// Branches follow their parents.
     sides: Vec<Side>,
     dir: std::path::PathBuf,
 }
@@ -130,7 +130,7 @@ impl Sides {
         }
     }
 
-    /// Ends one and begins again, and with it whatever began as it.
+    /// Stops and restarts a tree and all its branches.
     fn remount(&mut self, on: usize) -> Result<(), String> {
         let mut ended = vec![on];
         for (number, side) in self.sides.iter().enumerate() {
@@ -155,7 +155,7 @@ impl Sides {
         Ok(())
     }
 
-    /// All of all trees.
+    /// Checks all trees.
     fn check(&mut self) -> Result<(), String> {
         for (number, side) in self.sides.iter_mut().enumerate() {
             side.check_live()
@@ -166,10 +166,10 @@ impl Sides {
     }
 }
 
-/// Where steps come from.
+/// Source of the steps.
 enum Source<'a> {
     List(&'a [Step]),
-    /// A seed, how many steps, and whether branches are made.
+    /// Seed, number of steps, and whether branches are created.
     Seed(u64, u64, bool),
 }
 
@@ -192,7 +192,7 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// `None`: it does not run here, which was told.
+    /// Returns `None`, after a message, if the filesystem is not available.
     pub fn new(fs: Fs, io: IoChoice) -> Option<Bench> {
         match fs.unavailable() {
             Some(reason) => {
@@ -224,7 +224,7 @@ impl Bench {
                 dir: dir.clone(),
             };
             let result = drive(&mut sides, source, &mut done);
-            // A branch ends before what it is a branch of.
+            // A branch is stopped before its parent.
             while sides.sides.pop().is_some() {}
             result
         }));
@@ -242,7 +242,7 @@ impl Bench {
         })
     }
 
-    /// Runs some seeds, with branches or without: `CKPTFS_SEED`, `CKPTFS_CASES`, `CKPTFS_OPS`;
+    /// Runs seeds, with or without branches: `CKPTFS_SEED`, `CKPTFS_CASES`, `CKPTFS_OPS`;
     /// `CKPTFS_REPLAY=FILE` runs one list.
     pub fn seeds(&self, name: &str, branches: bool) {
         if let Ok(file) = std::env::var("CKPTFS_REPLAY") {
@@ -260,7 +260,7 @@ impl Bench {
         }
     }
 
-    /// Shrinks what failed and panics with it.
+    /// Shrinks a failure and panics with it.
     pub fn fail(&self, name: &str, what: &str, failure: Failure) {
         let (steps, problem) = (failure.steps.len(), &failure.problem);
         eprintln!("{name}: {what} failed after {steps} steps: {problem}");
@@ -274,7 +274,8 @@ impl Bench {
     }
 }
 
-/// Leaves out what is not needed to fail, larger parts first. `run` tells what goes wrong.
+/// Removes steps that the failure does not need, larger parts first. `run` returns the problem of a
+/// list.
 pub fn shrink<T: Clone>(
     mut list: Vec<T>,
     mut problem: String,
@@ -301,12 +302,12 @@ pub fn shrink<T: Clone>(
     (list, problem)
 }
 
-/// The list as text.
+/// Formats a list.
 pub fn text(steps: &[Step]) -> String {
     steps.iter().map(|step| format!("{step}\n")).collect()
 }
 
-/// Draws or takes steps and carries them out; `done` holds those that were.
+/// Draws or reads steps and performs them; `done` receives those performed.
 fn drive(sides: &mut Sides, source: &Source<'_>, done: &mut Vec<Step>) -> Result<(), String> {
     let mut step = |sides: &mut Sides, step: Step| {
         done.push(step.clone());
@@ -322,14 +323,14 @@ fn drive(sides: &mut Sides, source: &Source<'_>, done: &mut Vec<Step>) -> Result
             let mut generators: Vec<Generator> = (0..SIDES_MAX as u64).map(generator).collect();
             for number in 0..*length {
                 let count = sides.sides.len();
-                // The first soon, others later, of whatever tree there is then.
+                // Branches are created at intervals, the first one early, each from a random tree.
                 let due = length * (2 * count as u64 - 1) / (2 * SIDES_MAX as u64 + 1);
                 if *branches && count < SIDES_MAX && number >= due {
                     let on = random.below(count as u64) as usize;
                     step(sides, Step { on, op: None })?;
                     continue;
                 }
-                // The newest is used most.
+                // The newest tree is used most.
                 let on = match random.one_in(2) {
                     true => count - 1,
                     false => random.below(count as u64) as usize,
@@ -344,7 +345,7 @@ fn drive(sides: &mut Sides, source: &Source<'_>, done: &mut Vec<Step>) -> Result
         .map_err(|problem| format!("at the end: {problem}"))
 }
 
-/// A list keeps its meaning when it is written and read.
+/// A list survives a round trip through its text.
 #[test]
 fn a_list_is_read_as_it_was_written() {
     let text = "0 put a 5 6\n0 branch\n1 rename a/odd b\n1 check-live\n";

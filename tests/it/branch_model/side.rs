@@ -1,5 +1,5 @@
-//! One tree and the engine that serves it, without a kernel between: requests as the kernel makes
-//! them, on nodes that it looked up some time ago, and the model of what is there.
+//! One tree and the engine that serves it, without a kernel: requests as the kernel makes them, on
+//! nodes looked up earlier, and the model of the tree.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -30,12 +30,12 @@ pub const CALLER: Caller = Caller {
     again: false,
 };
 
-/// What a branch began as.
+/// The origin of a branch.
 pub struct From {
-    /// The number of its parent.
+    /// The index of its parent.
     pub side: usize,
     pub at: u64,
-    /// The numbers of all inodes that the parent had then.
+    /// The numbers of all inodes of the parent at that time.
     numbers: HashMap<u64, Id>,
 }
 
@@ -54,16 +54,16 @@ pub struct Side {
     pub model: Model,
     pub times: Times,
     snaps: Vec<Snap>,
-    /// Those that a branch has begun as.
+    /// Checkpoints that are bases of branches.
     pub held: BTreeSet<u64>,
     pub(super) handles: [Option<Open>; HANDLES],
     engine: Option<Arc<Engine>>,
     io: IoChoice,
-    /// The inode number of each inode, once it was seen: it never changes.
+    /// Inode numbers once seen, which never change.
     numbers: HashMap<Id, u64>,
-    /// What the "kernel" has looked up and not forgotten, and how often it did.
+    /// Nodes with their lookup counts, as the kernel has them.
     nodes: HashMap<Id, (NodeId, u64)>,
-    /// The names by which it did, which it looks up no more.
+    /// Dentries: names that are not looked up again.
     entries: HashMap<(Id, Vec<u8>), Id>,
     looks: u64,
 }
@@ -89,9 +89,9 @@ impl Side {
         Ok(side)
     }
 
-    /// A branch of this tree as it is now, which has number `number`.
+    /// Creates a branch of this tree, which has index `number`.
     pub fn branch(&mut self, number: usize, dir: &Path) -> Result<Side, String> {
-        // So every time and number is known that must be the same in the branch.
+        // Records all times and numbers that must be equal in the branch.
         self.check_live()?;
         let at = self.checkpoint()?;
         self.held.insert(at);
@@ -133,7 +133,7 @@ impl Side {
         self.engine().as_base(CheckpointId(at))
     }
 
-    /// Begins to serve.
+    /// Starts to serve.
     pub fn open(&mut self, base: Option<Arc<Base>>) -> Result<(), String> {
         let root = sys::open_root(&self.dir)
             .map_err(|errno| format!("cannot open {}: {errno}", self.dir.display()))?;
@@ -148,7 +148,7 @@ impl Side {
         Ok(())
     }
 
-    /// Ends in an orderly way.
+    /// Stops in an orderly way.
     pub fn close(&mut self) {
         self.close_handles();
         self.nodes.clear();
@@ -162,7 +162,7 @@ impl Side {
         self.engine.as_ref().expect("it is served")
     }
 
-    /// What operations can be drawn from.
+    /// Returns the state from which operations are drawn.
     pub fn scene(&self) -> Scene<'_> {
         Scene {
             tree: &self.model.tree,
@@ -172,7 +172,7 @@ impl Side {
         }
     }
 
-    /// Carries out one operation.
+    /// Performs one operation.
     pub fn run(&mut self, op: &Op) -> Result<(), String> {
         match op.verb {
             Verb::Open
@@ -184,7 +184,7 @@ impl Side {
             Verb::Checkpoint => self.checkpoint().map(drop),
             Verb::Restore => self.restore(op),
             Verb::Delete => self.delete(op),
-            // Nobody uses anything for a while.
+            // All caches are dropped.
             Verb::Idle => {
                 self.forget();
                 Ok(())
@@ -195,7 +195,7 @@ impl Side {
         }
     }
 
-    /// What names what it changes by path. What the kernel itself refuses never comes here.
+    /// Performs an operation by path. Requests that the kernel itself refuses are not sent.
     fn path_op(&mut self, op: &Op) -> Result<(), String> {
         let (first, second) = (bytes(op.path(0)), bytes(op.path(1)));
         let before = self.model.tree.clone();
@@ -204,7 +204,7 @@ impl Side {
         match expected {
             Err(rustix::io::Errno::NOENT) => return self.is_absent(&before, &first),
             Err(errno) if !refused_here.contains(&errno) => return Ok(()),
-            // What is above what is moved is met when both are locked.
+            // The kernel detects an ancestor when it locks both directories.
             Err(_) if first.starts_with(&[&second[..], b"/"].concat()) => return Ok(()),
             _ => {}
         }
@@ -214,7 +214,7 @@ impl Side {
         same(expected, actual)
     }
 
-    /// What is not there in the model is not there.
+    /// Checks that a path absent in the model does not exist.
     fn is_absent(&mut self, tree: &Tree, path: &[u8]) -> Result<(), String> {
         let Ok((dir, name, None)) = tree.resolve(path) else {
             return Ok(());
@@ -233,7 +233,7 @@ impl Side {
         }
     }
 
-    /// The "kernel" learns of an inode.
+    /// Counts a lookup of an inode.
     pub(super) fn know(&mut self, id: Id, entry: Entry) -> NodeId {
         let known = self.nodes.entry(id).or_insert((entry.node, 0));
         if known.0 != entry.node {
@@ -246,15 +246,14 @@ impl Side {
         entry.node
     }
 
-    /// The "kernel" knows what this path of the model leads to.
+    /// Caches the dentry of a path of the model.
     pub(super) fn enter(&mut self, path: &[u8]) {
         if let Ok((dir, name, Some(id))) = self.model.tree.resolve(path) {
             self.entries.insert((dir, name), id);
         }
     }
 
-    /// The node of a path in this state of the model: looked up where the "kernel" does not know
-    /// it.
+    /// Returns the node of a path in `tree`, with a lookup for each component that is not cached.
     pub(super) fn node_of(&mut self, tree: &Tree, path: &[u8]) -> SysResult<NodeId> {
         let (mut at, mut node) = (ROOT, ROOT_NODE);
         if path.is_empty() || path == b"." {
@@ -278,7 +277,7 @@ impl Side {
         Ok(node)
     }
 
-    /// The directory of a path, and the name.
+    /// Returns the parent directory and the last component.
     pub(super) fn place_of<'p>(
         &mut self,
         tree: &Tree,
@@ -293,7 +292,7 @@ impl Side {
         Ok((self.node_of(tree, above)?, name))
     }
 
-    /// The "kernel" forgets all that nobody has open.
+    /// Drops all dentries and all inodes that are not open.
     pub fn forget(&mut self) {
         self.entries.clear();
         let open: HashSet<Id> = self.handles.iter().flatten().map(|open| open.id).collect();
@@ -307,8 +306,8 @@ impl Side {
         }
     }
 
-    /// The whole live tree: names, content, attributes, times, which names are one inode, and that
-    /// inodes have the numbers that they had, in the parent too.
+    /// Checks the whole live tree: names, content, attributes, times, hard links, and inode
+    /// numbers, also those inherited from the parent.
     pub fn check_live(&mut self) -> Result<(), String> {
         let sight = self.sight(&[])?;
         compare(
@@ -336,7 +335,7 @@ impl Side {
         Ok(())
     }
 
-    /// Every checkpoint is what it was.
+    /// Checks that every checkpoint is unchanged.
     pub fn check_views(&mut self) -> Result<(), String> {
         for Snap { id, tree, .. } in self.snaps.clone() {
             let sight = self.sight(&[b".snapshots", id.to_string().as_bytes()])?;
@@ -355,7 +354,7 @@ impl Side {
         look(self.engine(), way, how)
     }
 
-    /// Makes a checkpoint; its number.
+    /// Makes a checkpoint and returns its id.
     pub fn checkpoint(&mut self) -> Result<u64, String> {
         let made = self
             .ask(CheckpointOptions::default())
@@ -364,7 +363,7 @@ impl Side {
         Ok(made.id.0)
     }
 
-    /// The tree as it is has this checkpoint.
+    /// Records a checkpoint of the current tree.
     fn keep(&mut self, id: u64) {
         self.snaps.push(Snap {
             id,
@@ -423,7 +422,7 @@ impl Side {
             None => return Err("a restore without a guard".to_owned()),
         }
         tree.count_links();
-        // What was made again has a number of its own.
+        // A recreated inode has a new number.
         let stays = |id: &Id, number: u64| {
             let (then, now) = (tree.nodes.get(id), before.nodes.get(id));
             let same = |(then, now): (&Node, &Node)| then.is_dir() || alike(then, now);
@@ -441,7 +440,7 @@ fn alike(a: &Node, b: &Node) -> bool {
     a.body == b.body && dress(a) == dress(b) && a.xattrs == b.xattrs
 }
 
-/// The path of the directory that a path is in.
+/// Returns the path of the parent directory.
 fn path_above(path: &[u8]) -> &[u8] {
     match path.iter().rposition(|byte| *byte == b'/') {
         Some(slash) => &path[..slash],

@@ -1,4 +1,4 @@
-//! A tree of the model as `ckptfs::tree` reads one, and what a merge makes of three.
+//! Adapts a tree of the model to `ckptfs::tree`, and merges three of them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -113,7 +113,7 @@ impl Reads for State {
     }
 }
 
-/// What the code makes of it: the tree, or what clashes.
+/// Returns the result of the code under test: the merged tree, or the conflicts.
 pub fn merged(base: &State, ours: &State, theirs: &State) -> Result<Result<Sight, String>, Errno> {
     let outcome = merge::merge(base, ours, theirs, &How::default())?;
     if !outcome.conflicts().is_empty() {

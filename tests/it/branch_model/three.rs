@@ -1,6 +1,6 @@
-//! The model of a merge, written from what is promised of one (docs/semantics.md, ADR 31) and not
-//! from the code: everything of each inode by itself, what one side changed is taken, what both
-//! changed alike is so, and else it is a conflict.
+//! The model of a merge, written from its specification (docs/semantics.md, ADR 31) and not from
+//! the code. Each property of each inode is merged separately: a change of one side is taken, equal
+//! changes of both sides agree, and anything else is a conflict.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -8,20 +8,20 @@ use std::sync::Arc;
 use super::lines;
 use crate::model::tree::{Body, Id, Node, ROOT, Tree};
 
-/// Where an inode is: the directory, and the name in it.
+/// The place of an inode: directory and name.
 type At = (Id, Vec<u8>);
 
-/// What comes of a merge.
+/// The result of a merge.
 #[derive(Debug)]
 pub enum Merged {
     Clean(Tree),
-    /// What clashes, of which inodes.
+    /// The conflicts, with their inodes.
     Conflict(Vec<String>),
-    /// What is promised does not say; why.
+    /// Unspecified, with the reason.
     Unclear(&'static str),
 }
 
-/// A state, with the ids that the three have in common.
+/// A state, with ids common to all three.
 struct Side {
     nodes: BTreeMap<Id, Node>,
     places: BTreeMap<Id, BTreeSet<At>>,
@@ -29,9 +29,9 @@ struct Side {
 }
 
 impl Side {
-    /// `others`: the states before, in which an inode of this one is looked for that is not the
-    /// same by number: the base, in which it may stand for one that is gone here; and the other
-    /// side, which may have made one at the same place.
+    /// `others` are the states compared before. An inode that is not in the base by number is
+    /// searched by place. In the base it may replace a removed inode; on the other side, one may
+    /// have been created at the same place.
     fn of(tree: &Tree, others: &[&Side]) -> Side {
         let mut side = Side {
             nodes: BTreeMap::from([(ROOT, tree.node(ROOT).clone())]),
@@ -77,11 +77,11 @@ impl Side {
             return id;
         }
         let kind = tree.node(id).body.letter();
-        // One that is gone here, and this has its place: an atomic save.
+        // Replaces a removed inode at this place: an atomic save.
         let replaced = base
             .at(at)
             .filter(|old| !tree.nodes.contains_key(old) && base.nodes[old].body.letter() == kind);
-        // One that the other side made here too.
+        // Also created here by the other side.
         let alike = || {
             rest.iter().find_map(|other| {
                 let there = other.at(at)?;
@@ -101,7 +101,7 @@ impl Side {
         self.places.get(&id).cloned().unwrap_or_default()
     }
 
-    /// The names `places`, which lead to `led`, are those of the file `id` from now on.
+    /// Moves the names `places` from inode `led` to the file `id`.
     fn part(&mut self, led: Id, id: Id, places: &BTreeSet<At>) {
         if led == id {
             return;
@@ -118,8 +118,8 @@ impl Side {
     }
 }
 
-/// Names of one file that lead to others now, on one side or on both, are names of files of their
-/// own.
+/// Splits files of the base: hard links that lead to different files now, on one side or on both,
+/// become separate files.
 fn part(base: &mut Side, ours: &mut Side, theirs: &mut Side) -> Option<&'static str> {
     let mut unclear = None;
     let linked = base.places.clone().into_iter();
@@ -147,7 +147,7 @@ fn part(base: &mut Side, ours: &mut Side, theirs: &mut Side) -> Option<&'static 
                 continue;
             }
             let one = if *here == file { *there } else { *here };
-            // A new file takes its other names along.
+            // A new file keeps its other names.
             let all = |side: &Side, led: Id| match led == file {
                 true => places.clone(),
                 false => side.places(led),
@@ -161,7 +161,7 @@ fn part(base: &mut Side, ours: &mut Side, theirs: &mut Side) -> Option<&'static 
     unclear
 }
 
-/// What only one side changed, or both alike.
+/// Returns the value changed by one side only, or by both alike.
 fn three<T: PartialEq + Clone>(base: &T, ours: &T, theirs: &T) -> Option<T> {
     match () {
         () if ours == theirs || theirs == base => Some(ours.clone()),
@@ -170,7 +170,7 @@ fn three<T: PartialEq + Clone>(base: &T, ours: &T, theirs: &T) -> Option<T> {
     }
 }
 
-/// All but names.
+/// Returns the attributes, without names and content.
 fn dress(node: &Node) -> (u32, u32, u32, &BTreeMap<Vec<u8>, Vec<u8>>) {
     (node.mode, node.uid, node.gid, &node.xattrs)
 }
@@ -188,7 +188,7 @@ struct Merge {
     result: BTreeMap<Id, (Node, BTreeSet<At>)>,
 }
 
-/// What `theirs` did to `base`, done to `ours`.
+/// Applies the changes from `base` to `theirs` to `ours`.
 pub fn merge(base: &Tree, ours: &Tree, theirs: &Tree) -> Merged {
     let mut base = Side::of(base, &[]);
     let mut ours = Side::of(ours, &[&base]);
@@ -241,7 +241,7 @@ impl Merge {
         self.result.insert(id, (node, places));
     }
 
-    /// One side removed it; the other one has it still.
+    /// An inode removed by one side and present on the other.
     fn removed(&mut self, id: Id, base: &Node, there: &Node, in_ours: bool) {
         let side = if in_ours { &self.ours } else { &self.theirs };
         let (there_at, base_at) = (side.places(id), self.base.places(id));
@@ -296,7 +296,7 @@ impl Merge {
 
     fn both(&mut self, id: Id, base: Option<&Node>, ours: &Node, theirs: &Node) -> Node {
         let mut node = ours.clone();
-        // What was made by both was nothing before.
+        // An inode created by both sides has no previous attributes.
         let nothing = Node {
             body: Body::Fifo,
             mode: u32::MAX,
@@ -357,7 +357,7 @@ impl Merge {
         ours.body.clone()
     }
 
-    /// Every place is in a directory that is there, and each is of one inode.
+    /// Checks that every name is in an existing directory and leads to one inode.
     fn is_a_tree(&mut self) {
         let mut taken: BTreeMap<At, Id> = BTreeMap::new();
         let mut told = Vec::new();
@@ -370,7 +370,7 @@ impl Merge {
                     told.push((*id, "at the name of another"));
                 }
             }
-            // Up to the root, or round and round.
+            // Reaches the root unless there is a cycle.
             let mut up = *id;
             for _ in 0..=self.result.len() {
                 let above = self.result.get(&up).and_then(|(_, places)| places.first());

@@ -1,4 +1,4 @@
-//! What a checkpoint says of itself, and that it leaves nothing behind for the next one to pay.
+//! The counts that a checkpoint reports, and the absence of work left over for the next one.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -21,9 +21,9 @@ fn number(made: &Value, field: &str) -> u64 {
         .unwrap_or_else(|| panic!("checkpoint --json lacks {field}: {made}"))
 }
 
-/// The capture that the cut made ahead was taken back when the file turned out unchanged, and the
-/// count of changes with it, although nothing had been counted: with one other file written the
-/// next checkpoint said that none was.
+/// Failed before: the capture that the cut made ahead was voided when the file was found unchanged,
+/// and subtracted from the count of changes although it had not been added. With one other file
+/// written the next checkpoint reported zero.
 fn a_file_held_open_over_a_checkpoint_and_left_alone_takes_nothing_from_the_count(v: Variant) {
     let rig = v.start();
     let (held, other) = (rig.path().join("held"), rig.path().join("other"));
@@ -37,9 +37,9 @@ fn a_file_held_open_over_a_checkpoint_and_left_alone_takes_nothing_from_the_coun
     assert_eq!(number(&rig.mount.checkpoint_json(&[]), "dirty"), 1);
 }
 
-/// The kernel tells of a close before the closing task has let go of the backing file, so that many
-/// files of a burst seemed to be in use still. They waited for the next checkpoint, which then
-/// looked at each: 10,000 files written made it take 20 ms.
+/// Failed before: the kernel sends RELEASE before the closing task drops the backing file, so that
+/// many files of a burst seemed to be in use. They were left to the next checkpoint, which examined
+/// each: after 10,000 written files it took 20 ms.
 fn files_written_and_closed_do_not_wait_for_the_checkpoint(v: Variant) {
     const FILES: usize = 500;
     let rig = v.start();
@@ -56,7 +56,7 @@ fn files_written_and_closed_do_not_wait_for_the_checkpoint(v: Variant) {
     let made = rig.mount.checkpoint_json(&[]);
     assert_eq!(number(&made, "dirty"), FILES as u64);
     assert!(made["atomic"].as_bool().unwrap());
-    // A busy machine may tell of the last closes late.
+    // On a busy machine the last RELEASE requests may arrive late.
     assert!(number(&made, "open_files") <= FILES as u64 / 2, "{made}");
     wait_until(
         "nothing is in use, so nothing is captured inside the freeze",
@@ -74,7 +74,8 @@ fn files_written_and_closed_do_not_wait_for_the_checkpoint(v: Variant) {
     }
 }
 
-/// A clone takes time by the extents of a file; one that is left alone is captured once.
+/// `slowest_file` names the file whose capture took longest: the time of a clone grows with the
+/// number of extents. An unchanged file is captured once.
 fn the_file_that_took_longest_is_named(v: Variant) {
     const EXTENTS: u64 = 2000;
     let rig = v.start();

@@ -1,4 +1,4 @@
-//! Branches and git, commands that run in a branch at the path of the project, and what is asked of the
+//! Branches and git, commands that run in a branch at the path of the project, and requests to the
 //! wrong tree.
 
 use std::fs;
@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use super::support::{Ran, Sandbox};
 
-/// A mounted project with a repository of one commit, an ignored file and a changed one.
+/// A mounted project with a repository of one commit, an ignored file and a modified one.
 fn project() -> Sandbox {
     let sandbox = Sandbox::new();
     for number in 0..30 {
@@ -88,7 +88,7 @@ fn a_branch_is_a_working_tree_of_the_repository() {
     );
     sandbox.ckptfs_in("p", &["branch", "restore", "fix"]).ok();
     assert_eq!(git(&sandbox, "p@fix", &["status", "--porcelain"]), "");
-    // To undo the one and the other is the same: git was not told.
+    // Failed before: undo and redo of a drop or restore did not update git.
     sandbox.ckptfs_in("p", &["undo"]).ok();
     assert_eq!(entries(&sandbox), ["other"]);
     sandbox.ckptfs_in("p", &["redo"]).ok();
@@ -98,7 +98,7 @@ fn a_branch_is_a_working_tree_of_the_repository() {
     assert_eq!(git(&sandbox, "p", &["fsck", "--strict"]), "");
 }
 
-/// Files of the working tree that a command opened.
+/// Returns the files of the working tree that a command opened.
 fn opened(sandbox: &Sandbox, dir: &str, arguments: &[&str]) -> Vec<String> {
     let mut traced = sandbox.hermetic("strace", dir);
     traced
@@ -122,7 +122,7 @@ fn git_opens_no_file_of_a_new_branch() {
     }
     let sandbox = project();
     commit(&sandbox, "p", "second");
-    // git looks again at what is as new as its index.
+    // git checks files again that are as new as its index.
     std::thread::sleep(std::time::Duration::from_millis(1100));
     git(&sandbox, "p", &["update-index", "--refresh"]);
     sandbox.file("p/.git/info/exclude", "");
@@ -195,7 +195,7 @@ fn without_git_the_branch_has_a_repository_of_its_own() {
         git(&sandbox, "p", &["log", "-1", "--format=%s", "--all"]),
         "first"
     );
-    // What git cannot be told is said, and refused if it was asked for.
+    // A repository that git support cannot handle causes a warning or, with `--git`, an error.
     git(
         &sandbox,
         "p",
@@ -248,8 +248,9 @@ fn a_branch_that_is_not_made_leaves_nothing_with_git() {
     assert_eq!(entries(&sandbox), ["one"]);
 }
 
-/// One of them makes it. The others were told `.git: File exists` besides, or that somebody works on
-/// it; one whose `.git` was there first could keep all of them from making it.
+/// One process creates the branch. Failed before: the others also printed `.git: File exists`, or
+/// that another process works on it. A process whose `.git` existed first could make all of them
+/// fail.
 #[test]
 fn several_make_one_branch_at_once() {
     let sandbox = project();
@@ -279,8 +280,8 @@ fn several_make_one_branch_at_once() {
         }
         git(&sandbox, &format!("p@{name}"), &["status"]);
     }
-    // The first of them that git was told of may be one that was too late: then it is NAME1, as git
-    // has it.
+    // The first worktree registered in git may belong to a process that lost; then the entry is
+    // NAME1, as git names it.
     let entries = entries(&sandbox);
     for name in ["fix", "other", "third"] {
         let of = entries.iter().filter(|entry| entry.starts_with(name));
@@ -315,7 +316,7 @@ fn a_command_runs_in_the_branch_at_the_project_s_path() {
         ("0\n".into(), "inside\n".into())
     );
     assert!(sandbox.path.join("p/src/f2").exists());
-    // Once more in the same, and git in there: a commit, and everything that looks at working trees.
+    // Again in the same branch, with git: a commit, and every command that checks working trees.
     let ran = run(
         "p",
         "try",
@@ -332,7 +333,7 @@ fn a_command_runs_in_the_branch_at_the_project_s_path() {
     );
     assert_eq!(git(&sandbox, "p@try", &["status", "--porcelain"]), "");
     assert_eq!(git(&sandbox, "p", &["branch", "--show-current"]), "main");
-    // The verbs act on the branch there, and a checkpoint of it is no one's but its own.
+    // The verbs act on the branch, and its checkpoints belong to it alone.
     let ran = run(
         "p",
         "try",
@@ -370,7 +371,8 @@ fn a_directory_that_the_branch_has_not_cannot_be_started_from() {
     );
 }
 
-/// Who was in the branch `fix` and typed what is for its parent was told to make a branch `fix`.
+/// Failed before: commands for the parent, run in the branch `fix`, suggested creating a branch
+/// `fix`.
 #[test]
 fn what_is_meant_for_the_parent_is_told_so() {
     let sandbox = Sandbox::new();

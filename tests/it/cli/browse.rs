@@ -1,4 +1,4 @@
-//! `ckptfs browse`, in a terminal that tmux keeps.
+//! `ckptfs browse`, in a terminal provided by tmux.
 
 use std::fs::File;
 use std::time::Duration;
@@ -30,7 +30,8 @@ impl Terminal<'_> {
         self.sandbox.run(command).out()
     }
 
-    /// Types keys. An Escape and a key at once would be a key with Alt, so the Escape is read before the next key.
+    /// Types keys. An Escape followed immediately by a key would be Alt and that key, so the Escape
+    /// is read first.
     fn keys(&self, keys: &[&str]) -> &Self {
         for part in keys.split_inclusive(|key| *key == "Escape") {
             self.tmux(&[&["send-keys"], part].concat());
@@ -45,7 +46,7 @@ impl Terminal<'_> {
         self
     }
 
-    /// Waits until all of this is on the screen, which it gives.
+    /// Waits until all of these texts are on the screen, and returns the screen.
     #[track_caller]
     fn shows(&self, wanted: &[&str]) -> String {
         wait_until(&format!("{wanted:?} is on the screen"), || {
@@ -62,7 +63,7 @@ impl Drop for Terminal<'_> {
     }
 }
 
-/// Three checkpoints: `kept` and `src/a`; `src/a` changed and `gone` there; `gone` gone.
+/// Three checkpoints: `kept` and `src/a`; `src/a` modified and `gone` added; `gone` deleted.
 fn mounted() -> Sandbox {
     let sandbox = Sandbox::new();
     sandbox.file("p/kept", "kept\n");
@@ -93,15 +94,15 @@ fn what_each_checkpoint_changed_is_seen_and_a_file_comes_back() {
     let sandbox = mounted();
     let terminal = Terminal::start(&sandbox, "ckptfs -C p browse");
     terminal.shows(&["live", "third", "second", "first", "0 changes"]);
-    // Two down: the second checkpoint, what it changed, and how.
+    // Two down: the second checkpoint, its changes, and their patch.
     terminal
         .keys(&["j", "j"])
         .shows(&["2 changes", "A gone", "M src/a", "asked for", "second"]);
     terminal.keys(&["Enter", "j"]).shows(&["-one", "+two"]);
-    // All files of it; a directory, a file.
+    // All of its files: a directory, then a file.
     terminal.keys(&["t"]).shows(&["src/", "kept", "gone"]);
     terminal.keys(&["Enter"]).shows(&["2 /src", "two"]);
-    // Back, the first checkpoint, and its version of the file.
+    // Back to its changes, and the versions of a file.
     terminal.keys(&["Escape", "t"]).shows(&["M src/a"]);
     terminal
         .keys(&["v"])
@@ -109,7 +110,7 @@ fn what_each_checkpoint_changed_is_seen_and_a_file_comes_back() {
     terminal
         .keys(&["Escape"])
         .shows(&["1 Checkpoints", "third"]);
-    // `gone` comes back from the second: asked first, then done, then undone.
+    // `gone` is restored from the second checkpoint after a confirmation, and the restore undone.
     terminal.keys(&["g", "j", "j"]).shows(&["A gone"]);
     terminal.keys(&["Enter"]).shows(&["+gone"]);
     terminal
@@ -158,13 +159,14 @@ fn a_branch_and_a_tag_are_made_and_what_is_hostile_is_shown_harmless() {
     terminal.keys(&["-l", "try"]);
     terminal.keys(&["Enter"]).shows(&["p@try"]);
     assert_eq!(content(&sandbox, "p@try/gone").as_deref(), Some("gone\n"));
-    // An error says what is wrong, and the screen stays.
+    // An error is displayed without leaving the screen.
     terminal
         .keys(&["Escape", "b"])
         .shows(&["name of the branch"]);
     terminal.keys(&["-l", "try"]);
     terminal.keys(&["Enter"]).shows(&["Error:"]);
-    // The first checkpoint changed nothing: where no file is selected not the whole tree is meant.
+    // The first checkpoint has no changes: without a selected file, `r` does not mean the whole
+    // tree.
     terminal.keys(&["Escape", "1", "G"]).shows(&["0 changes"]);
     terminal.keys(&["Enter", "r"]).shows(&["select a file"]);
     terminal

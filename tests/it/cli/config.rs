@@ -1,4 +1,4 @@
-//! The configuration: two files, what each may say, and how mistakes are told.
+//! The configuration: two files, the keys each may contain, and error messages.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -57,7 +57,7 @@ fn what_is_set_is_shown_with_where_it_is_set() {
             &2.into()
         )
     );
-    // Elsewhere the user's counts; XDG_CONFIG_HOME goes before ~/.config.
+    // Elsewhere the user's value applies; XDG_CONFIG_HOME takes precedence over ~/.config.
     sandbox
         .ckptfs(&["config", "get", "retention.keep-last"])
         .is(0, "9\n", "");
@@ -68,7 +68,7 @@ fn what_is_set_is_shown_with_where_it_is_set() {
     sandbox
         .run(command)
         .is(1, "", "retention.keep-last is not set\n");
-    // The store's goes with the store, mounted or not.
+    // The store's value belongs to the store, mounted or not.
     sandbox.ckptfs(&["umount", "p"]).ok();
     sandbox
         .ckptfs_in("p", &["config", "get", "retention.keep-last"])
@@ -111,7 +111,7 @@ fn mistakes_are_told_with_file_line_and_the_nearest_key() {
         &format!("{said} (did you mean retention.keep-last?)\n"),
         "",
     );
-    // The daemon says so too, and a wrong file is not made worse.
+    // The daemon also warns, and `config set` does not modify an invalid file.
     let status = sandbox.ckptfs_in("p", &["status", "--json"]).ok().json();
     let warning = status["warnings"][0]
         .as_str()
@@ -127,7 +127,7 @@ fn mistakes_are_told_with_file_line_and_the_nearest_key() {
             .code,
         1
     );
-    // Nor does a tree begin to be served with options that nobody understands.
+    // A tree is not mounted with unknown options.
     sandbox.ckptfs(&["umount", "p"]).ok();
     assert!(
         sandbox
@@ -220,7 +220,7 @@ fn a_user_s_file_cannot_make_a_daemon_do_things() {
         "{refused:?}"
     );
     fs::remove_file(sandbox.path.join(".config/ckptfs/config.toml")).expect("remove");
-    // Neither does a file in the store that others can write, or that is none.
+    // A file in the store that is writable by others, or not regular, is rejected.
     let store = OpenStore::of(&sandbox.path.join("p"));
     let file = store.file("ckptfs.toml");
     fs::write(&file, "[retention]\nkeep-last = 5\n").expect("write");

@@ -1,18 +1,18 @@
-//! The examples in the help of each verb: each is run, in a tree of its own, and succeeds.
+//! The examples in the help of each verb succeed, each in its own tree.
 
 use super::support::Sandbox;
 
-/// What serves until somebody ends it, and what takes a terminal (`browse.rs` has one).
+/// Verbs that run until killed, or need a terminal (`browse.rs` provides one).
 const NOT_RUN: [&str; 2] = ["serve", "browse"];
-/// A prompt of an agent, and what that does then.
+/// A prompt of an agent, and the change it causes.
 const PROMPT: &str = r#"echo '{"hook_event_name":"UserPromptSubmit","session_id":"s","prompt_id":"p","prompt":"Go"}' | ckptfs agent hook --agent claude-code
     echo done > done"#;
-/// After the first example there is nothing left for the second.
+/// The first example leaves nothing for the second.
 const EACH_IN_ITS_OWN: [&str; 5] = ["mount", "umount", "undo", "redo", "import"];
-/// Trees at once.
+/// Number of concurrent trees.
 const THREADS: usize = 3;
 
-/// The examples at the end of a verb's help.
+/// Returns the examples at the end of a verb's help.
 fn examples(sandbox: &Sandbox, verb: &str) -> Vec<String> {
     let help = sandbox.ckptfs(&[verb, "--help"]).ok().out();
     let end = help.split("\nExamples:\n").nth(1).unwrap_or_default();
@@ -22,7 +22,7 @@ fn examples(sandbox: &Sandbox, verb: &str) -> Vec<String> {
         .collect()
 }
 
-/// A project with three checkpoints, a branch, and a restore that was undone.
+/// A project with three checkpoints, a branch, and an undone restore.
 fn world() -> Sandbox {
     let sandbox = Sandbox::new();
     sandbox.file("project/README", "it works\n");
@@ -52,7 +52,7 @@ fn world() -> Sandbox {
     sandbox
 }
 
-/// A remote, with a checkpoint.
+/// Adds a remote with a checkpoint.
 fn add_remote(sandbox: &Sandbox) {
     sandbox.file(".password", "secret\n");
     let mut shell = sandbox.hermetic("bash", "project");
@@ -63,7 +63,7 @@ fn add_remote(sandbox: &Sandbox) {
     sandbox.run(shell).ok();
 }
 
-/// Runs examples, one after the other.
+/// Runs examples in sequence.
 fn run(examples: &[String]) {
     let sandbox = world();
     if examples.iter().any(|example| example.contains(" disk")) {
@@ -77,7 +77,7 @@ fn run(examples: &[String]) {
         let ran = sandbox.run(shell);
         assert_eq!(ran.code, 0, "{example}\n{}{}", ran.out(), ran.err());
     }
-    // Somebody may be in a tree still: the branch of another, or the one that was left lazily.
+    // A tree may still be in use: a process's branch, or a lazily unmounted tree.
     for at in sandbox.mounts() {
         let at = at.display().to_string();
         sandbox.ckptfs(&["umount", "--lazy", &at]);

@@ -1,5 +1,5 @@
-//! While nothing is mounted the store is a directory that git ignores: `git clean -fdx` and
-//! `git stash --all` took it away.
+//! git leaves the store of an unmounted project alone. Failed before: the store was an ignored
+//! directory, which `git clean -fdx` and `git stash --all` removed.
 
 use super::support::Sandbox;
 
@@ -30,7 +30,7 @@ fn git_leaves_the_store_of_an_unmounted_project() {
         );
     }
     assert!(!sandbox.path.join("p/built").exists());
-    // Stashed or refused: the history stays.
+    // Whether git stashes or refuses, the history stays.
     sandbox.file("p/built", "");
     assert_eq!(git("status --porcelain").ok().out(), " M f\n");
     git("add .").ok();
@@ -44,6 +44,6 @@ fn git_leaves_the_store_of_an_unmounted_project() {
     );
     let status = sandbox.ckptfs_in("p", &["verify"]);
     status.ok();
-    // Nor does it show in the repository.
+    // The store does not appear in the repository.
     assert_eq!(git("status --porcelain").ok().out(), "");
 }

@@ -1,6 +1,6 @@
-//! The guide: every command of every page is run, in order, in one directory, and says what the
-//! page says. `...` stands for any text in a line; alone, for any lines. A block that is not
-//! `console` has no commands, and a page without commands is none.
+//! The guide: every command of every page runs, in order, in one directory, and prints the output
+//! on the page. `...` matches any text in a line or, alone, any lines. Only `console` blocks have
+//! commands, and every page must have one.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ fn run_page(page: &Path) {
     fs::write(&state, sandbox.path.join("work").display().to_string()).expect("state");
     for Step { command, said } in &steps {
         let mut shell = sandbox.hermetic("bash", "work");
-        // stderr is talk, and a person sees both.
+        // The page shows stderr and stdout together, as a terminal does.
         shell
             .arg("-c")
             .arg(format!("cd \"$(cat \"$STATE\")\" && {{ {command}\n}} 2>&1; status=$?; pwd > \"$STATE\"; exit $status"))

@@ -1,4 +1,4 @@
-//! What a message says to do next helps.
+//! The next step in a message is useful.
 
 use std::fs;
 use std::process::Command;
@@ -6,8 +6,8 @@ use std::process::Command;
 use super::mistakes::{edited, run};
 use super::support::Sandbox;
 
-/// A merge that was taken back by hand was said to have left nothing to merge, "the tree has
-/// everything from fix"; nothing said how it could come again.
+/// Failed before: after a merge was reverted by hand, `merge` printed "the tree has everything from
+/// fix", without a way to repeat it.
 #[test]
 fn a_merge_that_was_taken_back_by_hand_is_said_to_be_done_already() {
     let sandbox = edited();
@@ -19,7 +19,7 @@ fn a_merge_that_was_taken_back_by_hand_is_said_to_be_done_already() {
     let already =
         "nothing to merge: fix was merged already (operation 3), and has nothing new since\n";
     let again = "to merge it again, take that merge back first: ckptfs undo --to 2\n";
-    // Each such merge is noted, and so is what changed something before it.
+    // Empty merges are recorded, but the message names the merge that changed something.
     for args in [
         &["merge", "fix"][..],
         &["merge", "fix"],
@@ -32,11 +32,11 @@ fn a_merge_that_was_taken_back_by_hand_is_said_to_be_done_already() {
     run(&sandbox, &["branch", "mount", "fix"]);
     let json = run(&sandbox, &["merge", "fix", "--json"]).ok().json();
     assert_eq!(json["merged_by"], 3, "{json}");
-    // What is said to do does it.
+    // The hint works.
     run(&sandbox, &["undo", "--to", "2"]).ok();
     run(&sandbox, &["merge", "fix"]).ok();
     assert!(new.exists());
-    // A branch that changed nothing was merged by no operation.
+    // A branch without changes was merged by no operation.
     run(&sandbox, &["branch", "create", "idle"]).ok();
     run(&sandbox, &["merge", "idle"]).is(
         0,
@@ -54,7 +54,8 @@ fn a_merge_that_was_taken_back_by_hand_is_said_to_be_done_already() {
     );
 }
 
-/// `mount /proc` was said to have a damaged store, and in a control group a new one was made.
+/// Failed before: `mount /proc` reported a damaged store, and in a control group a store was
+/// created.
 #[test]
 fn an_interface_of_the_kernel_is_not_mounted() {
     let sandbox = Sandbox::new();
@@ -70,7 +71,7 @@ fn an_interface_of_the_kernel_is_not_mounted() {
     }
 }
 
-/// They said once more what the error said, which was no step.
+/// Failed before: hints repeated the error.
 #[test]
 fn a_hint_is_no_repetition_of_the_error() {
     let sandbox = edited();
@@ -121,8 +122,8 @@ fn a_hint_is_no_repetition_of_the_error() {
     }
 }
 
-/// `remove` was said to be similar to `more`, which the help does not list, and other words got no
-/// hint.
+/// Failed before: the hint for `remove` was `more`, which the help does not list, and other words
+/// had no hint.
 #[test]
 fn a_word_of_another_program_leads_to_a_verb_that_is_listed() {
     let sandbox = Sandbox::new();

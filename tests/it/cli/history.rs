@@ -1,4 +1,4 @@
-//! Naming, finding and reading what is kept.
+//! Naming, finding and reading checkpoints.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
@@ -96,7 +96,7 @@ fn a_checkpoint_is_found_by_whatever_names_it() {
     refused("@{1h ago}", 1, "no checkpoint is as old as");
     refused("@{soon}", 1, "\"soon\" is not a time");
     refused("realease", 1, "did you mean \"release\"?");
-    // Without a daemon too.
+    // Also without a daemon.
     sandbox.ckptfs(&["umount", "p"]).ok();
     assert_eq!(
         ["1", "v1", "latest~1", "rel", &made].map(id),
@@ -151,9 +151,9 @@ fn tags_come_go_and_move() {
         unknown.code == 1 && unknown.err().contains("no checkpoint \"middle\""),
         "{unknown:?}"
     );
-    // What was acknowledged survives kill -9.
+    // Acknowledged tags survive kill -9.
     for pid in sandbox.daemons() {
-        // The worker may be gone before its turn comes: it ends with its holder.
+        // The worker may have ended already, because it ends with its holder.
         let _ = rustix::process::kill_process(
             rustix::process::Pid::from_raw(pid.cast_signed()).expect("a pid"),
             rustix::process::Signal::KILL,
@@ -191,7 +191,7 @@ fn what_is_asked_for_is_found() {
         (found(&["--since", "1h"]), found(&["--until", "1h ago"])),
         (vec![3, 2, 1], vec![])
     );
-    // The first checkpoint has all that there is.
+    // The first checkpoint counts as changing every path.
     assert_eq!(
         (
             found(&["--changed", "a.txt"]),
@@ -244,8 +244,8 @@ fn every_version_of_a_path_is_told() {
         versions("p", "a.txt"),
         told(&[(Some(2), "M", Some(8)), (Some(1), "A", Some(4))])
     );
-    // A rewrite of the same length with the old time is seen; one that puts back what was there is
-    // none.
+    // A rewrite of the same length with the old mtime is a version; one with the same content is
+    // not.
     let path = sandbox.path.join("p/a.txt");
     let before = fs::metadata(&path).expect("stat");
     for number in ["4\n", "5\n"] {
@@ -275,7 +275,7 @@ fn every_version_of_a_path_is_told() {
         .map(|(id, letter, _)| (*id, letter.as_str()))
         .collect();
     assert_eq!(found, all);
-    // Of a directory: what changed below it. And from within it.
+    // For a directory: changes below it. Paths are relative to the working directory.
     assert_eq!(
         versions("p", "sub")
             .iter()
@@ -290,7 +290,7 @@ fn every_version_of_a_path_is_told() {
     versions_are_lines(&sandbox);
 }
 
-/// As text, which ends with the oldest that was asked for.
+/// The text output, which ends with the oldest version requested.
 fn versions_are_lines(sandbox: &Sandbox) {
     let log = sandbox
         .ckptfs_in("p", &["log", "a.txt", "-n", "2"])
@@ -378,7 +378,7 @@ fn notes_come_from_files_and_hooks() {
     with_stdin(&sandbox, "p", &["checkpoint", "-F", "-"], "From stdin\n").is(0, "5\n", "");
     let project = sandbox.path.join("p").display().to_string();
     let hook = serde_json::json!({"session_id": "s1", "cwd": project, "hook_event_name": "PreToolUse", "tool_name": "Bash", "tool_input": {"command": "rm -rf x"}});
-    // Wherever the hook runs.
+    // A hook may run anywhere.
     with_stdin(
         &sandbox,
         "",
@@ -432,7 +432,7 @@ fn nothing_new_makes_no_checkpoint() {
         )
     };
     same();
-    // Opened and left alone, and changed and changed back.
+    // A file opened without a write, and one renamed and renamed back.
     drop(
         fs::File::options()
             .append(true)
@@ -459,7 +459,7 @@ fn nothing_new_makes_no_checkpoint() {
         .is(0, "4\n", "");
 }
 
-/// Every kind of change that git knows: the patch between two states makes one out of the other.
+/// git apply accepts the patch between two states, with every kind of change that git supports.
 #[test]
 fn a_patch_is_taken_by_git_apply() {
     let sandbox = Sandbox::new();
@@ -476,7 +476,7 @@ fn a_patch_is_taken_by_git_apply() {
     sandbox.file("p/file to link", "text\n");
     sandbox.file("p/sub/\"quoted\"\té", "q\n");
     symlink("here", p("link")).expect("link");
-    // What is not text: one such made git refuse all of the patch.
+    // Failed before: git rejected the whole patch because of a binary file.
     let noise = |seed: u32, bytes: u32| -> Vec<u8> {
         let byte = |at: u32| (at.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 13) as u8;
         (0..bytes).map(byte).chain([0]).collect()
@@ -519,7 +519,7 @@ fn a_patch_is_taken_by_git_apply() {
     sizes_are_told(&sandbox);
 }
 
-/// Sizes are told, of what is binary too.
+/// `diff` prints sizes, also of binary files.
 fn sizes_are_told(sandbox: &Sandbox) {
     let p = |name: &str| sandbox.path.join("p").join(name);
     fs::write(p("binary"), b"\0\x01").expect("write");

@@ -1,4 +1,5 @@
-//! The number of changes that `log` has for each checkpoint is what `diff` tells.
+//! The number of changes that `log` prints for each checkpoint equals the number that `diff`
+//! prints.
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -7,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use super::mistakes::{edited, run};
 use super::support::Sandbox;
 
-/// What was changed and changed back was a change to `log`, and none to `diff`.
+/// Failed before: `log` counted files that were changed and changed back.
 #[test]
 fn log_counts_what_diff_tells() {
     let sandbox = edited();
@@ -25,7 +26,7 @@ fn log_counts_what_diff_tells() {
     }
 }
 
-/// The number of changes on a checkpoint's line.
+/// Returns the number of changes on a checkpoint's line, after comparing it with `diff`.
 fn log_counts_as_diff(sandbox: &Sandbox, id: u64) -> usize {
     let from = run(sandbox, &["show", "--json", &id.to_string()])
         .ok()
@@ -48,8 +49,8 @@ fn log_counts_as_diff(sandbox: &Sandbox, id: u64) -> usize {
     told
 }
 
-/// What was counted once is kept, for the checkpoint and the one it comes from, which is another
-/// when one between them goes or comes back.
+/// A count is cached for the checkpoint and its parent. The parent changes when a checkpoint
+/// between them is deleted or restored.
 #[test]
 fn log_counts_anew_when_the_checkpoint_before_goes_or_comes_back() {
     let sandbox = edited();
@@ -70,8 +71,8 @@ fn log_counts_anew_when_the_checkpoint_before_goes_or_comes_back() {
     );
 }
 
-/// Nor is a count told of what turns out to be lost: here to somebody who wrote past the mount, so
-/// that nobody knows any more that it was the same.
+/// A cached count is discarded when content turns out to be lost: after a write past the mount,
+/// equality cannot be proved.
 #[test]
 fn log_counts_anew_what_cannot_be_told_any_more() {
     let sandbox = Sandbox::new();

@@ -1,4 +1,5 @@
-//! What a person does in a hurry: twice the same, half a name, Ctrl-C. Nothing of it hides work.
+//! Mistakes of a user in a hurry: repeated commands, partial names, Ctrl-C. None of them hides
+//! work.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
@@ -39,8 +40,8 @@ fn ids(sandbox: &Sandbox) -> Vec<u64> {
         .collect()
 }
 
-/// `restore latest`, typed twice, brought back what the first one had replaced: its guard was the
-/// latest.
+/// Failed before: a second `restore latest` restored the state that the first one had replaced,
+/// because its guard was the latest.
 #[test]
 fn restore_latest_twice_is_as_once() {
     let sandbox = edited();
@@ -60,7 +61,7 @@ fn restore_latest_twice_is_as_once() {
             .to_str(),
         Some("1")
     );
-    // The guard is there all the same, by its number and for `undo`.
+    // The guard exists, by its number and for `undo`.
     assert_eq!(content(&sandbox, ".snapshots/2/a.txt"), "two\n");
     run(&sandbox, &["checkpoint"]).is(0, "3\n", "");
     assert_eq!(
@@ -77,7 +78,7 @@ fn restore_latest_twice_is_as_once() {
     assert_eq!(content(&sandbox, "a.txt"), "four\n");
 }
 
-/// A guard alone is nobody's latest either.
+/// A guard is never the latest, even if no other checkpoint exists.
 #[test]
 fn where_there_are_only_guards_nothing_is_the_latest() {
     let sandbox = edited();
@@ -91,7 +92,7 @@ fn where_there_are_only_guards_nothing_is_the_latest() {
     assert!(!sandbox.path.join("p/.snapshots/latest").exists());
 }
 
-/// After `restore 1`, `status` went on to compare with 2, and told everything that 2 had as
+/// Failed before: after `restore 1`, `status` still compared with 2, and listed all of its files as
 /// deleted.
 #[test]
 fn after_a_restore_status_compares_with_what_was_restored() {
@@ -125,18 +126,18 @@ fn after_a_restore_status_compares_with_what_was_restored() {
         (Some(1), Some(2), 0),
         "a daemon that comes after knows it too"
     );
-    // What is so already is where one stands from then on.
+    // A restore without changes still sets the base.
     sandbox.file("p/a.txt", "two\n");
     run(&sandbox, &["restore", "2"]).ok();
     assert_eq!(compared(&sandbox), (Some(2), Some(2), 0));
-    // A restore of some paths changes nothing of it.
+    // A restore of paths does not change the base.
     run(&sandbox, &["restore", "1", "a.txt"]).ok();
     assert_eq!(compared(&sandbox), (Some(2), Some(2), 1));
     run(&sandbox, &["checkpoint"]).ok();
     assert_eq!(compared(&sandbox).2, 0);
 }
 
-/// Guards piled up, or pushed out what `--keep-last` was to keep.
+/// Failed before: guards accumulated, or displaced checkpoints from `--keep-last`.
 #[test]
 fn guards_are_not_counted_by_gc_and_stay_while_undo_needs_them() {
     let sandbox = edited();
@@ -169,8 +170,8 @@ fn guards_are_not_counted_by_gc_and_stay_while_undo_needs_them() {
     assert_eq!(content(&sandbox, "a.txt"), "round 2\n");
 }
 
-/// `undo` after a slip of the hand deleted the last checkpoint, silently, and left the tree as it
-/// was.
+/// Failed before: `undo` after a mistake silently deleted the last checkpoint and did not change
+/// the tree.
 #[test]
 fn undo_hides_no_checkpoint_unless_it_is_told_to() {
     let sandbox = edited();
@@ -198,8 +199,8 @@ fn undo_hides_no_checkpoint_unless_it_is_told_to() {
     assert!(!ids(&sandbox).contains(&3), "{:?}", ids(&sandbox));
 }
 
-/// The documents say: everything is as it was right after that operation. The tree was left as it
-/// was.
+/// The documented behavior: everything returns to its state right after that operation. Failed
+/// before: the tree did not change.
 #[test]
 fn undo_to_an_operation_makes_the_tree_what_it_was_then() {
     let sandbox = edited();
@@ -222,7 +223,7 @@ fn undo_to_an_operation_makes_the_tree_what_it_was_then() {
     assert_eq!(content(&sandbox, "a.txt"), "two\n");
 }
 
-/// `restore rel` meant `release-1`, until there was a `release-2`.
+/// Failed before: `restore rel` meant `release-1`, until a `release-2` existed.
 #[test]
 fn what_restores_or_deletes_wants_the_whole_tag() {
     let sandbox = edited();
@@ -244,7 +245,7 @@ fn what_restores_or_deletes_wants_the_whole_tag() {
         (content(&sandbox, "a.txt").as_str(), ids(&sandbox)),
         ("two\n", vec![2, 1])
     );
-    // What only reads takes it as before.
+    // Read-only verbs accept the prefix.
     assert_eq!(
         run(&sandbox, &["show", "rel", "--json"]).ok().json()["id"],
         1
@@ -253,7 +254,7 @@ fn what_restores_or_deletes_wants_the_whole_tag() {
     run(&sandbox, &["delete", "release-1"]).ok();
 }
 
-/// The tag was dropped without a word.
+/// Failed before: the tag was dropped silently.
 #[test]
 fn a_tag_that_was_not_given_is_told() {
     let sandbox = edited();
@@ -271,7 +272,8 @@ fn a_tag_that_was_not_given_is_told() {
     );
 }
 
-/// Starts a restore, runs `after`, sends the signal, runs `then`, and waits for the end of the restore.
+/// Starts a restore, runs `after`, sends the signal, runs `then`, and waits for the end of the
+/// restore.
 fn interrupted(
     sandbox: &Sandbox,
     args: &[&str],
@@ -299,14 +301,14 @@ fn interrupted(
     )
 }
 
-/// Ctrl-C ended the client, and the daemon restored all the same.
+/// Failed before: Ctrl-C ended the client, but the daemon restored.
 #[test]
 fn a_restore_that_has_not_begun_is_given_up_with_whoever_asked() {
     let sandbox = Sandbox::new();
     sandbox.file("p/a.txt", "one\n");
     let hook = sandbox.path.join("hooks/pre-restore");
     fs::create_dir(sandbox.path.join("hooks")).expect("a directory");
-    // The hook makes the file `begun` and waits for the file `go`.
+    // The hook creates the file `begun` and waits for the file `go`.
     let [begun, go] = ["begun", "go"].map(|name| sandbox.path.join("hooks").join(name));
     let script = format!(
         "#!/bin/sh\n: > {}\nwhile [ ! -e {} ]; do sleep 0.05; done\n",
@@ -359,7 +361,7 @@ fn a_restore_that_has_not_begun_is_given_up_with_whoever_asked() {
     );
 }
 
-/// Whenever it comes, it is said what became of the restore, and that is so.
+/// Whenever the signal arrives, the message states the outcome of the restore correctly.
 #[test]
 fn one_that_has_begun_is_finished_and_says_so() {
     const FILES: usize = 600;
@@ -376,8 +378,8 @@ fn one_that_has_begun_is_finished_and_says_so() {
     run(&sandbox, &["restore", "1"]).ok();
     let took = u64::try_from(began.elapsed().as_millis()).expect("milliseconds");
     let (mut finished, mut given_up) = (0, 0);
-    // What comes back is made before anything is changed, so it has begun only near the end:
-    // between when it is given up and when it is over.
+    // Content is prepared before anything is changed, so a restore changes the tree only near its
+    // end: after the latest cancelled attempt and before the earliest completed one.
     let (mut early, mut late) = (1, took * 4);
     for _ in 0..TRIES_MAX {
         if finished > 0 && given_up > 0 {
@@ -401,7 +403,7 @@ fn one_that_has_begun_is_finished_and_says_so() {
             .collect();
         let all = |text: &str| now.iter().all(|content| content == text);
         match code {
-            // It was over, or had not begun to listen.
+            // It was complete, or (`None`) had no signal handler yet.
             Some(0) => {
                 late = after_ms;
                 assert!(all("one\n"), "{said}");
@@ -432,9 +434,9 @@ fn one_that_has_begun_is_finished_and_says_so() {
     assert!(finished > 0, "none was met while it changed the tree");
 }
 
-/// `make` and `cargo` go by times: a source that came back with the time that it had was older than
-/// what had been made of the other one, and nothing was made again. So what a restore of some paths
-/// changes has the time of the restore.
+/// Failed before: a source restored with its old mtime was older than the output of the other
+/// version, so `make` and `cargo` did not rebuild. A restore of paths therefore sets the current
+/// time.
 #[test]
 fn what_is_made_from_restored_paths_is_made_again() {
     let sandbox = Sandbox::new();
@@ -482,18 +484,19 @@ fn what_is_made_from_restored_paths_is_made_again() {
         ("A", old),
         "what was not changed is not touched"
     );
-    // It is so already, although it has another time.
+    // Nothing differs but the time.
     run(&sandbox, &["restore", "1", "src"]).is(
         0,
         "nothing to restore: everything is the same as in checkpoint 1\n",
         "",
     );
-    // The way back is no other thing.
+    // Undo behaves in the same way.
     sandbox.file("p/out", "of A");
     std::thread::sleep(Duration::from_millis(20));
     run(&sandbox, &["undo"]).ok();
     assert!(content(&sandbox, "src/a.c") == "B" && time("src/a.c") > time("out"));
-    // Who wants the old times says so; the whole tree has them: outputs come back with it.
+    // `--times kept` preserves the old times. A restore of the whole tree does so by default,
+    // because it also restores outputs.
     run(&sandbox, &["restore", "--times", "kept", "1", "src/a.c"]).ok();
     assert_eq!(
         (content(&sandbox, "src/a.c").as_str(), time("src/a.c")),
@@ -507,8 +510,8 @@ fn what_is_made_from_restored_paths_is_made_again() {
     assert!(time("src/a.c") > old && content(&sandbox, "src/a.c") == "A");
 }
 
-/// A store of packages with hard links into `node_modules`: after a restore of the latter each file
-/// was there twice, and nobody said so.
+/// Failed before: after a restore of `node_modules`, whose files are hard links to a package store,
+/// each file existed twice without a warning.
 #[test]
 fn a_file_that_has_other_names_outside_stays_one_or_is_named() {
     let sandbox = Sandbox::new();
@@ -529,7 +532,7 @@ fn a_file_that_has_other_names_outside_stays_one_or_is_named() {
     sandbox.file("p/modules/moved", "alone");
     sandbox.ckptfs(&["mount", "p"]).ok();
     run(&sandbox, &["checkpoint"]).ok();
-    // The names that somebody has used are known; nobody looks through the whole tree for others.
+    // Only names that were looked up are known; the tree is not searched for others.
     let _ = [fs::metadata(at("store/x")), fs::metadata(at("store/y"))];
     fs::rename(at("modules/moved"), at("store/moved")).expect("it goes");
     fs::remove_dir_all(at("modules")).expect("it goes");
@@ -541,7 +544,7 @@ fn a_file_that_has_other_names_outside_stays_one_or_is_named() {
         [ino("store/x"); 2],
         "one file again"
     );
-    // What was changed outside stays as it is there.
+    // A file modified under its outside name keeps its content there.
     assert_eq!(
         (
             content(&sandbox, "store/y").as_str(),
@@ -558,12 +561,13 @@ fn a_file_that_has_other_names_outside_stays_one_or_is_named() {
         "{}",
         restored.err()
     );
-    // What has only gone elsewhere comes back as a file of its own: it had no other name then.
+    // A file that was only renamed is restored as a separate file, because it had no other name
+    // then.
     assert_ne!(ino("modules/moved"), ino("store/moved"));
     assert_eq!(content(&sandbox, "modules/moved"), "alone");
 }
 
-/// A database whose file was replaced goes on writing to the one that is gone.
+/// A process that has a replaced file open, such as a database, keeps writing to the old inode.
 #[test]
 fn who_holds_replaced_files_open_is_named() {
     let sandbox = edited();

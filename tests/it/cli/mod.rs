@@ -1,4 +1,4 @@
-//! The real program: what it prints, where, and how it exits.
+//! The program itself: its output on stdout and stderr, and its exit status.
 
 mod branch_git;
 mod browse;
@@ -12,7 +12,7 @@ mod log_counts;
 mod mistakes;
 mod mounted;
 mod mounts;
-// The verbs of what is released.
+// Needs the verbs of a release.
 #[cfg(feature = "remote")]
 mod no_pool;
 mod outputs;

@@ -1,5 +1,5 @@
-//! The verbs on a mounted directory. `/var/tmp` is usually ext4: captures are copies there, which
-//! makes no difference here.
+//! The verbs on a mounted directory. `/var/tmp` is usually ext4, where captures are copies; the
+//! results are the same.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -22,7 +22,7 @@ pub fn project() -> Sandbox {
     sandbox
 }
 
-/// How many checkpoints there are.
+/// Returns the number of checkpoints.
 fn checkpoints(sandbox: &Sandbox) -> Option<usize> {
     let log = sandbox.ckptfs_in("p", &["log", "--json"]).ok().json();
     log.as_array().map(Vec::len)
@@ -156,7 +156,7 @@ fn json_has_the_documented_shapes() {
     );
 }
 
-/// `status` and `diff`, after a file was made.
+/// `status` and `diff`, after a file was created.
 fn changes_have_the_documented_shapes(sandbox: &Sandbox) {
     sandbox.file("p/new", "");
     let status = sandbox.ckptfs_in("p", &["--json", "status"]).ok().json();
@@ -193,7 +193,7 @@ fn stats_count_each_kind_of_request() {
     let sandbox = project();
     sandbox.file("m/.keep", "");
     sandbox.ckptfs(&["mount", "p", "m"]).ok();
-    // The backing directory is not below the mount: asking there is no request.
+    // The backing directory is not below the mount, so this causes no FUSE request.
     let stats = || {
         sandbox
             .ckptfs_in("p", &["status", "-v", "--json"])
@@ -225,7 +225,7 @@ fn stats_count_each_kind_of_request() {
         after["open_files"].as_u64(),
         before["open_files"].as_u64().map(|open| open + 1)
     );
-    // The ten directories and the file.
+    // The ten directories, the file and the root.
     assert!(
         after["inodes"].as_u64() >= Some(12)
             && after["rss_bytes"].as_u64() > Some(1 << 20)
@@ -352,7 +352,7 @@ fn paths_to_restore_start_at_the_working_directory() {
     );
 }
 
-/// It said "Argument list too long", and the log that the store had failed.
+/// Failed before: the error was "Argument list too long", and the log reported a failed store.
 #[test]
 fn more_tags_than_a_checkpoint_can_have_are_refused_as_what_they_are() {
     let sandbox = mounted();
@@ -448,8 +448,8 @@ fn a_whole_checkpoint_command_is_quick() {
     });
 }
 
-/// What was said on stderr, a terminal, was as raw as stdout wanted it, a file: each stream decides
-/// by itself.
+/// Each stream decides by itself. Failed before: messages on stderr, a terminal, were not escaped
+/// if stdout was a file.
 #[test]
 fn each_stream_decides_by_itself_what_is_escaped() {
     let sandbox = mounted();
@@ -484,7 +484,7 @@ fn each_stream_decides_by_itself_what_is_escaped() {
             !shown.contains('\u{1b}') && !shown.contains('\u{7}'),
             "{verb}: {shown:?}"
         );
-        // And the other way round: a file has the name as it is, whatever stderr is.
+        // Would check that a file receives the raw name, but `diff 2` is not among the verbs.
         assert!(
             verb != "diff 2"
                 || fs::read(sandbox.path.join("said"))

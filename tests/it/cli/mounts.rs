@@ -1,4 +1,4 @@
-//! Mounting and unmounting: who is told what, and what is left.
+//! Mounting and unmounting: messages, and leftovers.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -39,7 +39,7 @@ fn a_mount_that_ends_while_a_verb_looks_for_the_store_is_no_error() {
     let sandbox = mounted();
     sandbox.ckptfs_in("p", &["checkpoint"]).is(0, "1\n", "");
     sandbox.ckptfs(&["umount", "p"]).ok();
-    // The table of mounts is read late, when the mount that was looked at has been detached.
+    // The mount table is read late, after the mount in question was detached.
     let late =
         "strace -qf -o /dev/null -P /proc/self/mountinfo -e inject=openat:delay_enter=50000:when=1";
     let comes_and_goes = "while test -d p; do mount --bind p p; sleep 0.02; umount -l p; done";
@@ -102,7 +102,7 @@ fn a_mount_whose_daemon_died_is_named_and_repaired() {
 fn the_daemon_holds_nothing_of_its_caller() {
     let sandbox = project();
     let mut command = sandbox.hermetic("bash", "p");
-    // The pipes end only when nobody has them open any more; so does the lock.
+    // The pipe ends, and the lock is released, only when no process has them open.
     command.args(["-c", "exec 9>../out/lock; flock 9; ckptfs mount ../p 2>&1 | cat; exec 9>&-; flock -n ../out/lock echo free"]);
     let ran = sandbox.run(command).ok();
     assert!(ran.out().ends_with("free\n"), "{}", ran.out());
@@ -183,8 +183,8 @@ fn a_busy_mount_is_kept_and_its_user_named_until_lazy() {
     });
 }
 
-/// At another place here, and not in a copied table of mounts: that one would have the mounts of
-/// all other tests in it.
+/// Uses a bind mount, not a new mount namespace, whose copy of the mount table would contain the
+/// mounts of all other tests.
 #[test]
 fn an_unmount_tells_for_whom_the_daemon_goes_on() {
     let sandbox = mounted();

@@ -1,4 +1,4 @@
-//! To look for a volume made a pool where there was none.
+//! Failed before: looking up a volume created a pool.
 
 use std::fs;
 

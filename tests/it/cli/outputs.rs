@@ -1,9 +1,9 @@
-//! What every verb prints, as snapshots: its help, and its output in a story on a tree, where it
-//! succeeds, has nothing to print, and fails, as text and as JSON. A changed message is in the diff
-//! of the commit that changes it (CONTRIBUTING.md says how to accept one).
+//! The output of every verb as snapshots: its help, and its output in a story on a tree, where it
+//! succeeds, prints nothing, and fails, as text and as JSON. A changed message is in the diff of
+//! the commit that changes it (CONTRIBUTING.md explains how to accept one).
 //!
-//! `outputs/*.story` have the commands, `outputs/redacted.txt` what differs from run to run. A verb
-//! without help in the snapshots, or that no story calls, fails the test.
+//! `outputs/*.story` contain the commands, `outputs/redacted.txt` the parts that vary between runs.
+//! A verb without help in the snapshots, or that no story calls, fails the test.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -17,7 +17,7 @@ use crate::common::image::{Fs, Image};
 use crate::common::mount_opts::Io;
 use crate::common::variant::{Variant, skip};
 
-/// Serve until a signal ends them, or draw on a terminal: no story has them succeed.
+/// Verbs that run until a signal or draw on a terminal: in the stories they only fail.
 const ONLY_FAIL: [&str; 5] = [
     "browse",
     "daemon",
@@ -26,17 +26,17 @@ const ONLY_FAIL: [&str; 5] = [
     "serve volumes",
 ];
 
-/// Each is on a tree of its own, and the snapshot of a verb has what each has of it, in this order.
+/// Each runs on a separate tree. The snapshot of a verb contains its calls in both, in this order.
 const STORIES: [&str; 2] = ["tree.story", "places.story"];
 
-/// Waits until the kernel has told the daemon that the files that were written are closed: else it
-/// depends on the load which of them the next checkpoint captures.
+/// Waits until the daemon has received RELEASE for all written files. Otherwise the next checkpoint
+/// would capture more or fewer of them, depending on the load.
 const SETTLE: &str = "while stats=$(ckptfs --json status -v 2>/dev/null) && [[ ! $stats =~ '\"open_files\":0,' ]]; do sleep 0.01; done";
 
-/// The snapshots of one test, by their names.
+/// The snapshots of one test, by name.
 type Texts = BTreeMap<String, String>;
 
-/// Calls of verbs: which, whether as JSON, and whether it succeeded.
+/// Calls of verbs: the verb, whether as JSON, and whether it succeeded.
 type Seen = BTreeSet<(String, bool, bool)>;
 
 fn here() -> &'static Path {
@@ -48,13 +48,13 @@ fn text_of(name: &str) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// The lines of a file that are no comments.
+/// Returns the lines of a file without comments.
 fn lines_of(text: &str) -> impl Iterator<Item = &str> {
     text.lines()
         .filter(|line| !line.is_empty() && !line.starts_with('#'))
 }
 
-/// A command with what it did.
+/// Formats a command with its output and status.
 fn shown(command: &str, ran: &Ran, is_json: bool) -> String {
     let json = serde_json::from_str::<serde_json::Value>(&ran.out()).ok();
     let out = json
@@ -77,7 +77,7 @@ fn shown(command: &str, ran: &Ran, is_json: bool) -> String {
     format!("$ {command}\n{out}{end}{err}{status}\n")
 }
 
-/// The verb that a command calls, if it is one: the longest name that it begins with.
+/// Returns the verb that a command calls, by its longest matching name.
 fn verb_of<'a>(verbs: &'a [String], command: &str) -> Option<&'a str> {
     let words: Vec<&str> = command.split_whitespace().collect();
     let calls = |verb: &&String| {
@@ -88,7 +88,7 @@ fn verb_of<'a>(verbs: &'a [String], command: &str) -> Option<&'a str> {
     found.map(String::as_str)
 }
 
-/// What was printed and seen of the verbs so far.
+/// A running story, with the output and calls so far.
 struct Story {
     sandbox: Sandbox,
     verbs: Vec<String>,
@@ -117,7 +117,7 @@ impl Story {
         self.seen.insert((verb.to_owned(), is_json, ran.code == 0));
     }
 
-    /// One on a tree of its own in `image`.
+    /// Runs a story on a new tree in `image`.
     fn told(name: &str, image: &Image) -> Story {
         let mut story = Story {
             sandbox: Sandbox::in_dir(image.path()),
@@ -132,8 +132,8 @@ impl Story {
         story
     }
 
-    /// `cd DIR`; `$ COMMAND` of the shell, which succeeds; `= VERB` and `=json VERB`, once; `+ VERB`,
-    /// as text and as JSON.
+    /// `cd DIR`; `$ COMMAND`, a shell command that must succeed; `= VERB` and `=json VERB`, once;
+    /// `+ VERB`, as text and as JSON.
     fn line(&mut self, line: &str) {
         let (what, rest) = line.split_once(' ').expect("what, and the rest");
         match what {
@@ -150,7 +150,7 @@ impl Story {
     }
 }
 
-/// What the stories do not have of the verbs that have none below them.
+/// Returns the outcomes that the stories lack, for verbs without subcommands.
 fn missing(seen: &Seen) -> Vec<String> {
     let verbs = verbs();
     let has_others = |verb: &str| {
@@ -171,7 +171,7 @@ fn missing(seen: &Seen) -> Vec<String> {
     missing
 }
 
-/// Compares each with the snapshot of its name; names the ones that differ.
+/// Compares each text with the snapshot of its name, and lists those that differ.
 fn compare(texts: &Texts, kind: &str) {
     let mut settings = insta::Settings::clone_current();
     settings.set_prepend_module_to_snapshot(false);
@@ -208,8 +208,8 @@ fn compare(texts: &Texts, kind: &str) {
     );
 }
 
-/// The options that each verb has are in the help of the program; in others they come before
-/// `--help`.
+/// Shortens the global options of a verb's help, where they precede `--help`. The program's help
+/// lists them in full.
 fn without_options_of_all(help: &str) -> String {
     let (own, rest) = help.split_once("  -C <DIR>\n").unwrap_or((help, ""));
     match rest.split_once("  -h, --help\n") {

@@ -1,4 +1,4 @@
-//! `diff --patch` of renamed directories, taken by a real git.
+//! `diff --patch` of renamed directories, applied by git.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 
 use super::support::Sandbox;
 
-/// So many lines.
+/// Returns numbered lines.
 pub fn lines(from: u32, to: u32) -> String {
     (from..to).map(|line| format!("line {line}\n")).collect()
 }
 
-/// A copy of what `from` shows, after the patch to `to` was taken by git; and the patch.
+/// Copies the view `from` and applies the patch to `to` with git. Returns the copy and the patch.
 pub fn patched(sandbox: &Sandbox, from: &str, to: &str) -> (PathBuf, String) {
     let copy = sandbox.path.join(format!("copy{from}"));
     let view = sandbox.path.join(format!("p/.snapshots/{from}"));
@@ -36,7 +36,7 @@ pub fn patched(sandbox: &Sandbox, from: &str, to: &str) -> (PathBuf, String) {
     (copy, patch.out())
 }
 
-/// Names, kinds, contents and executable bits: what git knows of a tree.
+/// Returns names, kinds, contents and executable bits, all that git records of a tree.
 fn known(dir: &Path) -> Vec<String> {
     let mut found = Vec::new();
     let mut open = vec![dir.to_owned()];
@@ -66,7 +66,7 @@ fn known(dir: &Path) -> Vec<String> {
     found
 }
 
-/// What only moved along with its directory was left out: the patch made a tree without it.
+/// Failed before: the patch omitted files that only moved with their directory.
 #[test]
 fn a_renamed_directory_takes_all_that_is_in_it_along() {
     let sandbox = Sandbox::new();
@@ -112,7 +112,7 @@ fn a_renamed_directory_takes_all_that_is_in_it_along() {
             "{from} to {to}\n{patch}"
         );
     }
-    // What moved along is told as moved, and not with its content.
+    // A moved file is printed as a rename, without its content.
     let patch = sandbox
         .ckptfs_in("p", &["diff", "--patch", "1", "2"])
         .ok()

@@ -1,4 +1,4 @@
-//! Checkpoints that are not deleted, and whose they are.
+//! Pinned checkpoints, and authors of checkpoints.
 
 use super::support::Sandbox;
 
@@ -52,7 +52,7 @@ fn a_pinned_checkpoint_is_not_deleted_by_whomever() {
     );
     let show = sandbox.ckptfs_in("p", &["show", "1"]).ok().out();
     assert!(show.contains("pinned     yes: the audit\n"), "{show}");
-    // What was acknowledged survives kill -9, and an orderly end, and is read without a daemon.
+    // A pin survives kill -9 and an orderly unmount, and can be read without a daemon.
     sandbox.kill_daemons();
     sandbox.ckptfs(&["mount", "p"]).ok();
     refused();

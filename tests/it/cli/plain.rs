@@ -1,4 +1,4 @@
-//! What needs no mount: the command line itself, and errors that come before any daemon.
+//! Commands without a mount: the command line itself, and errors before any daemon is contacted.
 
 use super::support::Sandbox;
 
@@ -82,7 +82,7 @@ fn the_reference_has_every_verb_with_every_flag_and_no_other() {
     }
 }
 
-/// The long options that a text names, sorted.
+/// Returns the long options in a text, sorted.
 fn flags(text: &str) -> Vec<String> {
     let words = text.split(|char: char| !(char.is_ascii_lowercase() || char == '-'));
     let mut flags: Vec<String> = words

@@ -1,4 +1,4 @@
-//! What is read by shells and by collectors: `prompt`, and `status --metrics`.
+//! Output for shells and metric collectors: `prompt`, and `status --metrics`.
 
 use std::fs;
 use std::path::Path;
@@ -12,14 +12,13 @@ use crate::common::wait::WAIT;
 fn a_prompt_has_the_checkpoint_and_whether_something_changed() {
     let sandbox = Sandbox::new();
     sandbox.file("p/a", "one");
-    // Nothing is served, or there is nothing at all: a shell shows nothing, and no error.
+    // Without a mount or a directory, a shell prompt shows nothing, and no error.
     for dir in ["p", "out"] {
         sandbox.ckptfs_in(dir, &["prompt"]).is(0, "", "");
     }
     sandbox.ckptfs(&["-C", "gone", "prompt"]).is(0, "", "");
     sandbox.ckptfs(&["mount", "p"]).ok();
-    // On a busy machine the daemon may not answer in time: then nothing is shown, and never anything
-    // wrong.
+    // On a busy machine the daemon may reply too late: then the output is empty, and never wrong.
     let shows = |prompt: &str| {
         let began = Instant::now();
         let mut ran = sandbox.ckptfs_in("p", &["prompt"]);
@@ -36,7 +35,7 @@ fn a_prompt_has_the_checkpoint_and_whether_something_changed() {
     sandbox.ckptfs_in("p", &["checkpoint"]).ok();
     shows("2\n");
     sandbox.ckptfs_in("p", &["restore", "1"]).ok();
-    // The guard is 3, and the tree is as in 1.
+    // The guard is 3, and the tree equals 1.
     shows("1\n");
     // Changed back: nothing differs.
     sandbox.file("p/a", "three");
@@ -58,7 +57,7 @@ fn a_prompt_has_the_checkpoint_and_whether_something_changed() {
 #[test]
 fn metrics_are_read_by_a_parser_of_prometheus() {
     let sandbox = Sandbox::new();
-    // What would end a label, or a line.
+    // Characters that end a label or a line.
     let name = "odd \"name\"\\";
     sandbox.file(Path::new(name).join("a"), "one");
     sandbox.ckptfs(&["mount", name]).ok();

@@ -1,5 +1,4 @@
-//! `ckptfs run` and `ckptfs bisect`: what they print, how they end, and what becomes of signals and
-//! the terminal.
+//! `ckptfs run` and `ckptfs bisect`: output, exit status, signals and the terminal.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -16,7 +15,7 @@ fn mounted() -> Sandbox {
     sandbox
 }
 
-/// How long it took left out.
+/// Removes the duration from a text.
 fn without_time(text: &str) -> String {
     let Some((before, after)) = text.split_once(" in ") else {
         return text.to_owned();
@@ -248,7 +247,7 @@ fn bisect_tells_each_step_and_the_first_bad_one() {
     );
 }
 
-/// Starts something whose stdout is read here, and waits until it says `ready`.
+/// Starts a command with its stdout piped, and waits until it prints `ready`.
 fn started(mut command: std::process::Command) -> (Child, std::process::ChildStdout) {
     let mut child = command
         .stdin(Stdio::piped())
@@ -334,8 +333,7 @@ fn signals_reach_the_command_once_and_its_end_is_ours() {
     assert_eq!(all, ["HUP\n", "INT\n", "TERM\n"]);
 }
 
-/// What runs in a terminal has it: it is in the foreground, and a key that interrupts reaches it,
-/// once.
+/// A command in a terminal is in the foreground process group, and Ctrl-C reaches it once.
 #[test]
 fn the_terminal_is_the_command_s() {
     let sandbox = mounted();

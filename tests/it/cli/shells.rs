@@ -1,4 +1,4 @@
-//! The manual as man and groff read it, and completions in real shells.
+//! The manual, rendered by man and groff, and completions in real shells.
 
 use std::fs;
 use std::path::Path;
@@ -57,7 +57,7 @@ fn every_verb_has_a_page_of_the_manual() {
     }
 }
 
-/// A tree with a past, mounted.
+/// A mounted tree with a checkpoint and a deletion since.
 fn with_a_past() -> Sandbox {
     let sandbox = Sandbox::new();
     sandbox.file("p/src/greeting here", "hello from the past\n");
@@ -79,7 +79,7 @@ fn with_a_past() -> Sandbox {
     sandbox
 }
 
-/// Types lines into a shell in the tree, and gives what the screen showed.
+/// Types lines into a shell in the tree, and returns the screen contents.
 fn typed(sandbox: &Sandbox, shell: &[&str], lines: &[&str]) -> Ran {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/cli/shell.py");
     let mut python = sandbox.hermetic("python3", "p");
@@ -93,16 +93,16 @@ fn typed(sandbox: &Sandbox, shell: &[&str], lines: &[&str]) -> Ran {
     sandbox.run(python).ok()
 }
 
-/// What is typed, with tabs, and what comes of it when it is run: nothing of that was typed.
+/// Input with tabs, and output of the completed command that was not typed.
 const COMPLETED: [(&str, &str); 4] = [
     // A verb and a tag.
     ("ckptfs sho\tbef\t", "all is well"),
-    // A directory of the past, and a name with a space in it.
+    // A directory of the past, and a name with a space.
     (
         "ckptfs show before-it-broke:s\tgre\t",
         "hello from the past",
     ),
-    // A path that is not there any more.
+    // A path that was deleted.
     ("ckptfs restore before-it-broke -n s\tm\t", "A src/main.rs"),
     // A branch.
     ("ckptfs branch drop -n twi\t", "would drop twig-one"),

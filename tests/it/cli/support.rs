@@ -1,5 +1,5 @@
-//! A directory of its own for each test, the program run in it with nothing of the caller's
-//! environment, and everything cleaned up at the end, whatever that is.
+//! A private directory for each test, a program environment independent of the caller's, and
+//! cleanup however the test ends.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -12,36 +12,36 @@ use std::time::{Duration, Instant};
 use crate::common::mount::unescape;
 use crate::common::wait::{WAIT, same, wait_until};
 
-/// No command of a test takes so long.
+/// Limit for each command of a test.
 pub const TIME_LIMIT: Duration = WAIT;
 
-/// What a command did.
+/// The result of a command.
 #[derive(Debug)]
 pub struct Ran {
     pub code: i32,
     pub stdout: Vec<u8>,
     pub stderr: Vec<u8>,
-    /// Replaced by `[DIR]` in what is compared.
+    /// Replaced by `[DIR]` in texts that are compared.
     dir: PathBuf,
 }
 
 impl Ran {
-    /// stdout as text, the sandbox's path replaced.
+    /// Returns stdout as text, with the sandbox's path replaced.
     pub fn out(&self) -> String {
         self.text(&self.stdout)
     }
 
-    /// stderr as text, the sandbox's path replaced.
+    /// Returns stderr as text, with the sandbox's path replaced.
     pub fn err(&self) -> String {
         self.text(&self.stderr)
     }
 
-    /// stdout as JSON.
+    /// Returns stdout as JSON.
     pub fn json(&self) -> serde_json::Value {
         serde_json::from_slice(&self.stdout).unwrap_or_else(|error| panic!("{error} in {self:?}"))
     }
 
-    /// It did what was asked.
+    /// Checks that the command succeeded.
     #[track_caller]
     pub fn ok(self) -> Ran {
         assert_eq!(
@@ -54,7 +54,7 @@ impl Ran {
         self
     }
 
-    /// It ended with this status and these texts.
+    /// Checks exit status, stdout and stderr.
     #[track_caller]
     pub fn is(&self, code: i32, stdout: &str, stderr: &str) {
         assert_eq!(
@@ -79,7 +79,7 @@ impl Sandbox {
         Sandbox::in_dir(Path::new("/var/tmp"))
     }
 
-    /// In a directory of the caller's, such as the root of an image.
+    /// Creates a sandbox in a given directory, such as the root of an image.
     pub fn in_dir(above: &Path) -> Sandbox {
         let dir = tempfile::Builder::new()
             .prefix("ckptfs-cli-")
@@ -90,26 +90,26 @@ impl Sandbox {
         Sandbox { dir, path }
     }
 
-    /// Makes a file (and the directories above it) in the sandbox.
+    /// Creates a file and its parent directories in the sandbox.
     pub fn file(&self, name: impl AsRef<Path>, content: &str) {
         let path = self.path.join(name);
         fs::create_dir_all(path.parent().expect("parent")).expect("directories");
         fs::write(path, content).expect("file");
     }
 
-    /// Runs `ckptfs`, in the sandbox.
+    /// Runs `ckptfs` in the sandbox.
     pub fn ckptfs(&self, args: &[&str]) -> Ran {
         self.ckptfs_in("", args)
     }
 
-    /// Runs `ckptfs`, in a directory of the sandbox.
+    /// Runs `ckptfs` in a directory of the sandbox.
     pub fn ckptfs_in(&self, dir: &str, args: &[&str]) -> Ran {
         let mut command = self.command(dir);
         command.args(args);
         self.run(command)
     }
 
-    /// The verbs that people are told of, but for `help`.
+    /// Returns the verbs listed in the help, except `help`.
     pub fn verbs(&self) -> Vec<String> {
         let told = [&["--help"][..], &["help", "more"]].map(|ask| self.ckptfs(ask).ok().out());
         let lists = told.iter().map(|told| told.split("\nMore (").next());
@@ -122,12 +122,13 @@ impl Sandbox {
             .collect()
     }
 
-    /// The program, to be run in a directory of the sandbox.
+    /// Returns a command of the program, to run in a directory of the sandbox.
     pub fn command(&self, dir: &str) -> Command {
         self.hermetic(env!("CARGO_BIN_EXE_ckptfs"), dir)
     }
 
-    /// Any program, to be run in a directory of the sandbox, `ckptfs` in its PATH.
+    /// Returns a command of any program, to run in a directory of the sandbox with `ckptfs` in its
+    /// PATH.
     pub fn hermetic(&self, program: impl AsRef<OsStr>, dir: &str) -> Command {
         let ours = Path::new(env!("CARGO_BIN_EXE_ckptfs"))
             .parent()
@@ -151,8 +152,8 @@ impl Sandbox {
         command
     }
 
-    /// Runs a command under the time limit. Its output goes to files: whoever keeps it open does
-    /// not keep us.
+    /// Runs a command under the time limit. Output goes to files, so a process that keeps it open
+    /// does not block the test.
     pub fn run(&self, mut command: Command) -> Ran {
         let out = self.path.join("out");
         let files = [out.join("stdout"), out.join("stderr")];
@@ -184,7 +185,7 @@ impl Sandbox {
         }
     }
 
-    /// Mounts in the sandbox, the last one first.
+    /// Returns the mounts in the sandbox, newest first.
     pub fn mounts(&self) -> Vec<PathBuf> {
         let table = fs::read("/proc/self/mountinfo").unwrap_or_default();
         let at = |line: &[u8]| {
@@ -201,7 +202,7 @@ impl Sandbox {
         mounts
     }
 
-    /// Daemons of this sandbox, known by its path in their command line.
+    /// Returns the daemons of this sandbox, identified by its path in their command line.
     pub fn daemons(&self) -> Vec<u32> {
         let ours = |pid: u32| -> Option<u32> {
             let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
@@ -216,7 +217,7 @@ impl Sandbox {
             .collect()
     }
 
-    /// Kills the daemons, as a crash would.
+    /// Kills the daemons, as in a crash.
     pub fn kill_daemons(&self) {
         for pid in self.daemons() {
             let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();

@@ -1,10 +1,10 @@
-//! What a person at a terminal sees: the pager, patches in color, lists that fit.
+//! Output on a terminal: the pager, patches in color, lists that fit.
 
 use std::path::Path;
 
 use super::support::{Ran, Sandbox};
 
-/// Runs `ckptfs` on a terminal of so many lines, and presses keys there.
+/// Runs `ckptfs` on a terminal of `rows` lines, and presses keys there.
 fn on_terminal(
     sandbox: &Sandbox,
     rows: u32,
@@ -23,7 +23,7 @@ fn on_terminal(
     sandbox.run(command)
 }
 
-/// A mounted tree with many files, a checkpoint of it, and a change of each.
+/// A mounted tree with many files, a checkpoint, and a change of each file.
 fn changed() -> Sandbox {
     let sandbox = Sandbox::new();
     for number in 10..50 {
@@ -41,7 +41,7 @@ fn changed() -> Sandbox {
     sandbox
 }
 
-/// A pager that shows that it is there, and what it was given.
+/// A pager that marks its presence and its input.
 const PAGER: &str = "sed 's/^/| /'; echo \"LESS=$LESS\"";
 
 #[test]
@@ -71,7 +71,7 @@ fn what_lists_goes_through_the_pager_and_its_status_stays() {
         let shown = ran.out();
         assert!(!shown.contains("\x1b[2J"), "{args:?}: {shown:?}");
     }
-    // Nothing but what lists.
+    // Other verbs and machine-readable output are not paged.
     for args in [
         &["status"][..],
         &["diff", "-z"],
@@ -83,11 +83,11 @@ fn what_lists_goes_through_the_pager_and_its_status_stays() {
         let ran = paged(args);
         assert!(!ran.out().contains("LESS="), "{args:?}: {ran:?}");
     }
-    // A verb that fails has no page, and the error its status.
+    // A verb that fails is not paged, and its error determines the status.
     let failed = paged(&["show", "9"]);
     assert_eq!(failed.code, 1);
     assert!(failed.out().contains("Error:") && !failed.out().contains("LESS="));
-    // What is said meanwhile comes after it.
+    // A verb that also prints a message is paged.
     let limited = paged(&["ops", "-n", "1"]);
     let text = limited.out();
     assert!(text.contains("LESS=FRX"), "{text}");
@@ -106,10 +106,10 @@ fn a_pager_can_be_turned_off_missing_or_left_early() {
     assert_eq!((missing.code, missing.out()), (0, plain.out()));
     let missing = log(&[("PAGER", "no-such-pager --here")]);
     assert!(missing.out().contains("cannot be run"), "{missing:?}");
-    // It has seen enough: that is no error.
+    // A pager that exits early is not an error.
     let left = on_terminal(&sandbox, 24, "", &[("PAGER", "true")], &["diff", "-p"]);
     assert_eq!((left.code, left.out().as_str()), (0, ""));
-    // less, by its keys.
+    // less, controlled by its keys.
     let less = on_terminal(&sandbox, 12, " q", &[], &["diff", "--color", "never"]);
     assert_eq!(less.code, 0, "{less:?}");
     assert!(
@@ -147,7 +147,7 @@ fn a_patch_is_colored_on_a_terminal_and_says_what_changed_in_a_line() {
         &["diff", "-p", "--", "evil"],
     );
     assert!(!plain.out().contains('\x1b'), "{plain:?}");
-    // On a pipe a patch is what git takes, byte for byte.
+    // On a pipe, a patch is byte for byte in git's format.
     let piped = sandbox.ckptfs_in("p", &["diff", "-p", "--", "evil"]).ok();
     let says = "diff --git a/evil b/evil\n--- a/evil\n+++ b/evil\n@@ -1 +1 @@\n-one two\x1b[2Jthree\n+one 2\x1b[2J three\n";
     assert_eq!(piped.out(), says);
@@ -196,7 +196,7 @@ fn a_list_that_is_not_paged_fits_on_the_terminal() {
     assert!(planned.lines().count() < 24, "{planned}");
     assert!(planned.contains(" more (--all shows them)"), "{planned}");
     assert!(shown(&["restore", "1", "-n", "--all"]).contains("M f49"));
-    // Whoever reads a pipe gets all.
+    // A pipe receives the whole list.
     assert!(
         sandbox
             .ckptfs_in("p", &["status"])
@@ -266,7 +266,7 @@ fn a_wrong_command_line_is_json_too_where_that_is_asked_for() {
         assert_eq!(error["message"], message, "{told}");
         assert_eq!(error["hint"].as_str().unwrap_or_default(), hint, "{told}");
     }
-    // Behind `--` it is somebody else's.
+    // After `--`, the option belongs to another command.
     let ran = sandbox.ckptfs(&["frob", "--", "--json"]);
     assert!(ran.code == 2 && ran.err().starts_with("error:"), "{ran:?}");
 }
@@ -316,13 +316,13 @@ fn a_rewind_before_the_first_prompt_knows_that_the_hooks_are_there() {
     );
 }
 
-/// Texts of a picture, without what another run has otherwise.
+/// Returns the texts of a picture without the parts that vary between runs.
 fn picture(svg: &str) -> Vec<String> {
     let texts = svg.lines().filter(|line| line.starts_with("<text"));
     let plain = |line: &str| {
         let parts = line.split('<').filter_map(|part| part.split_once('>'));
         let text: String = parts.map(|(_, text)| text).collect();
-        // How long it took, and who reads and writes.
+        // The duration, and the I/O mode.
         let text = text.split(" ms;").next().unwrap_or_default().to_owned();
         let text = text.split(" (io:").next().unwrap_or_default().to_owned();
         let is_time = |char: char| char.is_ascii_digit() || char == '.';

@@ -1,10 +1,10 @@
-//! What was done to the history is undone and done again.
+//! Undo and redo of operations on the history.
 
 use std::fs;
 
 use super::support::{Ran, Sandbox};
 
-/// A mounted project with two checkpoints: `one` in v1, `two` in 2; the tree holds `three`.
+/// A mounted project with two checkpoints: `one` in v1, `two` in 2; the tree contains `three`.
 fn three() -> Sandbox {
     let sandbox = Sandbox::new();
     sandbox.file("p/a.txt", "one\n");
@@ -54,8 +54,8 @@ impl Sandbox {
     }
 }
 
-/// An undone restore brings back what was there, byte for byte, and what was done after the restore
-/// is in a checkpoint.
+/// Undo of a restore brings back the previous state byte for byte; later changes are in a
+/// checkpoint.
 #[test]
 fn a_restore_is_undone_and_done_again() {
     let sandbox = three();
@@ -84,7 +84,7 @@ fn a_restore_is_undone_and_done_again() {
         "",
     );
     assert_eq!(sandbox.content(), "after the restore\n");
-    // Any depth, there and back.
+    // Undo and redo alternate to any depth.
     sandbox.does(&["undo"]).ok();
     assert_eq!(sandbox.content(), "three\n");
     sandbox.does(&["redo"]).ok();
@@ -120,8 +120,8 @@ fn a_restore_of_paths_is_undone_for_those_paths() {
     );
 }
 
-/// Checkpoints, deletions, tags and pins come and go with number, tags and note, in any depth, and
-/// over `kill -9` and remounts.
+/// Undo and redo of checkpoints, deletions, tags and pins preserve number, tags and note, to any
+/// depth and across `kill -9` and remounts.
 #[test]
 fn everything_else_is_undone_and_done_again() {
     let sandbox = three();
@@ -182,7 +182,7 @@ fn everything_else_is_undone_and_done_again() {
     assert_eq!(sandbox.content(), "three\n", "the tree was not touched");
 }
 
-/// All checkpoints deleted, and changes made since: they come back all the same.
+/// Deleted checkpoints stay restorable, even if all were deleted and the tree has changed since.
 #[test]
 fn what_is_changed_while_a_checkpoint_is_deleted_is_kept_for_it() {
     let sandbox = three();
@@ -205,7 +205,7 @@ fn what_is_changed_while_a_checkpoint_is_deleted_is_kept_for_it() {
     assert_eq!(verified.code, 0, "{verified:?}");
 }
 
-/// What is done after an undo leaves the line that was undone; nothing of it is lost.
+/// An operation after an undo starts another line; nothing of the undone line is lost.
 #[test]
 fn a_line_that_was_left_is_reached_by_its_operations() {
     let sandbox = three();
@@ -257,7 +257,7 @@ fn what_cannot_be_undone_says_why_and_can_be_left_out() {
     let says = "Error: operation 3 cannot be undone: checkpoint 2 was freed\nHint: to undo the one before it: ckptfs undo --skip\n";
     sandbox.does(&["undo"]).is(1, "", says);
     sandbox.does(&["pin", "1", "-r", "mine"]).ok();
-    // The pin is an operation itself; past it, the checkpoint can be undone.
+    // The pin is an operation: it is undone first, and then checkpoint 1 can be undone.
     sandbox
         .does(&["undo", "2"])
         .is(1, "undone: 4 pin 1: mine\n", says);
@@ -267,7 +267,7 @@ fn what_cannot_be_undone_says_why_and_can_be_left_out() {
     sandbox
         .does(&["redo"])
         .is(0, "redone: 1 checkpoint 1\n", "");
-    // A deleted one is freed by its number.
+    // A deleted checkpoint is freed by its number.
     sandbox.does(&["delete", "1"]).ok();
     assert_eq!(
         sandbox.does(&["log", "--deleted", "--json"]).ok().json()[0]["id"],
@@ -286,7 +286,7 @@ fn what_cannot_be_undone_says_why_and_can_be_left_out() {
     );
 }
 
-/// What nobody sees any more takes space until it is freed, and then no more.
+/// A deleted checkpoint occupies space until it is freed, but not afterwards.
 #[test]
 fn a_deleted_checkpoint_keeps_its_versions_until_it_is_freed() {
     let sandbox = three();
@@ -313,8 +313,8 @@ fn a_deleted_checkpoint_keeps_its_versions_until_it_is_freed() {
     assert_eq!(objects(), 0);
 }
 
-/// After a restore the next checkpoint comes from what was restored; a restore of paths makes no
-/// branch; what is deleted is passed over.
+/// After a restore, the next checkpoint's parent is the restored one. A restore of paths starts no
+/// line, and deleted checkpoints are skipped.
 #[test]
 fn each_checkpoint_tells_which_one_it_comes_from() {
     let sandbox = three();

@@ -1,5 +1,4 @@
-//! Random operations, and the way back to each of them: the history is what it was right after it,
-//! and so is the tree.
+//! Random operations, and undo to each of them: history and tree equal their state right after it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,10 +13,10 @@ use ckptfs::internals::store::record::Reason;
 use super::support::Sandbox;
 use crate::common::random::{is_long, told_seed};
 
-/// Operations in a run, and random ways back.
+/// Operations in a run, and random undo targets.
 const STEPS: usize = 30;
 const WALKS: usize = 15;
-/// Checkpoints with contents of their own.
+/// Checkpoints with distinct content.
 const WRITES: usize = 4;
 
 /// A sequence that depends on its seed alone (splitmix64).
@@ -33,8 +32,8 @@ impl Random {
     }
 }
 
-/// What an operation can change: checkpoints that were asked for, with tags, note and pin; and the
-/// tree. Guards are left where they are.
+/// State that an operation can change: the tree, and requested checkpoints with tags, note and pin.
+/// Guards are not compared.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Seen {
     checkpoints: BTreeMap<u64, (Vec<String>, String, Option<String>)>,
@@ -97,7 +96,8 @@ impl World {
         ids.get(one).map(|id| StateName(id.to_string()))
     }
 
-    /// One random operation; what is refused (a pin, a tag that is taken, nothing to redo) is none.
+    /// Performs a random operation. Refused ones (a pin, a tag in use, nothing to redo) do not
+    /// count.
     fn operate(&mut self) -> VerbResult<()> {
         let (kind, number) = (self.random.below(12), self.random.below(4));
         let tag = format!("t{number}");
@@ -185,8 +185,7 @@ fn walked(seed: u64) {
             .ask(CheckpointOptions::default())
             .expect("a checkpoint");
     }
-    // What is written is no operation, and is not undone: from here on the tree is changed by
-    // restores alone.
+    // A write is not an operation and is not undone: from here on only restores change the tree.
     let mut states: BTreeMap<u64, Seen> = BTreeMap::from([(WRITES as u64, world.see())]);
     for _ in 0..STEPS {
         let refused: Option<VerbError> = world.operate().err();

@@ -1,10 +1,10 @@
-//! Few verbs, and what they take for granted.
+//! Combined verbs, and defaults of verbs.
 
 use std::fs;
 
 use super::history::three;
 
-/// Verbs that have taken in others answer as those did.
+/// Verbs that replaced others give the same results.
 #[test]
 fn few_verbs_do_what_many_did() {
     let sandbox = three();
@@ -28,8 +28,8 @@ fn few_verbs_do_what_many_did() {
     verb(&["verify", "--repair"]);
 }
 
-/// Without a checkpoint: `restore PATH` takes the newest version that is another, `restore ID:PATH`
-/// that one; `diff` and `show` take the newest checkpoint, and paths.
+/// Defaults without a checkpoint: `restore PATH` selects the newest version that differs, `restore
+/// ID:PATH` that checkpoint. `diff` and `show` select the newest checkpoint, and accept paths.
 #[test]
 fn what_is_not_said_is_the_newest() {
     let sandbox = three();
@@ -54,7 +54,8 @@ fn what_is_not_said_is_the_newest() {
     assert!(verb(&["show"]).ok().out().contains("v2"));
     verb(&["show", "v1:a.txt"]).is(0, "one\n", "");
     verb(&["show", "1:sub"]).is(0, "deep\n", "");
-    // Of what is in the newest as it is, the version before; of what is not, the newest.
+    // An unmodified file receives the version before the newest checkpoint, a modified one that of
+    // the newest.
     let restored = |arguments: &[&str], file: &str, content: &str| {
         verb(arguments).ok();
         let path = sandbox.path.join("p").join(file);
@@ -66,7 +67,8 @@ fn what_is_not_said_is_the_newest() {
     };
     restored(&["restore", "a.txt"], "a.txt", "one\ntwo\n");
     restored(&["restore", "sub/deep/b.txt"], "sub/deep/b.txt", "b\n");
-    // The same edit once more: the guard of the restore before has it too, and is no other version.
+    // The same edit again: the guard of the previous restore contains it but is not another
+    // version.
     for _ in 0..2 {
         sandbox.file("p/a.txt", "gone wrong\n");
         restored(&["restore", "a.txt"], "a.txt", "one\ntwo\n");

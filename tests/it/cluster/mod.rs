@@ -1,5 +1,6 @@
-//! A real Kubernetes node with our driver on it (`node.sh`, in the namespaces of the engines' rig): claims, snapshots, clones, a drain,
-//! and deletions in several orders, while what serves the volumes is killed.
+//! A real Kubernetes node with our driver (`node.sh`, in the namespaces of the engines' rig):
+//! claims, snapshots, clones, a drain, and deletions in several orders, while the processes that
+//! serve volumes are killed.
 
 use std::path::Path;
 
@@ -8,12 +9,12 @@ use serde_json::{Value, json};
 use crate::common::{has, skip};
 use crate::engine::rig::{self, Rig};
 
-/// Seconds for what the cluster does in a few on an idle machine.
+/// Seconds for operations that take a few seconds on an idle machine.
 const LIMIT: u64 = 120;
-/// Makes the functions of the node known to a script.
+/// Sources the shell functions of the node.
 const NODE_SH: &str = ". \"$PROJECT/tests/it/cluster/node.sh\"\n";
 
-/// Why no cluster can run here, if so.
+/// Returns why no cluster can run here.
 fn unavailable() -> Option<String> {
     let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tools/kubernetes/version");
     if !built.is_file() {
@@ -34,7 +35,7 @@ fn unavailable() -> Option<String> {
     missing.or_else(rig::unavailable)
 }
 
-/// A claim for a volume that begins with nothing, or with a snapshot or a claim.
+/// A claim for a volume that is empty or created from a snapshot or claim.
 fn claim(name: &str, source: Option<(&str, &str)>) -> Value {
     let source = source.map(|(kind, name)| match kind {
         "VolumeSnapshot" => {
@@ -51,7 +52,8 @@ fn claim(name: &str, source: Option<(&str, &str)>) -> Value {
     })
 }
 
-/// What a pod is that counts into a file with its own name, a number a line, and ends when it cannot. What the file has already is counted on.
+/// The spec of a pod that appends increasing numbers, one a line, to a file named after the claim,
+/// and exits on a write error. It continues from the numbers in the file.
 fn counting(claim: &str) -> Value {
     let script = "trap exit TERM; touch /data/$FILE; i=$(wc -l </data/$FILE); while :; do i=$((i + 1)); echo $i >>/data/$FILE || exit 9; sleep 0.05; done";
     json!({
@@ -71,7 +73,7 @@ fn pod(claim: &str) -> Value {
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": claim}, "spec": spec})
 }
 
-/// The same kept by a controller, which puts it on a node again after a drain.
+/// The same pod under a controller, which schedules it again after a drain.
 fn kept_pod(claim: &str) -> Value {
     let labels = json!({"app": claim});
     json!({
@@ -90,7 +92,7 @@ fn snapshot(name: &str, of: &str) -> Value {
     })
 }
 
-/// The cluster. All of it ends with the rig.
+/// The cluster. It ends with the rig.
 struct Cluster(Rig);
 
 impl Cluster {
@@ -110,7 +112,7 @@ impl Cluster {
         serde_json::from_str(&self.sh(script)).expect("JSON")
     }
 
-    /// Gives the cluster these objects, in a namespace that is made for them.
+    /// Applies the objects in a new namespace.
     #[track_caller]
     fn apply(&self, namespace: &str, objects: &[Value]) {
         let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
@@ -119,7 +121,7 @@ impl Cluster {
         ));
     }
 
-    /// Waits until pods run.
+    /// Waits until the pods are ready.
     #[track_caller]
     fn run(&self, namespace: &str, pods: &[&str]) {
         let pods: String = pods.iter().map(|pod| format!(" pod/{pod}")).collect();
@@ -135,13 +137,13 @@ impl Cluster {
         ));
     }
 
-    /// Waits until a pod has written more, and looks at all it wrote.
+    /// Waits until a pod has written more, and checks that the file has no gap.
     #[track_caller]
     fn counts_on(&self, namespace: &str, pod: &str, file: &str) {
         self.sh(&format!("counts_on {namespace} {pod} {file}"));
     }
 
-    /// The volume of a claim.
+    /// Returns the volume of a claim.
     #[track_caller]
     fn volume(&self, namespace: &str, claim: &str) -> String {
         self.sh(&format!(
@@ -149,7 +151,8 @@ impl Cluster {
         ))
     }
 
-    /// A claim, a snapshot of it, a claim that begins with that, and a clone of the first, each with a pod that counts.
+    /// Applies a claim, a snapshot of it, a claim from the snapshot, and a clone of the first
+    /// claim. Each claim has a pod that counts.
     #[track_caller]
     fn family(&self, namespace: &str) {
         self.apply(
@@ -176,7 +179,7 @@ impl Drop for Cluster {
     }
 }
 
-/// The manifests of docker/k8s, and the example in them.
+/// The cluster accepts the manifests of docker/k8s and their example.
 fn the_manifests_are_taken(cluster: &Cluster) {
     cluster.sh("manifests_are_taken");
     cluster.sh("example | kubectl apply -f -");
@@ -185,7 +188,8 @@ fn the_manifests_are_taken(cluster: &Cluster) {
     cluster.sh("example | kubectl delete --wait=false --grace-period=1 -f -");
 }
 
-/// SIGKILL for the driver while it is asked for things, for the process that serves a volume, and for both.
+/// A pod writes on after SIGKILL of the driver during requests, of the process that serves a
+/// volume, and of both.
 fn a_pod_writes_on_whatever_is_killed(cluster: &Cluster) {
     let counts_on = |pod| cluster.counts_on("kills", pod, pod);
     cluster.apply("kills", &[claim("one", None), pod("one")]);
@@ -209,13 +213,13 @@ fn a_pod_writes_on_whatever_is_killed(cluster: &Cluster) {
     for pod in ["one", "back", "copy"] {
         counts_on(pod);
     }
-    // They began with what `one` had written.
+    // They began with the data of `one`.
     for pod in ["back", "copy"] {
         cluster.sh(&format!("counted_without_a_gap kills {pod} one"));
     }
 }
 
-/// Verbs on the node while a pod writes.
+/// Verbs on the node work while a pod writes.
 fn a_file_goes_back_under_a_pod(cluster: &Cluster) {
     let volume = cluster.volume("kills", "one");
     let said = cluster.sh(&format!(
@@ -230,7 +234,8 @@ in_pod 'cat /data/file'"
     cluster.counts_on("kills", "one", "one");
 }
 
-/// A drain takes every pod from the node, and what was mounted for them; one that is kept comes back and counts on.
+/// A drain evicts every pod and unmounts its volumes. A pod with a controller is restarted and
+/// counts on.
 fn a_drain_unmounts_all(cluster: &Cluster) {
     cluster.apply("kept", &[claim("kept", None), kept_pod("kept")]);
     cluster.run("kept", &["kept-0"]);
@@ -250,7 +255,7 @@ fn a_drain_unmounts_all(cluster: &Cluster) {
     assert_eq!(pods["items"].as_array().map(Vec::len), Some(1), "{pods}");
 }
 
-/// Families of volumes are deleted, each in its own order, all at once.
+/// Families of volumes are deleted concurrently, each in a different order.
 fn volumes_are_deleted_in_any_order(cluster: &Cluster) {
     let orders: [(&str, &[&str]); 4] = [
         (

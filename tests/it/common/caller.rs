@@ -1,18 +1,16 @@
-//! Calls made as somebody else, in a thread of its own.
+//! System calls with other credentials, in a separate thread.
 
 use rustix::process::{Gid, Uid};
 use rustix::thread::CapabilitySet;
 
-/// Who makes a call: the credentials of a thread (credentials(7)).
+/// The credentials of a calling thread (credentials(7)).
 #[derive(Clone, Copy)]
 pub struct Caller {
-    /// How it is told.
+    /// The name in messages.
     pub name: &'static str,
-    /// User.
     pub uid: u32,
-    /// Group.
     pub gid: u32,
-    /// Further groups.
+    /// Supplementary groups.
     pub groups: &'static [u32],
     /// Has CAP_FSETID.
     pub keeps: bool,
@@ -36,7 +34,7 @@ pub const fn caller(
 }
 
 impl Caller {
-    /// Does something as this caller, in a thread of its own: credentials are the thread's.
+    /// Runs `act` with these credentials, in a new thread because credentials are per thread.
     pub fn does<T: Send>(self, act: impl FnOnce() -> T + Send) -> T {
         std::thread::scope(|scope| {
             let thread = scope.spawn(|| {

@@ -12,13 +12,13 @@ use serde_json::Value;
 
 use super::wait::WAIT;
 
-/// Seconds for a helper such as `mkfs` or `rsync`.
+/// Time limit of a helper such as `mkfs` or `rsync`, in seconds.
 pub const TOOL_SECONDS: u64 = 120;
 
-/// Runs `command` without input and returns what it said.
+/// Runs `command` without input and returns its output.
 ///
 /// Panics when it cannot be started, when it runs longer than `seconds` (it is killed then), or
-/// when its output stays open after it ended: a daemon that keeps the stdout of its caller makes
+/// when its output remains open after its exit: a daemon that keeps the stdout of its caller makes
 /// `cmd | tail` hang.
 pub fn run_limited(command: &mut Command, seconds: u64) -> Output {
     try_run_limited(command, seconds).unwrap_or_else(|problem| panic!("{problem}"))
@@ -29,8 +29,8 @@ pub fn try_run_limited(command: &mut Command, seconds: u64) -> Result<Output, St
     try_run_closing(command, seconds, WAIT)
 }
 
-/// As [`try_run_limited`], with a limit for the pipes after the end of the command: a process that it left behind holds them if
-/// they stay open longer.
+/// As [`try_run_limited`], with a limit for the pipes after the command's exit: a process that it
+/// left behind has them open if they exceed it.
 pub fn try_run_closing(
     command: &mut Command,
     seconds: u64,
@@ -47,7 +47,7 @@ pub fn try_run_closing(
     let stdout = collect(child.stdout.take().expect("stdout is piped"));
     let stderr = collect(child.stderr.take().expect("stderr is piped"));
     let Some(status) = wait_limited(&mut child, Duration::from_secs(seconds)) else {
-        // It is not waited for: in an uninterruptible request it would not even die.
+        // Not waited for: a child in an uninterruptible request would not die.
         let _ = child.kill();
         let said = stderr
             .recv_timeout(Duration::from_millis(500))
@@ -69,7 +69,7 @@ pub fn try_run_closing(
     })
 }
 
-/// Reads `pipe` to its end in a thread, so that neither pipe can fill up and stop the child.
+/// Reads `pipe` to its end in a thread, so that a full pipe cannot block the child.
 fn collect(mut pipe: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || {
@@ -95,14 +95,14 @@ pub fn wait_limited(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
     }
 }
 
-/// A command for the helper `name` with these arguments; the system directories are in its PATH.
+/// Returns a command for the helper `name`; its PATH includes the system directories.
 pub fn tool<S: AsRef<OsStr>>(name: &str, arguments: &[S]) -> Command {
     let path = format!(
         "{}:/usr/sbin:/sbin",
         std::env::var("PATH").unwrap_or_default()
     );
-    // Given a name and a PATH, std forks instead of posix_spawn(3), and copies the page tables of
-    // this large process for each command.
+    // With a relative name and a PATH, std uses fork(2) instead of posix_spawn(3), which copies the
+    // page tables of this large process for each command.
     let program = std::env::split_paths(&path)
         .map(|dir| dir.join(name))
         .find(|program| program.is_file());
@@ -116,7 +116,7 @@ pub fn tool<S: AsRef<OsStr>>(name: &str, arguments: &[S]) -> Command {
     command
 }
 
-/// Runs `command` and panics with its stderr unless it exits with 0.
+/// Runs `command`, and panics with its output unless it exits with 0.
 pub fn succeeds(command: &mut Command, seconds: u64) -> Output {
     let output = run_limited(command, seconds);
     assert!(
@@ -145,7 +145,8 @@ pub fn stdout_of(command: &mut Command, seconds: u64) -> String {
     String::from_utf8(succeeds(command, seconds).stdout).expect("the output is UTF-8")
 }
 
-/// Runs a shell script in a directory; panics with what it said unless it exits with 0.
+/// Runs a shell script in a directory and returns its output; panics with the output unless it
+/// exits with 0.
 #[track_caller]
 pub fn sh(dir: &Path, script: &str) -> String {
     let mut command = tool("bash", &["-euc", script]);
@@ -164,13 +165,14 @@ pub fn sh(dir: &Path, script: &str) -> String {
     text
 }
 
-/// Copies a program that is to be run. `cp` has it open for writing, and not this process: what other
-/// threads start would hold that descriptor until its exec, and to run the program would be ETXTBSY.
+/// Copies a program that will be executed. `cp` opens it for writing instead of this process: a
+/// child of another thread would inherit that descriptor until its exec, and an execution would
+/// fail with ETXTBSY.
 pub fn copy_program(from: &Path, to: &Path) {
     succeeds(&mut tool("cp", &[from, to]), TOOL_SECONDS);
 }
 
-/// Makes a script that is to be run, for the same reason by another process.
+/// Writes a script that will be executed, in another process for the same reason.
 pub fn write_script(path: &Path, text: &str) {
     let mut shell = tool(
         "sh",
@@ -179,14 +181,14 @@ pub fn write_script(path: &Path, text: &str) {
     succeeds(shell.arg(path).arg(text), TOOL_SECONDS);
 }
 
-/// Whether a program is in the PATH of [`tool`].
+/// Returns whether a program is in the PATH of [`tool`].
 pub fn has(program: &str) -> bool {
     let script = format!("command -v {program}");
     try_run_limited(&mut tool("sh", &["-c", &script]), TOOL_SECONDS)
         .is_ok_and(|output| output.status.success())
 }
 
-/// Runs a verb on a directory that may not be mounted; its exit status, and its answer.
+/// Runs a verb on a possibly unmounted directory, and returns its exit status and its JSON answer.
 pub fn check(dir: &Path, arguments: &[&str]) -> (i32, Value) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ckptfs"));
     command

@@ -1,4 +1,4 @@
-//! Tests with a bound of time that holds only on an idle machine.
+//! Tests with a time limit that is valid only on an idle machine.
 
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -7,8 +7,8 @@ use std::time::Instant;
 /// Attempts before such a test fails.
 const ATTEMPTS: u32 = 3;
 
-/// Runs a test that measures time, three times at most, and prints the result of each attempt. A test of progress does not need
-/// this: it uses [`super::wait_until`].
+/// Runs a test that measures time up to three times, and prints the result of each attempt. A test
+/// of progress uses [`super::wait_until`] instead.
 pub fn retried(test: impl Fn()) {
     for attempt in 1..=ATTEMPTS {
         let began = Instant::now();
@@ -28,7 +28,7 @@ pub fn retried(test: impl Fn()) {
     }
 }
 
-/// Not `println!`: the test runner swallows what a passing test prints.
+/// Not `println!`, because the test runner discards that output of a passing test.
 fn say(attempt: u32, began: Instant, how: &str) {
     let test = std::thread::current().name().unwrap_or_default().to_owned();
     let _ = writeln!(

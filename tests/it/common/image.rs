@@ -1,4 +1,4 @@
-//! Real filesystems: a sparse image file, mkfs, a loop mount. A tmpfs is mounted as it is.
+//! Real filesystems: a sparse image file, mkfs, a loop mount. A tmpfs is mounted directly.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -9,10 +9,10 @@ use std::time::Duration;
 use super::command::{TOOL_SECONDS, run_limited, succeeds, tool, try_run_limited};
 use super::run_dir::RunDir;
 
-/// Enough for every test; XFS refuses less than 300 MB.
+/// Enough for every test; XFS requires 300 MB.
 pub const DEFAULT_BYTES: u64 = 1 << 30;
 
-/// A filesystem that ckptfs works on.
+/// A filesystem that ckptfs supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fs {
     /// With reflink.
@@ -21,12 +21,12 @@ pub enum Fs {
     Btrfs,
     /// No reflink: captures are copies.
     Ext4,
-    /// No reflink, nothing durable.
+    /// No reflink, not persistent.
     Tmpfs,
 }
 
 impl Fs {
-    /// The name the kernel has for it.
+    /// Returns the kernel's name of the filesystem.
     pub fn name(self) -> &'static str {
         match self {
             Fs::Xfs => "xfs",
@@ -36,7 +36,7 @@ impl Fs {
         }
     }
 
-    /// Whether files can share their extents.
+    /// Returns whether files can share extents.
     pub fn has_reflink(self) -> bool {
         matches!(self, Fs::Xfs | Fs::Btrfs)
     }
@@ -53,7 +53,7 @@ impl Fs {
         }
     }
 
-    /// Why it cannot be used on this machine, if so.
+    /// Returns the reason why it cannot be used on this machine, if any.
     pub fn unavailable(self) -> Option<String> {
         if !rustix::process::geteuid().is_root() {
             return Some(format!("mounting {} needs root", self.name()));
@@ -74,23 +74,22 @@ impl Fs {
     }
 }
 
-/// A mounted filesystem of its own. Dropping it unmounts it and removes the image.
+/// A mounted filesystem. Dropping it unmounts it and removes the image.
 pub struct Image {
     fs: Fs,
     slot: PathBuf,
     point: PathBuf,
     file: Option<PathBuf>,
-    /// The tmpfs that the image file lies on, if it does.
+    /// The tmpfs that contains the image file, if any.
     memory: Option<PathBuf>,
     mounted: bool,
     _run: Arc<RunDir>,
 }
 
-/// A mount of an image that shows none of the mounts in it. Drop it before the image.
+/// A bind mount of an image without the mounts in it. Must be dropped before the image.
 pub struct Below(PathBuf);
 
 impl Below {
-    /// Where it is.
     pub fn path(&self) -> &Path {
         &self.0
     }
@@ -103,22 +102,22 @@ impl Drop for Below {
     }
 }
 
-/// Two threads that both ask for "the first free loop device" get the same one.
+/// Two threads that request the first free loop device would get the same one.
 static LOOP_SETUP: Mutex<()> = Mutex::new(());
 
 impl Image {
-    /// A fresh filesystem of `bytes`; panics with the reason if it cannot be made.
+    /// Makes a new filesystem of `bytes`; panics with the reason on failure.
     pub fn new(fs: Fs, bytes: u64) -> Image {
         Image::with(fs, bytes, &[])
     }
 
-    /// As [`Image::new`], with further arguments of mkfs.
+    /// As [`Image::new`], with additional mkfs arguments.
     pub fn with(fs: Fs, bytes: u64, arguments: &[&str]) -> Image {
         Image::make(fs, bytes, arguments, false)
     }
 
-    /// As [`Image::new`], with the image file in memory: for tests that sync often and do not ask
-    /// whether that reached a disk.
+    /// As [`Image::new`], with the image file in memory: for tests that sync often and do not
+    /// depend on the disk.
     pub fn in_memory(fs: Fs, bytes: u64) -> Image {
         Image::make(fs, bytes, &[], true)
     }
@@ -174,27 +173,27 @@ impl Image {
         image
     }
 
-    /// A fresh filesystem of the usual size, in memory: on a disk that others keep busy each sync of a test waits for theirs.
+    /// Makes a new filesystem of the default size, in memory: on a busy disk each sync of a test
+    /// waits for other writers.
     pub fn of(fs: Fs) -> Image {
         Image::in_memory(fs, DEFAULT_BYTES)
     }
 
-    /// Which filesystem it is.
     pub fn fs(&self) -> Fs {
         self.fs
     }
 
-    /// Where it is mounted.
+    /// Returns its mount point.
     pub fn path(&self) -> &Path {
         &self.point
     }
 
-    /// The image file; a tmpfs has none.
+    /// Returns the image file; a tmpfs has no image file.
     pub fn file(&self) -> Option<&Path> {
         self.file.as_deref()
     }
 
-    /// The directory `name` in it, made if it is not there.
+    /// Returns the directory `name` in it; creates it if missing.
     pub fn dir(&self, name: &str) -> PathBuf {
         let dir = self.point.join(name);
         fs::create_dir_all(&dir)
@@ -202,7 +201,7 @@ impl Image {
         dir
     }
 
-    /// What is below whatever is mounted in it.
+    /// Mounts its content without the mounts in it.
     pub fn below(&self) -> Below {
         let below = Below(self.slot.join("below"));
         fs::create_dir(&below.0).expect("the slot has none");
@@ -217,13 +216,14 @@ impl Image {
         below
     }
 
-    /// Unmounts it, for a test that remounts it or looks at the image file.
+    /// Unmounts it, for a test that remounts it or reads the image file.
     pub fn unmount(&mut self) {
         succeeds(&mut tool("umount", &[&self.point]), TOOL_SECONDS);
         self.mounted = false;
     }
 
-    /// Mounts it with these `-o` options (none: ""). The loop device goes away with the mount.
+    /// Mounts it with these `-o` options, which may be empty. The loop device is detached by the
+    /// unmount.
     pub fn mount_with(&mut self, options: &str) {
         let mut arguments = vec!["-t".to_owned(), self.fs.name().to_owned()];
         let mut options: Vec<&str> = options
@@ -245,7 +245,8 @@ impl Image {
     }
 }
 
-/// Made where a range can be zeroed without writing it, and not in memory: the log of an XFS would take 64 MiB of that.
+/// Moves an image to memory. mkfs runs on disk, where a range can be zeroed without a write: in
+/// memory the log of an XFS would use 64 MiB.
 fn move_to_memory(file: &Path, memory: &Path) -> PathBuf {
     succeeds(
         tool("cp", &["--sparse=always"]).arg(file).arg(memory),
@@ -255,8 +256,8 @@ fn move_to_memory(file: &Path, memory: &Path) -> PathBuf {
     memory.join("disk.img")
 }
 
-/// Other processes take loop devices too, and a machine without devtmpfs lacks the nodes of the
-/// higher ones.
+/// Mounts with retries: other processes use loop devices, and a machine without devtmpfs lacks the
+/// nodes of higher numbers.
 fn mount_retrying(command: &mut std::process::Command) {
     const ATTEMPTS: u32 = 6;
     let _one_at_a_time = LOOP_SETUP
@@ -323,7 +324,7 @@ impl Drop for Image {
     }
 }
 
-/// A daemon that has just unmounted may still be closing its descriptors.
+/// Unmounts with retries: a daemon that has just unmounted may still be closing its descriptors.
 fn unmount_patiently(point: &Path) -> bool {
     for attempt in 0..10 {
         if try_run_limited(&mut tool("umount", &[point]), 60)

@@ -1,5 +1,5 @@
-//! What the integration tests share: real filesystems on image files, real mounts of the real
-//! binary, and whole-tree comparison.
+//! The shared harness of the integration tests: real filesystems on image files, real mounts of the
+//! real binary, and whole-tree comparison.
 //!
 //! The usual test is one function for every combination:
 //!
@@ -15,9 +15,9 @@
 //! for_each_variant! { reflink => a_view_keeps_the_old_bytes }
 //! ```
 //!
-//! Nothing waits for ever: commands have limits, and a mount that outlives its own is aborted.
-//! Nothing stays: values clean up when dropped, and what a killed test process left is removed by
-//! `tests/cleanup.sh`, at the next start or by `tests/run.py`.
+//! Every wait has a limit: commands have timeouts, and a mount that exceeds its lifetime is
+//! aborted. Values clean up when dropped; `tests/cleanup.sh` removes the remains of a killed test
+//! process, at the next start or by `tests/run.py`.
 #![allow(dead_code, unused_imports, unused_macros)]
 
 pub mod caller;

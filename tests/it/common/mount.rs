@@ -19,33 +19,33 @@ use super::process;
 use super::run_dir::RunDir;
 use super::wait::{WAIT, same, wait_longer};
 
-/// Seconds for one verb of the command line.
+/// Time limit of one CLI verb, in seconds.
 pub const VERB_SECONDS: u64 = 180;
-/// Seconds for an unmount before the connection is aborted.
+/// Time limit of an unmount before the connection is aborted, in seconds.
 const UMOUNT_SECONDS: u64 = 180;
-/// A mounted directory. Dropping it unmounts it; if that does not work the test fails, but nothing
-/// is left mounted.
+/// A mounted directory. Dropping it unmounts it; if that fails the test fails, but no mount
+/// remains.
 pub struct Mount {
     dir: PathBuf,
-    /// Where the branch is, if it is of one.
+    /// The path of the branch, if the live tree is one.
     branch: Option<PathBuf>,
     pub(crate) opts: MountOpts,
-    /// The daemon's id and start time, while it should be alive.
+    /// The daemon's process ID and start time, while it should be alive.
     daemon: Option<(u32, u64)>,
-    /// The same of the process that would start another daemon.
+    /// The same of the holder, which starts the next daemon.
     holder: Option<(u32, u64)>,
-    /// Since when the daemon is known to serve.
+    /// The time from which the daemon serves.
     serves_since: Instant,
     watchdog: Sender<()>,
     run: Arc<RunDir>,
 }
 
-/// A daemon that dies sooner than 250 ms after it began to serve is taken for one that cannot live,
-/// and after five of them nobody takes over.
+/// The holder counts a daemon that dies within 250 ms as failed, and starts no successor after five
+/// of them.
 const WORTH_A_SUCCESSOR: Duration = Duration::from_millis(300);
 
 impl Mount {
-    /// Mounts `dir`; panics with what the command said if that fails.
+    /// Mounts `dir`; panics with the command's output on failure.
     pub fn start(dir: &Path, opts: &MountOpts) -> Mount {
         let dir = dir
             .canonicalize()
@@ -68,14 +68,12 @@ impl Mount {
         mount
     }
 
-    /// Runs `ckptfs mount` without taking its result for granted, for tests of what must be
-    /// refused.
+    /// Runs `ckptfs mount` and returns its output, for tests of rejected mounts.
     pub fn try_start(dir: &Path, opts: &MountOpts) -> Output {
         run_limited(&mut mount_command(dir, opts), VERB_SECONDS)
     }
 
-    /// Mounts it (again): after [`Mount::kill`] this is the repair, after [`Mount::umount`] the
-    /// next day.
+    /// Mounts it again, after [`Mount::kill`] or [`Mount::umount`].
     pub fn remount(&mut self) {
         let output = Mount::try_start(&self.dir, &self.opts);
         let problem = || {
@@ -92,7 +90,7 @@ impl Mount {
         self.adopt();
     }
 
-    /// The first time; later it comes back with its parent.
+    /// Creates the branch at the first mount; a later mount restores it with its parent.
     fn make_branch(&self) {
         let Some(path) = &self.branch else {
             return;
@@ -105,8 +103,8 @@ impl Mount {
         }
     }
 
-    /// Takes over a mount that the caller has made again with a command of its own, as
-    /// [`Mount::remount`] would.
+    /// Registers the daemon of a mount that the caller has remounted with a command, as
+    /// [`Mount::remount`] does.
     pub fn adopt(&mut self) {
         assert!(
             minor_of(self.path()).is_some(),
@@ -115,7 +113,7 @@ impl Mount {
             mount_table("self"),
             self.log_tail()
         );
-        // That of a branch names no holder.
+        // The status of a branch does not name the holder.
         let mut ask = binary(&self.opts);
         ask.arg("-C").arg(self.parent()).args(["status", "--json"]);
         let said = stdout_of(&mut ask, VERB_SECONDS);
@@ -136,39 +134,40 @@ impl Mount {
         (pid, start)
     }
 
-    /// Where the live tree is.
+    /// Returns the root of the live tree.
     pub fn path(&self) -> &Path {
         self.branch.as_deref().unwrap_or_else(|| self.parent())
     }
 
-    /// Where what was mounted is: the live tree, or the parent of the branch that is that.
+    /// Returns the mount point: the live tree, or the parent of the branch that is the live tree.
     pub fn parent(&self) -> &Path {
         self.opts.mountpoint.as_deref().unwrap_or(&self.dir)
     }
 
-    /// What is shown is a branch: the directory below it has not all of it.
+    /// Returns whether the live tree is a branch, whose backing directory lacks the inherited
+    /// files.
     pub fn is_branch(&self) -> bool {
         self.branch.is_some()
     }
 
-    /// Every mount of it, the last one first.
+    /// Returns its mount points, the last mounted first.
     fn points(&self) -> impl Iterator<Item = &Path> {
         self.branch.as_deref().into_iter().chain([self.parent()])
     }
 
-    /// The view of checkpoint `id`.
+    /// Returns the path of the view of checkpoint `id`.
     pub fn view(&self, id: u64) -> PathBuf {
         self.path().join(".snapshots").join(id.to_string())
     }
 
-    /// The daemon's process id. Panics when there is none.
+    /// Returns the daemon's process ID. Panics when it was killed.
     pub fn pid(&self) -> u32 {
         self.daemon
             .expect("the daemon was started and not killed")
             .0
     }
 
-    /// The binary with `-C` for this mount and these arguments.
+    /// Returns a command with `-C` for this mount and these arguments.
     pub fn command<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Command {
         let mut command = binary(&self.opts);
         command.arg("-C").arg(self.path()).args(arguments);
@@ -180,7 +179,7 @@ impl Mount {
         run_limited(&mut self.command(arguments), VERB_SECONDS)
     }
 
-    /// Runs it, panics unless it exits with 0, and returns its stdout.
+    /// As [`Mount::run`]; panics unless it exits with 0, and returns its stdout.
     pub fn ok<S: AsRef<OsStr>>(&self, arguments: &[S]) -> String {
         let output = self.run(arguments);
         let shown: Vec<_> = arguments
@@ -200,7 +199,7 @@ impl Mount {
         text(&output.stdout)
     }
 
-    /// Runs it with `--json` and returns the value.
+    /// As [`Mount::ok`] with `--json`; returns the value.
     pub fn json<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Value {
         let mut all: Vec<&OsStr> = arguments.iter().map(AsRef::as_ref).collect();
         all.push("--json".as_ref());
@@ -216,14 +215,14 @@ impl Mount {
         serde_json::to_value(stats.expect("the counters")).expect("JSON")
     }
 
-    /// The end of the daemon's log, for a test that fails.
+    /// Returns the end of the daemon's log, for a failure message.
     fn log_tail(&self) -> String {
         let mut cat = tool("tail", &["-n", "20"]);
         try_run_limited(cat.arg(self.path().join(".ckptfs/daemon.log")), 60)
             .map_or_else(|problem| problem, |output| text(&output.stdout))
     }
 
-    /// Makes a checkpoint and returns its id.
+    /// Makes a checkpoint and returns its ID.
     pub fn checkpoint(&self) -> u64 {
         let said = self.ok(&["checkpoint"]);
         said.trim()
@@ -231,7 +230,7 @@ impl Mount {
             .unwrap_or_else(|_| panic!("checkpoint prints the id alone, not {said:?}"))
     }
 
-    /// Makes a checkpoint with these further arguments and returns what is known about it.
+    /// Makes a checkpoint with additional arguments and returns its JSON.
     pub fn checkpoint_json(&self, arguments: &[&str]) -> Value {
         self.json(&[&["checkpoint"], arguments].concat())
     }
@@ -241,24 +240,24 @@ impl Mount {
         self.ok(&["restore", &id.to_string()]);
     }
 
-    /// `status --json`.
+    /// Returns `status --json`.
     pub fn status_json(&self) -> Value {
         self.json(&["status"])
     }
 
-    /// `log --json`: the checkpoints, newest first.
+    /// Returns `log --json`: the checkpoints, newest first.
     pub fn log_json(&self) -> Value {
         self.json(&["log"])
     }
 
-    /// `diff A [B] --json`.
+    /// Returns `diff A [B] --json`.
     pub fn diff_json(&self, a: &str, b: Option<&str>) -> Value {
         let arguments: Vec<&str> = ["diff", a].into_iter().chain(b).collect();
         self.json(&arguments)
     }
 
-    /// The paths that `status` calls dirty, sorted. Names that are not UTF-8 come as the JSON shows
-    /// them.
+    /// Returns the paths that `status` reports dirty, sorted. Names that are not UTF-8 keep their
+    /// JSON form.
     pub fn dirty(&self) -> Vec<String> {
         let status = self.status_json();
         let entries = status["dirty"]
@@ -276,8 +275,8 @@ impl Mount {
         paths
     }
 
-    /// Waits until the daemon has heard of every close, which the kernel tells some time after
-    /// close(2) has returned, and has looked at the files after it.
+    /// Waits until the daemon has received every RELEASE, which the kernel sends after close(2) has
+    /// returned, and has settled the files.
     pub fn all_is_closed(&self) {
         wait_longer("every file is closed", VERB_SECONDS, || {
             same(self.stats()["open_files"].clone(), 0)
@@ -285,8 +284,8 @@ impl Mount {
         self.status_json();
     }
 
-    /// Kills the holder and the daemon as a crash would and waits until they are dead. The mount
-    /// stays behind, dead.
+    /// Kills the holder and the daemon as a crash would, and waits for their exit. The dead mount
+    /// remains.
     pub fn kill(&mut self) {
         self.kill_holder();
         let (pid, start) = self
@@ -300,7 +299,7 @@ impl Mount {
         );
     }
 
-    /// Asks the daemon to end, and waits until it has, whoever uses the mount.
+    /// Sends SIGTERM to the daemon, and waits for its exit, even if the mount is in use.
     pub fn end_by_signal(&mut self) {
         let (pid, start) = self
             .daemon
@@ -315,7 +314,7 @@ impl Mount {
         );
     }
 
-    /// Kills the process that would start another daemon, if there is one.
+    /// Kills the holder, if any.
     pub fn kill_holder(&mut self) {
         if let Some((pid, start)) = self.holder.take() {
             process::kill(pid);
@@ -326,17 +325,17 @@ impl Mount {
         }
     }
 
-    /// The process that would start another daemon, if there is one.
+    /// Returns the process ID of the holder, if any.
     pub fn holder_pid(&self) -> Option<u32> {
         self.holder.map(|(pid, _)| pid)
     }
 
-    /// Kills the daemon alone, and does not wait: another takes over.
+    /// Kills only the daemon, without waiting for its successor.
     pub fn kill_worker(&self) {
         process::kill(self.pid());
     }
 
-    /// Kills the daemon alone and waits until another has taken over; how long that took.
+    /// Kills only the daemon, and waits until its successor has taken over. Returns the duration.
     pub fn replace_worker(&mut self) -> Duration {
         let before = self.pid();
         std::thread::sleep(WORTH_A_SUCCESSOR.saturating_sub(self.serves_since.elapsed()));
@@ -356,16 +355,17 @@ impl Mount {
         took
     }
 
-    /// Unmounts with the verb, as a user would, and waits until the daemon has gone.
+    /// Unmounts with the verb, as a user would, and waits for the daemon's exit.
     pub fn umount(&mut self) {
         self.try_umount()
             .unwrap_or_else(|problem| panic!("{problem}"));
     }
 
-    /// What the last unmount has written is what a walk says. `false`: it was a walk.
+    /// Checks the comparison of the baseline that the last unmount wrote with a walk. Returns
+    /// `false` if the unmount wrote it by a walk.
     ///
     /// # Errors
-    /// What differs.
+    /// The difference.
     pub fn compared_baseline(&self) -> Result<bool, String> {
         let compared = self.path().join(".ckptfs/baseline.compared");
         let Ok(said) = std::fs::read_to_string(&compared) else {
@@ -409,9 +409,9 @@ impl Mount {
         ))
     }
 
-    /// Between fork and exec a child that another thread starts holds copies of this process's
-    /// descriptors, and keeps a mount busy with them for some microseconds: one that is in use by
-    /// nobody is tried again, but not for long by a test that has failed.
+    /// Runs `umount`, and retries while the mount is busy. Between fork and exec, a child of
+    /// another thread has copies of this process's descriptors, which keep a mount busy for some
+    /// microseconds. A test that has already failed does not retry.
     fn umount_once(&self) -> Result<Output, String> {
         let began = Instant::now();
         loop {
@@ -427,7 +427,7 @@ impl Mount {
         }
     }
 
-    /// The last resort: ends the connection, the mount and the daemon, whatever state they are in.
+    /// Last resort: ends the connection, the mount and the daemon in any state.
     fn tear_down(&mut self) {
         for point in self.points() {
             for _ in 0..4 {
@@ -471,14 +471,14 @@ impl Drop for Mount {
     }
 }
 
-/// Where the branch of what is mounted there is.
+/// Returns the path of the branch of a mount point.
 fn branch_of(point: &Path) -> PathBuf {
     let mut name = point.file_name().unwrap_or_default().to_owned();
     name.push("@branch");
     point.with_file_name(name)
 }
 
-/// Aborts the mounts on `points` after `limit` unless it is told before that all is well.
+/// Aborts the mounts on `points` after `limit`, unless a message arrives before.
 fn start_watchdog(points: Vec<PathBuf>, limit: Duration) -> Sender<()> {
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || {
@@ -496,15 +496,15 @@ fn start_watchdog(points: Vec<PathBuf>, limit: Duration) -> Sender<()> {
     sender
 }
 
-/// The mount table of a process (proc_pid_mountinfo(5)); empty if there is no such process. Other
-/// tests mount names that are not UTF-8: these are shown with replacement characters.
+/// Returns the mount table of a process (proc_pid_mountinfo(5)), or an empty string if the process
+/// does not exist. Names of other tests that are not UTF-8 appear with replacement characters.
 pub fn mount_table(process: &str) -> String {
     let table = fs::read(format!("/proc/{process}/mountinfo")).unwrap_or_default();
     String::from_utf8_lossy(&table).into_owned()
 }
 
-/// The device minor of the FUSE filesystem on `point`, which names its connection. Does not touch
-/// the mount, which may hang.
+/// Returns the device minor of the FUSE filesystem on `point`, which identifies its connection.
+/// Does not access the mount, which may hang.
 pub fn minor_of(point: &Path) -> Option<u32> {
     mount_table("self").lines().rev().find_map(|line| {
         let (left, right) = line.split_once(" - ")?;
@@ -514,7 +514,7 @@ pub fn minor_of(point: &Path) -> Option<u32> {
     })
 }
 
-/// The mount table writes blanks and backslashes in octal.
+/// Decodes the octal escapes of the mount table.
 pub fn unescape(field: &str) -> String {
     field
         .replace("\\040", " ")
@@ -523,7 +523,7 @@ pub fn unescape(field: &str) -> String {
         .replace("\\134", "\\")
 }
 
-/// Ends the FUSE connection of the mount on `point`: whoever waits for it gets an error.
+/// Aborts the FUSE connection of the mount on `point`: pending requests fail.
 pub fn abort(point: &Path) {
     let control = Path::new("/sys/fs/fuse/connections");
     if fs::read_dir(control).is_ok_and(|mut entries| entries.next().is_none()) {

@@ -1,4 +1,4 @@
-//! How a directory is mounted.
+//! Mount options.
 
 use std::cell::Cell;
 use std::ffi::OsStr;
@@ -16,17 +16,17 @@ use super::command::{run_limited, tool, try_run_limited};
 use super::process;
 use super::run_dir::RunDir;
 
-/// Which way reads and writes go.
+/// The I/O path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Io {
     /// The kernel reads and writes the backing file.
     Passthrough,
-    /// The daemon does.
+    /// The daemon reads and writes it.
     Daemon,
 }
 
 impl Io {
-    /// The value of `--io`, and what `status --json` says.
+    /// Returns the value of `--io` and of `status --json`.
     pub fn name(self) -> &'static str {
         match self {
             Io::Passthrough => "passthrough",
@@ -35,22 +35,22 @@ impl Io {
     }
 }
 
-/// How to mount; `MountOpts::new(io)` is the usual way.
+/// Mount options; `MountOpts::new(io)` returns the defaults.
 #[derive(Clone, Debug)]
 pub struct MountOpts {
-    /// The I/O path to ask for.
+    /// The requested I/O path.
     pub io: Io,
-    /// Further arguments of `ckptfs mount`.
+    /// Additional arguments of `ckptfs mount`.
     pub extra: Vec<String>,
     /// Variables for the commands and the daemon, such as `CKPTFS_LOG`.
     pub env: Vec<(String, String)>,
-    /// Where to mount; in place if not given.
+    /// The mount point; the directory itself if `None`.
     pub mountpoint: Option<PathBuf>,
-    /// The user (and group) id that every command runs with.
+    /// The user and group ID of every command.
     pub user: Option<u32>,
-    /// After this the mount is aborted.
+    /// The lifetime after which the mount is aborted.
     pub limit: Duration,
-    /// What is given is a branch of what is mounted: it begins as that, and everything in it is
+    /// Use a branch of the mounted tree as the live tree: it begins with equal content, all of it
     /// inherited.
     pub branch: bool,
 }
@@ -59,11 +59,10 @@ thread_local! {
     static ON_BRANCHES: Cell<bool> = const { Cell::new(false) };
 }
 
-/// While it lives, what this thread mounts in the usual way are branches.
+/// While this exists, the default mounts of this thread are branches.
 pub struct OnBranches(());
 
 impl OnBranches {
-    /// From now on.
     pub fn start() -> OnBranches {
         ON_BRANCHES.set(true);
         OnBranches(())
@@ -77,7 +76,7 @@ impl Drop for OnBranches {
 }
 
 impl MountOpts {
-    /// In place, nothing special.
+    /// Returns the defaults: an in-place mount.
     pub fn new(io: Io) -> MountOpts {
         MountOpts {
             io,
@@ -90,34 +89,33 @@ impl MountOpts {
         }
     }
 
-    /// With a journal that is packed in idle time whatever its size, and not from some hundred
-    /// kilobytes on.
+    /// Packs the journal in idle time at any size, instead of from some hundred kilobytes on.
     pub fn packing(self) -> MountOpts {
         self.leaving_out("pack-size")
     }
 
-    /// The tree is written down ahead whenever there is a moment; and what an unmount writes of
-    /// what changed is compared with a walk, see [`Mount::compared_baseline`].
+    /// Records the tree ahead at every opportunity, and compares the changes that an unmount writes
+    /// with a walk; see [`Mount::compared_baseline`].
     pub fn comparing(self) -> MountOpts {
         self.leaving_out("calm,baseline-trust")
     }
 
-    /// Few changes already become a part of a small baseline.
+    /// Folds even few changes into a small baseline.
     pub fn folding(self) -> MountOpts {
         self.leaving_out("fold-min")
     }
 
-    /// The tree is written down ahead whenever there is a moment.
+    /// Records the tree ahead at every opportunity.
     pub fn hasty(self) -> MountOpts {
         self.leaving_out("calm")
     }
 
-    /// A branch is brought to the disk by its first change, and not at once.
+    /// Syncs a new branch at its first change instead of at its creation.
     pub fn unsettled(self) -> MountOpts {
         self.leaving_out("settle")
     }
 
-    /// With steps left out that a debug build can leave out, to show what they are for.
+    /// Skips steps that a debug build can skip, to show their purpose.
     pub fn leaving_out(mut self, steps: &str) -> MountOpts {
         const NAME: &str = "CKPTFS_UNSAFE_FOR_TESTS";
         match self.env.iter_mut().find(|(name, _)| name == NAME) {
@@ -127,7 +125,7 @@ impl MountOpts {
         self
     }
 
-    /// With one more argument of `ckptfs mount`.
+    /// Adds an argument of `ckptfs mount`.
     pub fn arg(mut self, argument: &str) -> MountOpts {
         self.extra.push(argument.to_owned());
         self
@@ -147,10 +145,9 @@ pub fn mount_command(dir: &Path, opts: &MountOpts) -> Command {
 
 pub(super) fn binary(opts: &MountOpts) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ckptfs"));
-    // A test counts the checkpoints that it makes itself; one that is about others asks for them
-    // (`--tripwire`). CKPTFS_TEST_TRIPWIRE=2/100ms has marks come and go in all of them, where
-    // numbers may have gaps, and CKPTFS_TEST_ABSENCE=on has what is changed while nothing is
-    // mounted be an epoch.
+    // A test counts its own checkpoints; a test of automatic ones enables them (`--tripwire`).
+    // CKPTFS_TEST_TRIPWIRE=2/100ms makes marks appear and disappear in every test, which leaves
+    // gaps in the IDs. CKPTFS_TEST_ABSENCE=on records changes to an unmounted tree as an epoch.
     let tripwire = std::env::var("CKPTFS_TEST_TRIPWIRE").unwrap_or_else(|_| "off".to_owned());
     let absence = std::env::var("CKPTFS_TEST_ABSENCE").unwrap_or_else(|_| "off".to_owned());
     command
@@ -166,7 +163,8 @@ pub(super) fn binary(opts: &MountOpts) -> Command {
     command
 }
 
-/// The limit of a mount: longer by the time that a bounded test was told to run (`CKPTFS_SECONDS`).
+/// Returns the lifetime of a mount, extended by the duration of a test with a set duration
+/// (`CKPTFS_SECONDS`).
 fn limit() -> Duration {
     let told = std::env::var("CKPTFS_SECONDS")
         .ok()
@@ -174,6 +172,6 @@ fn limit() -> Duration {
     MOUNT_LIMIT + Duration::from_secs(told.unwrap_or(0))
 }
 
-/// How long a mount may live before it is aborted, so that a test stuck inside it fails instead of
+/// The lifetime after which a mount is aborted, so that a test that is stuck in it fails instead of
 /// hanging.
 const MOUNT_LIMIT: Duration = Duration::from_secs(600);

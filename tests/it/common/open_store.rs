@@ -1,4 +1,4 @@
-//! The store of a mounted tree, to be changed: its mount shows it read-only.
+//! A writable store of a mounted tree, whose mount shows it read-only.
 
 use std::fs::{self, File};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -10,14 +10,14 @@ use ckptfs::Client;
 pub struct OpenStore(OwnedFd);
 
 impl OpenStore {
-    /// Of the tree that is mounted at `root`.
+    /// Opens the store of the tree that is mounted at `root`.
     pub fn of(root: &Path) -> OpenStore {
         let link = File::open(root.join(".ckptfs")).expect("the store is there");
         let mut client = Client::connect(link).expect("the daemon answers");
         OpenStore(client.open_store().expect("the daemon opens its store"))
     }
 
-    /// The path of a file in it, for this process, and for as long as this value is there.
+    /// Returns the path of a file in it, valid in this process during the lifetime of this value.
     pub fn file(&self, name: &str) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}/{name}", self.0.as_raw_fd()))
     }

@@ -1,17 +1,16 @@
-//! Pages of the documentation whose commands are run: blocks of ` ```console
-//! `, in which a line that begins with `$ ` is a command and the lines after it what it says. `...`
-//! stands for any text in a line; alone, for any lines.
+//! Documentation pages with executable commands: in blocks of ` ```console `, a line that begins
+//! with `$ ` is a command and the following lines are its output. `...` matches any text within a
+//! line; alone, it matches any lines.
 
-/// A command and what it is to say, line by line.
+/// A command and its expected output.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Step {
-    /// What is typed.
     pub command: String,
-    /// What it says, line by line.
+    /// The expected output, line by line.
     pub said: Vec<String>,
 }
 
-/// The commands of a page, in order.
+/// Returns the commands of a page, in order.
 pub fn steps(page: &str) -> Vec<Step> {
     let (mut steps, mut inside): (Vec<Step>, bool) = (Vec::new(), false);
     for line in page.lines() {
@@ -37,7 +36,7 @@ pub fn steps(page: &str) -> Vec<Step> {
     steps
 }
 
-/// A line is as told, `...` standing for any text.
+/// Returns whether a line matches a pattern, in which `...` matches any text.
 fn line_fits(told: &str, line: &str) -> bool {
     let mut parts = told.split("...");
     let first = parts.next().unwrap_or_default();
@@ -57,7 +56,7 @@ fn line_fits(told: &str, line: &str) -> bool {
     rest.ends_with(last)
 }
 
-/// Whether what was said is as told.
+/// Returns whether the output matches the expected one.
 pub fn fits(told: &[String], lines: &[&str]) -> bool {
     match told.split_first() {
         None => lines.is_empty(),

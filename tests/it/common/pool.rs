@@ -1,4 +1,4 @@
-//! A pool of volumes on a filesystem of its own, and the driver that serves it.
+//! A pool of volumes on a separate filesystem, and the driver that serves it.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -15,25 +15,25 @@ use super::process;
 use super::variant::skip;
 use super::wait::wait_until;
 
-/// Seconds for one call, or one command.
+/// Time limit of one call or command, in seconds.
 pub const SECONDS: u64 = 60;
-/// Seconds for one unmount while all is taken down.
+/// Time limit of one unmount during the teardown, in seconds.
 const UMOUNT_SECONDS: u64 = 60;
 
-/// A pool, and the driver that serves it; all mounts of it end with it.
+/// A pool and its driver. Dropping it unmounts everything.
 pub struct Pool {
     driver: Option<Child>,
     /// The directory of the pool.
     pub root: PathBuf,
-    /// Where the driver answers.
+    /// The driver's socket.
     pub socket: PathBuf,
-    /// Whether processes with namespaces of their own have copies of its mounts.
+    /// Processes in other mount namespaces have copies of its mounts.
     pub has_copies: bool,
-    /// The filesystem that everything is on.
+    /// The filesystem of the pool.
     pub image: Image,
 }
 
-/// Whether tests of volumes cannot run here; why is said.
+/// Returns whether volume tests cannot run on this machine, and prints the reason.
 pub fn unavailable() -> bool {
     let why = if Path::new("/dev/fuse").exists() {
         Fs::Xfs.unavailable()
@@ -44,7 +44,7 @@ pub fn unavailable() -> bool {
 }
 
 impl Pool {
-    /// A pool that nobody serves yet, with this path of the socket from the root of the disk.
+    /// Makes a pool without a driver; `socket` is relative to the root of the disk.
     pub fn new(fs: Fs, socket: &str) -> Pool {
         let image = Image::of(fs);
         let socket = image.path().join(socket);
@@ -58,7 +58,7 @@ impl Pool {
         }
     }
 
-    /// The program, for this pool.
+    /// Returns a command of the program for this pool.
     pub fn ckptfs(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ckptfs"));
         command
@@ -71,19 +71,19 @@ impl Pool {
         command
     }
 
-    /// What the program prints.
+    /// Runs the program and returns its stdout.
     #[track_caller]
     pub fn ok(&self, arguments: &[&str]) -> String {
         stdout_of(&mut self.ckptfs(arguments), SECONDS)
     }
 
-    /// What the program says on stderr when it fails.
+    /// Runs the program, which must fail, and returns its stderr.
     #[track_caller]
     pub fn refused(&self, arguments: &[&str]) -> String {
         fails(&mut self.ckptfs(arguments), SECONDS)
     }
 
-    /// The driver's own log.
+    /// Returns the driver's log.
     pub fn log(&self) -> String {
         fs::read_to_string(self.log_path()).unwrap_or_default()
     }
@@ -92,12 +92,12 @@ impl Pool {
         self.disk().join("driver.log")
     }
 
-    /// The filesystem that everything is on.
+    /// Returns the root of the filesystem.
     pub fn disk(&self) -> &Path {
         self.image.path()
     }
 
-    /// Starts a driver, and waits until it says that it serves and `answers`.
+    /// Starts a driver, and waits until it logs that it serves and `answers` returns true.
     pub fn serve(&mut self, mut command: Command, answers: impl Fn(&Path) -> bool) {
         let log = File::options()
             .create(true)
@@ -119,17 +119,17 @@ impl Pool {
         self.driver = Some(driver);
     }
 
-    /// The process of the driver.
+    /// Returns the driver's process ID.
     pub fn driver_pid(&self) -> u32 {
         self.driver.as_ref().expect("it runs").id()
     }
 
-    /// 1,500 connections on which requests begin, in these ways by turns, and do not end.
+    /// Opens 1,500 connections with incomplete requests, which begin with `begins` in turn.
     pub fn half_requests(&self, begins: &[&[u8]]) -> HalfRequests {
         let streams = (0..1500).zip(begins.iter().cycle()).map(|(_, begin)| {
             let mut stream = UnixStream::connect(&self.socket).expect("the driver listens");
             stream.set_nonblocking(true).expect("a socket");
-            // It may be closed already.
+            // The connection may already be closed.
             let _ = stream.write_all(begin);
             stream
         });
@@ -143,12 +143,12 @@ impl Pool {
         driver.wait().expect("it is ours");
     }
 
-    /// Kills the driver, with others still calling it.
+    /// Kills the driver while others call it.
     pub fn kill_under(&self) {
         process::kill(self.driver_pid());
     }
 
-    /// Ends the driver in order; its exit status.
+    /// Ends the driver with SIGTERM, and returns its exit status.
     pub fn end(&mut self) -> i32 {
         let mut driver = self.driver.take().expect("it runs");
         let pid = rustix::process::Pid::from_child(&driver);
@@ -160,30 +160,30 @@ impl Pool {
         status.code().expect("no signal")
     }
 
-    /// Where a volume is mounted in the pool.
+    /// Returns the mount point of a volume in the pool.
     pub fn point(&self, name: &str) -> PathBuf {
         self.root.join("mnt").join(name)
     }
 
-    /// Whether a volume is mounted in the pool.
+    /// Returns whether a volume is mounted in the pool.
     pub fn is_mounted(&self, name: &str) -> bool {
         minor_of(&self.point(name)).is_some()
     }
 
-    /// Where the record of a volume is.
+    /// Returns the path of a volume's record.
     pub fn record_path(&self, name: &str) -> PathBuf {
         self.root.join("meta").join(format!("{name}.json"))
     }
 
-    /// The record of a volume, as it is on disk.
+    /// Returns the record of a volume on disk.
     pub fn record(&self, name: &str) -> Value {
         let text =
             fs::read(self.record_path(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
         serde_json::from_slice(&text).expect("JSON")
     }
 
-    /// Unmounts, and ends the filesystem too where that does not: another process of this machine
-    /// may have a copy of the mount in a namespace that it has made meanwhile.
+    /// Unmounts a mount point. Aborts the connection if that does not end the filesystem: another
+    /// process may have a copy of the mount in a namespace that it has created since.
     fn take_away(&self, point: &Path) {
         let Some(minor) = minor_of(point) else {
             return detach(point);
@@ -204,7 +204,7 @@ impl Pool {
 pub struct HalfRequests(Vec<UnixStream>);
 
 impl HalfRequests {
-    /// How many of them the driver has not closed.
+    /// Returns the number of connections that the driver has not closed.
     pub fn open(&mut self) -> usize {
         let mut answer = [0; 4096];
         self.0.retain_mut(|stream| {
@@ -220,15 +220,15 @@ impl HalfRequests {
     }
 }
 
-/// The mounts of one FUSE filesystem in all namespaces. The kernel gives the number of a connection to another filesystem at once:
-/// an abort by number alone ended mounts of other tests.
+/// The mounts of one FUSE filesystem in all namespaces. The kernel reuses the number of a
+/// connection immediately: an abort by number alone ended mounts of other tests.
 pub struct Copies {
     device: String,
     source: String,
 }
 
 impl Copies {
-    /// The filesystem with this number.
+    /// Returns the filesystem with this device minor.
     pub fn of(minor: u32) -> Copies {
         let device = format!(" 0:{minor} ");
         let table = mount_table("self");
@@ -240,20 +240,20 @@ impl Copies {
         }
     }
 
-    /// Whether a process still sees it.
+    /// Returns whether any process has a mount of it.
     pub fn are_left(&self) -> bool {
         let mut processes = fs::read_dir("/proc").expect("/proc is mounted").flatten();
         processes.any(|process| self.in_table(&process.file_name().to_string_lossy()) > 0)
     }
 
-    /// How many a process sees.
+    /// Returns the number of its mounts in a process's namespace.
     fn in_table(&self, process: &str) -> usize {
         let shown = |line: &&str| line.contains(&self.device) && line.ends_with(&self.source);
         mount_table(process).lines().filter(shown).count()
     }
 }
 
-/// Where something is mounted, in the order in which it was.
+/// Returns all mount points, in the order of their mounts.
 pub fn mount_points() -> Vec<PathBuf> {
     let table = mount_table("self");
     let points = table.lines().filter_map(|line| line.split(' ').nth(4));
@@ -275,8 +275,8 @@ impl Drop for Pool {
             .rev()
             .filter(ours)
             .partition(|point| point.starts_with(&self.root));
-        // What is shown elsewhere first, then the filesystems, each of which ends with its last mount;
-        // images last.
+        // Mounts outside the pool first, then the filesystems, each of which ends with its last
+        // mount, and images last.
         for point in elsewhere {
             match minor_of(&point).map(Copies::of) {
                 Some(copies) if copies.in_table("self") == 1 => self.take_away(&point),

@@ -1,4 +1,4 @@
-//! Processes by id and start time: an id alone may have been given to another since.
+//! Processes by ID and start time, because an ID may have been reused.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use super::wait::{seen, wait_until};
 
-/// When process `pid` started, in the kernel's ticks, or `None` if it is dead. A zombie counts as
-/// dead, for process 1 may reap late; but not while threads of it are still ending, which hold its
-/// files.
+/// Returns when process `pid` started, in clock ticks, or `None` if it is dead. A zombie counts as
+/// dead, because process 1 may reap late, unless it has exiting threads, which still have its files
+/// open.
 pub fn start_of(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
@@ -20,14 +20,14 @@ pub fn start_of(pid: u32) -> Option<u64> {
     fields.get(19)?.parse().ok()
 }
 
-/// Sends SIGKILL; says nothing if the process is gone.
+/// Sends SIGKILL; ignores a process that no longer exists.
 pub fn kill(pid: u32) {
     if let Some(pid) = rustix::process::Pid::from_raw(pid as i32) {
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
     }
 }
 
-/// Waits until the process that started at `start` as `pid` is dead; `false` if it still lives
+/// Waits until the process that started at `start` as `pid` is dead; returns `false` if it is alive
 /// after `limit`.
 pub fn wait_dead(pid: u32, start: u64, limit: Duration) -> bool {
     let began = Instant::now();
@@ -40,7 +40,8 @@ pub fn wait_dead(pid: u32, start: u64, limit: Duration) -> bool {
     true
 }
 
-/// Whether a process of this name has its working directory, or something open, at or below `dir`.
+/// Returns whether a process of this name has its working directory or an open file at or below
+/// `dir`.
 pub fn is_used_by(name: &str, dir: &Path) -> bool {
     let leads_in = |link: PathBuf| fs::read_link(link).is_ok_and(|target| target.starts_with(dir));
     let uses = |process: &Path| {
@@ -58,8 +59,8 @@ pub fn is_used_by(name: &str, dir: &Path) -> bool {
     processes.filter(named).any(|process| uses(&process))
 }
 
-/// Waits until a process that was sent SIGSTOP is stopped. Each of its threads stops by itself, and
-/// one may answer a request before it does.
+/// Waits until a process that received SIGSTOP is stopped. Each thread stops separately, and one
+/// may still answer a request before.
 pub fn until_stopped(pid: u32) {
     wait_until("every thread is stopped", || {
         let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("its threads");

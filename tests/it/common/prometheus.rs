@@ -1,4 +1,4 @@
-//! What a collector of Prometheus' makes of a text.
+//! Metrics as parsed by Prometheus.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::{scratch, skip, stdout_of, tool};
 
-/// Reads the text as a collector does, and prints name, kind, labels and value of each sample.
+/// Parses the text, and prints the name, type, labels and value of each sample.
 const READ: &str = r#"
 import json, sys
 from prometheus_client.parser import text_string_to_metric_families
@@ -18,8 +18,8 @@ assert len(names) == len(set(names)), names
 print(json.dumps([[sample.name, family.type, sample.labels, sample.value] for family in families for sample in family.samples]))
 "#;
 
-/// The samples of a text, each a list of name, kind, labels and value; each metric is there once.
-/// `None`, and the test is skipped: there is no parser.
+/// Returns the samples of a text, each as a list of name, type, labels and value; no metric may be
+/// repeated. Without a parser, skips the test and returns `None`.
 pub fn samples(text: &str) -> Option<Vec<Value>> {
     let python = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tools/python/bin/python3");
     if !python.exists() {

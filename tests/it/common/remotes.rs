@@ -1,4 +1,4 @@
-//! Remotes, as whoever runs a driver has them.
+//! Remotes, as the operator of a driver configures them.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -14,7 +14,7 @@ use super::{scratch, tool, tree_of};
 
 const SECONDS: u64 = 60;
 
-/// Who asks the server of a bucket, which takes anybody.
+/// Credentials for the bucket server, which accepts any.
 pub const BUCKET_USER: [(&str, &str); 4] = [
     ("AWS_ACCESS_KEY_ID", "test"),
     ("AWS_SECRET_ACCESS_KEY", "key-of-the-test"),
@@ -22,8 +22,8 @@ pub const BUCKET_USER: [(&str, &str); 4] = [
     ("NO_PROXY", "127.0.0.1"),
 ];
 
-/// The tree of a mounted volume. The time of its root is that of its first mount, which makes the
-/// store there.
+/// Returns the tree of a mounted volume, without the mtime of its root, which the first mount
+/// changes by creating the store.
 pub fn tree_of_volume(at: &Path) -> Tree {
     let mut tree = tree_of(at);
     if let Some(root) = tree.get_mut(Path::new("")) {
@@ -32,7 +32,7 @@ pub fn tree_of_volume(at: &Path) -> Tree {
     tree
 }
 
-/// A tree of a few small files: with links, attributes and times.
+/// Makes a tree of a few small files, with links, attributes and times.
 pub fn small_tree(at: &Path) {
     sh(
         at,
@@ -43,7 +43,7 @@ pub fn small_tree(at: &Path) {
     );
 }
 
-/// A file with remotes, and a repository in a directory, which is called `home` there.
+/// A remotes file, and a repository in a directory, with the remote name `home`.
 pub struct Remotes {
     dir: TempDir,
 }
@@ -57,7 +57,7 @@ impl Remotes {
         remotes
     }
 
-    /// Names a place, and makes a repository there.
+    /// Adds a remote, and initializes its repository.
     pub fn add(&self, name: &str, url: &str) {
         let password = self.dir.path().join("password").display().to_string();
         let add = ["remote", "add", name, url, "--password-file", &password];
@@ -71,12 +71,12 @@ impl Remotes {
         path
     }
 
-    /// The file.
+    /// Returns the path of the remotes file.
     pub fn file(&self) -> PathBuf {
         self.dir.path().join("remotes.toml")
     }
 
-    /// Another address for a name, as whoever edits the file gives one.
+    /// Sets the URL of a remote, as an edit of the file does.
     pub fn set(&self, name: &str, url: &str) {
         let password = self.dir.path().join("password");
         let before = fs::read_to_string(self.file()).expect("the file");
@@ -88,12 +88,12 @@ impl Remotes {
         self.private("remotes.toml", &text);
     }
 
-    /// Where the repository is.
+    /// Returns the path of the repository.
     pub fn repository(&self) -> PathBuf {
         self.dir.path().join("repository")
     }
 
-    /// The program, for these remotes.
+    /// Returns a command of the program with these remotes.
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = tool(env!("CARGO_BIN_EXE_ckptfs"), arguments);
         command
@@ -103,13 +103,13 @@ impl Remotes {
         command
     }
 
-    /// What a remote has, newest first.
+    /// Returns the snapshots of a remote, newest first.
     pub fn log(&self, name: &str) -> Vec<Value> {
         let mut log = self.command(&["remote", "log", name, "--all", "--json"]);
         serde_json::from_str(&stdout_of(&mut log, SECONDS)).expect("a list")
     }
 
-    /// Takes the repository away, as a server that cannot be reached, or brings it back.
+    /// Renames the repository to simulate an unreachable server, or back.
     pub fn set_away(&self, away: bool) {
         let (here, there) = (self.repository(), self.dir.path().join("away"));
         let (from, to): (&Path, &Path) = if away {

@@ -1,5 +1,5 @@
-//! The directory that holds everything a test process makes, with the notes that let others clean
-//! it up.
+//! The directory of all files of a test process, with the records for their cleanup by other
+//! processes.
 
 use std::fs::{self, OpenOptions, Permissions};
 use std::io::Write;
@@ -11,11 +11,11 @@ use std::sync::{Arc, Mutex, Once, Weak};
 use super::command::{tool, try_run_limited};
 use super::process;
 
-/// Where run directories go: a disk, since tmpfs has no room for images and no loop device with
-/// direct I/O.
+/// The base of run directories: a disk, because tmpfs has no space for images and no loop device
+/// with direct I/O.
 const DEFAULT_BASE: &str = "/var/tmp";
 
-/// A run directory; it is removed with the last value that holds it.
+/// A run directory, removed with its last reference.
 pub struct RunDir {
     path: PathBuf,
 }
@@ -24,7 +24,8 @@ static CURRENT: Mutex<Weak<RunDir>> = Mutex::new(Weak::new());
 static NEXT_SLOT: AtomicU64 = AtomicU64::new(1);
 
 impl RunDir {
-    /// The run directory of this process. The first call removes what dead test processes left.
+    /// Returns the run directory of this process. The first call removes the remains of dead test
+    /// processes.
     pub fn get() -> Arc<RunDir> {
         static SWEPT: Once = Once::new();
         SWEPT.call_once(sweep_dead);
@@ -49,7 +50,7 @@ impl RunDir {
                 panic!("cannot make a run directory in {}: {error}", base.display())
             })
             .keep();
-        // Tests that act as another user must get through.
+        // Tests that act as another user need to traverse it.
         fs::set_permissions(&path, Permissions::from_mode(0o755))
             .expect("the run directory is ours");
         let pid = std::process::id();
@@ -59,12 +60,11 @@ impl RunDir {
         RunDir { path }
     }
 
-    /// The directory itself.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Makes an empty directory of its own for one image or one mount.
+    /// Makes an empty directory for one image or one mount.
     pub fn slot(&self, kind: &str) -> PathBuf {
         let slot = self.path.join(format!(
             "{kind}-{}",
@@ -75,7 +75,7 @@ impl RunDir {
         slot
     }
 
-    /// Notes a daemon, so that it is ended even if this process is killed.
+    /// Records a daemon, so that it is killed even if this process is killed.
     pub fn note_daemon(&self, pid: u32, start: u64) {
         let mut notes = OpenOptions::new()
             .append(true)
@@ -90,8 +90,8 @@ impl Drop for RunDir {
     fn drop(&mut self) {
         let _ = fs::remove_file(self.path.join("daemons"));
         let _ = fs::remove_file(self.path.join("owner"));
-        // Whatever a slot could not remove stays for cleanup.sh; with a mount in it, removing it
-        // from here would be wrong.
+        // Remains of a slot are left for cleanup.sh; removing a directory with a mount in it would
+        // be wrong.
         if fs::remove_dir(&self.path).is_err() {
             eprintln!(
                 "harness: {} is not empty; tests/cleanup.sh removes it",
@@ -101,7 +101,7 @@ impl Drop for RunDir {
     }
 }
 
-/// A fresh directory on the host's own filesystem, removed when dropped.
+/// Makes a directory on the host's filesystem, removed when dropped.
 pub fn scratch() -> tempfile::TempDir {
     let base = std::env::var_os("CKPTFS_TEST_DIR")
         .map_or_else(|| PathBuf::from(DEFAULT_BASE), PathBuf::from);
@@ -111,7 +111,7 @@ pub fn scratch() -> tempfile::TempDir {
         .expect("a scratch directory can be made")
 }
 
-/// The script `name` in `tests/`.
+/// Returns the path of the script `name` in `tests/`.
 pub fn script(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests")

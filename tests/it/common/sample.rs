@@ -1,4 +1,4 @@
-//! A small tree with one of everything that has gone wrong in some snapshot tool.
+//! A small tree with an example of everything that has failed in some snapshot tool.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, Permissions};
@@ -19,8 +19,7 @@ const OLD: Timespec = Timespec {
     tv_nsec: 123_456_789,
 };
 
-/// Fills the directory `root`. Root's powers are used where there are any (owners, devices), and
-/// left out where there are none.
+/// Fills the directory `root`. Owners and devices are included only for root.
 pub fn sample_tree(root: &Path) {
     let is_root = rustix::process::geteuid().is_root();
     regular_files(root);
@@ -103,7 +102,7 @@ fn special_files(root: &Path, is_root: bool) {
         0,
     )
     .unwrap();
-    // A path of more than 107 bytes cannot be bound, so the socket is made where the path is short.
+    // A path of more than 107 bytes cannot be bound, so the socket is made at a short path.
     let short = tempfile::Builder::new()
         .prefix("s")
         .tempdir_in(root)
@@ -139,8 +138,8 @@ fn special_files(root: &Path, is_root: bool) {
     }
 }
 
-/// Where the filesystem has no user attributes (a tmpfs before Linux 6.6), there are none in the
-/// tree.
+/// Sets attributes and ACLs, unless the filesystem has no user attributes (a tmpfs before Linux
+/// 6.6).
 fn attributes(root: &Path, is_root: bool) {
     let file = root.join("plain.txt");
     match setxattr(
@@ -192,8 +191,7 @@ fn attributes(root: &Path, is_root: bool) {
     }
 }
 
-/// Gives times from the past, before 1970 included; last of all, since every other step would
-/// change them.
+/// Sets old times, including one before 1970; last, because every other step would change them.
 fn old_times(root: &Path) {
     let set = |name: &str, time: Timespec| {
         let times = Timestamps {

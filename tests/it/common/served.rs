@@ -1,10 +1,10 @@
-//! What the filesystems say that the tests serve themselves.
+//! Replies of the filesystems that the tests serve.
 
 use std::time::UNIX_EPOCH;
 
 use fuser::{FileAttr, FileType, INodeNo};
 
-/// The attributes of an inode of root's that never changes.
+/// Returns constant attributes of an inode of root.
 pub fn attributes(ino: u64, kind: FileType, perm: u16, size: u64) -> FileAttr {
     let [atime, mtime, ctime, crtime] = [UNIX_EPOCH; 4];
     FileAttr {

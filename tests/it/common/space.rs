@@ -1,9 +1,9 @@
-//! What takes room on a filesystem, and how much there is.
+//! Incompressible data, and free space.
 
 use std::fs::File;
 use std::path::Path;
 
-/// Bytes that no filesystem can make smaller, different for each seed.
+/// Returns incompressible bytes, different for each seed.
 pub fn noise(length: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = Vec::with_capacity(length + 8);
@@ -17,7 +17,7 @@ pub fn noise(length: usize, seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// Free bytes of the filesystem, with everything written out.
+/// Returns the free bytes of the filesystem after a sync.
 pub fn free(dir: &Path) -> u64 {
     rustix::fs::syncfs(File::open(dir).unwrap()).unwrap();
     let stat = rustix::fs::statvfs(dir).unwrap();

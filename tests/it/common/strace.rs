@@ -1,4 +1,4 @@
-//! strace(1) at a daemon, for faults that the daemon cannot make itself.
+//! strace(1) of a daemon, for faults that the daemon cannot inject itself.
 
 use std::fs;
 use std::path::Path;
@@ -13,24 +13,24 @@ use super::mount::Mount;
 use super::process::start_of;
 use super::wait::wait_until;
 
-/// Seconds until every thread is traced.
+/// Time limit until every thread is traced, in seconds.
 const SECONDS: u64 = 60;
-/// How long it may take to detach.
+/// Time limit of a detach.
 const DETACH: Duration = Duration::from_secs(2);
 
-/// strace at a process. It detaches when dropped.
+/// A running strace, which detaches when dropped.
 pub struct Strace(Child);
 
 impl Strace {
-    /// Follows every thread of process `pid`, with this fault at these calls (`--inject`); `log` is
-    /// for what it writes. `None`: there is no strace that may.
+    /// Traces every thread of process `pid`, injects this fault at these calls (`--inject`), and
+    /// writes its output to `log`. Returns `None` without a permitted strace.
     pub fn start(pid: u32, calls: &str, fault: &str, log: &Path) -> Option<Strace> {
         let fault = format!("inject={calls}:{fault}");
         Strace::follow(pid, calls, &["-e", &fault], log)
     }
 
-    /// Follows every thread of process `pid`, and writes these calls of them to `log`, each with the
-    /// number of the thread before it. `None`: there is no strace that may.
+    /// Traces every thread of process `pid`, and writes these calls to `log`, each with its thread
+    /// ID. Returns `None` without a permitted strace.
     pub fn watch(pid: u32, calls: &str, log: &Path) -> Option<Strace> {
         Strace::follow(pid, calls, &[], log)
     }
@@ -39,7 +39,7 @@ impl Strace {
         Strace::attach(pid, calls, more, log).filter(Strace::runs)
     }
 
-    /// It may have ended already, with the process that it follows.
+    /// Starts strace, which may already have ended with the traced process.
     fn attach(pid: u32, calls: &str, more: &[&str], log: &Path) -> Option<Strace> {
         let mut command = tool("strace", &["-f", "-q", "-o"]);
         command
@@ -61,14 +61,14 @@ impl Strace {
     pub fn kills(pid: u32, calls: &str, nth: u32, log: &Path) -> Strace {
         let fault = format!("inject={calls}:signal=SIGKILL:when={nth}");
         let strace = Strace::attach(pid, calls, &["-e", &fault], log).expect("strace starts");
-        // It may be killed before every thread is traced.
+        // The process may be killed before every thread is traced.
         let is_at_work = || strace.runs() || start_of(pid).is_none();
         assert!(is_at_work(), "strace may not follow the daemon");
         strace
     }
 
-    /// Whether the daemon of `mount` has died of it. Once it seems to live it is looked at again
-    /// after the last moment in which it can be killed: other threads make such calls too.
+    /// Returns whether strace has killed the daemon of `mount`. A live daemon is checked again
+    /// after the detach, because other threads make such calls and may trigger the kill until then.
     pub fn has_killed(self, mount: &Mount) -> bool {
         let lives = || start_of(mount.pid()).is_some() && mount.run(&["status"]).status.success();
         if !lives() {
@@ -84,8 +84,7 @@ impl Strace {
 }
 
 impl Drop for Strace {
-    /// Asks it to detach in an orderly way. Where the process died while it looked on, it may wait
-    /// for ever.
+    /// Detaches with SIGINT. strace may wait without end if the process died while traced.
     fn drop(&mut self) {
         let _ = kill_process(Pid::from_child(&self.0), Signal::INT);
         let began = Instant::now();

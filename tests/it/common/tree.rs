@@ -1,4 +1,4 @@
-//! Whole trees, compared in everything that a person or a program could see.
+//! Comparison of whole trees in everything visible to a program.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -11,28 +11,28 @@ use std::path::{Path, PathBuf};
 
 use super::command::{TOOL_SECONDS, succeeds, tool};
 
-/// At most this many differences are listed.
+/// The maximum number of listed differences.
 const SHOWN_DIFFERENCES: usize = 40;
 
-/// What is compared, and what is left out.
+/// The attributes to compare, and the names to skip.
 #[derive(Clone, Debug)]
 pub struct TreeOpts {
-    /// Modification times, to the nanosecond, of everything but directories.
+    /// Modification times, in nanoseconds, of everything except directories.
     pub mtime: bool,
     /// Modification times of directories.
     pub dir_mtime: bool,
     /// Owner and group.
     pub owner: bool,
-    /// Extended attributes, so ACLs and capabilities too.
+    /// Extended attributes, including ACLs and capabilities.
     pub xattrs: bool,
-    /// Which names are links to one file.
+    /// Hard links: which names share an inode.
     pub links: bool,
-    /// Names directly below the root that do not count.
+    /// Names directly below the root to skip.
     pub ignore: Vec<String>,
 }
 
 impl Default for TreeOpts {
-    /// Everything, without the names of ckptfs itself.
+    /// Compares everything, without the names of ckptfs itself.
     fn default() -> TreeOpts {
         let ignore = vec![".ckptfs".to_owned(), ".snapshots".to_owned()];
         TreeOpts {
@@ -46,20 +46,20 @@ impl Default for TreeOpts {
     }
 }
 
-/// What a file is.
+/// The type of a file, with its content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodeKind {
-    /// A regular file; its content as a hash and its first bytes.
-    File { hash: blake3::Hash, head: String },
-    /// A regular file of a view whose content a tier has dropped.
+    /// A regular file: its content as a hash and its first bytes.
+    File {
+        hash: blake3::Hash,
+        head: String,
+    },
+    /// A regular file of a view whose content a retention tier has dropped.
     Dropped,
-    /// A directory.
     Dir,
     /// A symbolic link and its target.
     Symlink(PathBuf),
-    /// A named pipe.
     Fifo,
-    /// A socket.
     Socket,
     /// A character device and its number.
     Char(u64),
@@ -70,31 +70,28 @@ pub enum NodeKind {
 /// One file of a tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeInfo {
-    /// What it is, with its content.
+    /// Its type and content.
     pub kind: NodeKind,
     /// Permission bits with setuid, setgid and sticky.
     pub mode: u32,
-    /// Owner.
     pub uid: u32,
-    /// Group.
     pub gid: u32,
-    /// Bytes; 0 for a directory, whose size is its filesystem's own business.
+    /// Bytes; 0 for a directory, whose size depends on the filesystem.
     pub size: u64,
     /// Seconds and nanoseconds.
     pub mtime: (i64, i64),
     /// Names and values.
     pub xattrs: BTreeMap<OsString, Vec<u8>>,
-    /// The first path (in order) of the same file, if it has several in this tree.
+    /// The first of its paths in sort order, for each of its other names.
     pub linked_to: Option<PathBuf>,
     /// Inode number; never compared.
     pub ino: u64,
 }
 
-/// Everything that a tree shows, by path.
+/// A tree by path.
 pub type Tree = BTreeMap<PathBuf, NodeInfo>;
 
-/// Reads the whole tree at `root`. The root itself is the empty path. Panics at the first thing
-/// that cannot be read.
+/// Reads the whole tree at `root`, whose own path is empty. Panics at the first unreadable file.
 pub fn tree_of(root: &Path) -> Tree {
     tree_without(root, &[])
 }
@@ -109,7 +106,7 @@ pub fn tree_without(root: &Path, ignore: &[String]) -> Tree {
     try_tree_without(root, ignore).unwrap_or_else(|problem| panic!("{problem}"))
 }
 
-/// As [`tree_without`], with the first thing that cannot be read returned as text.
+/// As [`tree_without`]; returns the first error as text.
 pub fn try_tree_without(root: &Path, ignore: &[String]) -> Result<Tree, String> {
     let mut nodes = BTreeMap::new();
     let mut pending = vec![PathBuf::new()];
@@ -203,8 +200,8 @@ fn read_xattrs(path: &Path) -> io::Result<BTreeMap<OsString, Vec<u8>>> {
     Ok(xattrs)
 }
 
-/// Marks the later names of a file by its first; the numbers of two trees differ, the groups must
-/// not.
+/// Links the later names of a file to its first. Inode numbers of two trees differ, but the groups
+/// must not.
 fn note_links(nodes: &mut Tree) {
     let mut first: BTreeMap<u64, PathBuf> = BTreeMap::new();
     for (path, node) in nodes
@@ -218,7 +215,8 @@ fn note_links(nodes: &mut Tree) {
     }
 }
 
-/// Panics with a list of the differences unless both trees are the same in all that `opts` names.
+/// Panics with a list of the differences unless both trees are equal in everything that `opts`
+/// selects.
 #[track_caller]
 pub fn assert_same_tree(a: &Path, b: &Path, opts: &TreeOpts) {
     let differences = compare(
@@ -229,7 +227,7 @@ pub fn assert_same_tree(a: &Path, b: &Path, opts: &TreeOpts) {
     assert!(differences.is_empty(), "{}", report(a, b, &differences));
 }
 
-/// The same for a tree that was read before.
+/// As [`assert_same_tree`], with an expected tree read before.
 #[track_caller]
 pub fn assert_tree_is(path: &Path, expected: &Tree, opts: &TreeOpts) {
     let differences = compare(&tree_without(path, &opts.ignore), expected, opts);
@@ -240,7 +238,7 @@ pub fn assert_tree_is(path: &Path, expected: &Tree, opts: &TreeOpts) {
     );
 }
 
-/// The same for two trees that were read before: in everything.
+/// Compares everything of two trees read before.
 #[track_caller]
 pub fn assert_same(found: &Tree, expected: &Tree) {
     let opts = TreeOpts {
@@ -251,7 +249,7 @@ pub fn assert_same(found: &Tree, expected: &Tree) {
     assert!(differences.is_empty(), "{}", differences.join("\n"));
 }
 
-/// Names of a directory, sorted.
+/// Returns the names in a directory, sorted.
 #[track_caller]
 pub fn names(dir: impl AsRef<Path>) -> Vec<String> {
     let dir = dir.as_ref();
@@ -262,7 +260,7 @@ pub fn names(dir: impl AsRef<Path>) -> Vec<String> {
     names
 }
 
-/// One line for each difference of two trees.
+/// Returns one line for each difference of two trees.
 pub fn compare(a: &Tree, b: &Tree, opts: &TreeOpts) -> Vec<String> {
     let ignored = |path: &Path| {
         path.iter()
@@ -327,7 +325,7 @@ fn compare_nodes(
     }
 }
 
-/// The value of an attribute as text, with what is not printable escaped.
+/// Returns the value of an attribute as text, with unprintable bytes escaped.
 fn shown(node: &NodeInfo, name: &OsString) -> Option<String> {
     node.xattrs
         .get(name)
@@ -347,10 +345,10 @@ fn report(a: &Path, b: &Path, differences: &[String]) -> String {
     text
 }
 
-/// A plain copy to compare with later: `cp -a --reflink=auto` of everything but the names of ckptfs
-/// itself.
+/// Makes a plain copy for a later comparison: `cp -a --reflink=auto` of everything except the names
+/// of ckptfs itself.
 ///
-/// `to` is made; its own mode, owner, times and attributes are those of `from`.
+/// Creates `to`, with the mode, owner, times and attributes of `from`.
 pub fn copy_tree(from: &Path, to: &Path) {
     fs::create_dir(to).unwrap_or_else(|error| panic!("cannot make {}: {error}", to.display()));
     let ours = [".ckptfs", ".snapshots"];
@@ -372,8 +370,7 @@ pub fn copy_tree(from: &Path, to: &Path) {
     copy_attributes(from, to);
 }
 
-/// Gives the directory `to` what `from` has. Not by `cp`: it would go on into the directories that
-/// are left out.
+/// Copies the attributes of a directory. `cp` would descend into the skipped directories.
 fn copy_attributes(from: &Path, to: &Path) {
     let node = read_node(from).expect("the tree can be read");
     lchown(to, Some(node.uid), Some(node.gid)).expect("the owner can be copied");

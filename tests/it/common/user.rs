@@ -1,5 +1,5 @@
-//! An ordinary user: mounts with fusermount3, in a mount namespace in which `/dev/fuse` is open to
-//! all, as it is on a desktop.
+//! An ordinary user, who mounts with fusermount3 in a mount namespace in which all users may open
+//! `/dev/fuse`, as on a desktop.
 
 use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
@@ -9,12 +9,12 @@ use super::command::{copy_program, has, run_limited, tool};
 use super::image::Image;
 use super::variant::skip;
 
-/// Nobody else's on this machine.
+/// An unused user ID.
 pub const USER: u32 = 61_234;
-/// Seconds for what the user does.
+/// Time limit of a script, in seconds.
 const SECONDS: u64 = 120;
 
-/// The programs by which a user mounts, and the tests become one; if one is missing, that is said.
+/// Returns whether the programs for a mount as the user are installed; skips the test otherwise.
 pub fn can_mount() -> bool {
     let all = ["fusermount3", "setpriv", "unshare"];
     let missing = all.into_iter().find(|program| !has(program));
@@ -23,7 +23,8 @@ pub fn can_mount() -> bool {
         .is_none()
 }
 
-/// Whether an ordinary user can mount, and have a namespace of its own; if not, that is said.
+/// Returns whether an ordinary user can mount and create a user namespace; skips the test
+/// otherwise.
 pub fn can_have_a_namespace() -> bool {
     let permitted = tool(
         "setpriv",
@@ -44,21 +45,21 @@ pub fn can_have_a_namespace() -> bool {
     can_mount()
 }
 
-/// A home of the user's.
+/// Makes a home directory of the user.
 pub fn home(image: &Image) -> PathBuf {
     let home = image.dir("home");
     own(&home);
     home
 }
 
-/// Gives a path to the user.
+/// Changes the owner of a path to the user.
 pub fn own(path: &Path) {
     chown(path, Some(USER), Some(USER))
         .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
 }
 
-/// Prepares the namespace: fusermount3 wants a user with a name. The mounts of tests beside go:
-/// they could not be unmounted while this namespace lives.
+/// Prepares the namespace: fusermount3 requires a user with a name. Unmounts its copies of other
+/// tests' mounts, which would prevent their unmount while this namespace exists.
 const PREPARE: &str = r#"
 awk '$3 == "fuse.ckptfs" { print $2 }' /proc/self/mounts | xargs -r -n 1 umount -l
 mount -t tmpfs none /mnt && mknod -m 666 /mnt/fuse c 10 229 && mount --bind /mnt/fuse /dev/fuse &&
@@ -67,7 +68,7 @@ mount -t tmpfs none /mnt && mknod -m 666 /mnt/fuse c 10 229 && mount --bind /mnt
 
 /// Runs a script as the user: `$1` is the program, `$2` the directory.
 pub fn runs(script: &str, home: &Path, dir: &Path) -> Output {
-    // The binary is copied: the directory that it is built in may be root's alone.
+    // The binary is copied because only root may have access to the build directory.
     let binary = home.join("ckptfs");
     copy_program(Path::new(env!("CARGO_BIN_EXE_ckptfs")), &binary);
     let user = USER.to_string();

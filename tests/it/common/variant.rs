@@ -1,4 +1,4 @@
-//! One test body, every filesystem and both I/O paths; and tests that say why they did not run.
+//! One test body for every filesystem and both I/O paths, and skipped tests with a reason.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -12,11 +12,12 @@ use super::image::{Fs, Image};
 use super::mount::Mount;
 use super::mount_opts::{Io, MountOpts};
 
-/// FUSE_PASSTHROUGH came with 6.9, the fine timestamps that it needs here with this kernel.
+/// FUSE_PASSTHROUGH exists since 6.9, the fine-grained timestamps that it requires here since this
+/// version.
 const PASSTHROUGH_KERNEL: (u32, u32) = (6, 13);
 
-/// Reports that the test does not run here and why, to the file that `tests/run.py` names. The
-/// count of `make test` shows the test as skipped, never as passed. Call it once, then return.
+/// Reports the reason why the test is skipped, to the file that `tests/run.py` names. `make test`
+/// then counts the test as skipped, never as passed. The caller must return immediately.
 pub fn skip(reason: &str) {
     match std::env::var_os("CKPTFS_SKIPPED") {
         Some(path) => {
@@ -25,11 +26,11 @@ pub fn skip(reason: &str) {
                 .create(true)
                 .open(path)
                 .expect("the file for skipped tests can be opened");
-            // One write: other tests append to it too.
+            // One write, because other tests append concurrently.
             file.write_all(format!("{reason}\n").as_bytes())
                 .expect("the reason can be written");
         }
-        // Not `println!`: the test harness swallows the output of a passing test.
+        // Not `println!`, because the test runner discards that output of a passing test.
         None => {
             let _ = writeln!(std::io::stdout().lock(), "\nSKIPPED: {reason}");
         }
@@ -47,26 +48,25 @@ pub struct Variant {
 
 /// A project directory on an image, mounted in place.
 pub struct Rig {
-    // In the order in which they must be dropped.
-    /// The mount.
+    // Fields in drop order.
     pub mount: Mount,
-    /// The filesystem below it.
+    /// The backing filesystem.
     pub image: Image,
 }
 
 impl Rig {
-    /// The live tree.
+    /// Returns the root of the live tree.
     pub fn path(&self) -> &Path {
         self.mount.path()
     }
 
-    /// The view of checkpoint `id`.
+    /// Returns the path of the view of checkpoint `id`.
     pub fn view(&self, id: u64) -> PathBuf {
         self.mount.view(id)
     }
 
-    /// What the daemon's calls are to do from now on; how many there were since the last time, and
-    /// how many of them failed.
+    /// Sets the fault plan for the daemon's system calls. Returns the number of calls since the
+    /// last plan, and of those that failed.
     pub fn fault(&self, plan: Option<Plan>) -> (u64, u64) {
         let store = File::open(self.path().join(".ckptfs")).expect("the store");
         let mut client = Client::connect(store).expect("the daemon");
@@ -75,7 +75,7 @@ impl Rig {
 }
 
 impl Variant {
-    /// Why it cannot run on this machine, if so.
+    /// Returns the reason why it cannot run on this machine, if any.
     pub fn unavailable(self) -> Option<String> {
         if !Path::new("/dev/fuse").exists() {
             return Some("there is no /dev/fuse".to_owned());
@@ -86,18 +86,18 @@ impl Variant {
         self.fs.unavailable()
     }
 
-    /// A fresh image with the mounted directory `project`.
+    /// Mounts the directory `project` on a new image.
     pub fn start(self) -> Rig {
         self.start_with(MountOpts::new(self.io), |_| {})
     }
 
-    /// As [`Variant::start`], with these options, and with the directory filled before it is
-    /// mounted.
+    /// As [`Variant::start`], with these options, and with a directory that `fill` populates before
+    /// the mount.
     pub fn start_with(self, opts: MountOpts, fill: impl FnOnce(&Path)) -> Rig {
         self.start_on(Image::of(self.fs), opts, fill)
     }
 
-    /// As [`Variant::start_with`], on an image of the caller's.
+    /// As [`Variant::start_with`], on the given image.
     pub fn start_on(self, image: Image, opts: MountOpts, fill: impl FnOnce(&Path)) -> Rig {
         let dir = image.dir("project");
         fill(&dir);
@@ -125,12 +125,12 @@ fn kernel() -> (u32, u32) {
 /// | set | variants |
 /// |---|---|
 /// | `xfs` | XFS with passthrough and with the daemon's I/O |
-/// | `reflink` | these, and the same on btrfs |
-/// | `all` | these, and ext4 and tmpfs with the daemon's I/O: without reflink there is no passthrough |
-/// | `branch` | on a branch, which has inherited its files: XFS with passthrough, btrfs with the daemon's I/O |
+/// | `reflink` | `xfs`, and the same on btrfs |
+/// | `all` | `reflink`, and ext4 and tmpfs with the daemon's I/O: without reflink there is no passthrough |
+/// | `branch` | on a branch with inherited files: XFS with passthrough, btrfs with the daemon's I/O |
 ///
 /// `make test` runs one variant of each body, chosen by a hash of its name; `make test-all` runs
-/// them all. CKPTFS_TEST_BRANCH=1 has all of them be on branches. A test's name reads
+/// them all. CKPTFS_TEST_BRANCH=1 runs every variant on a branch. A test's name reads
 /// `a_view_keeps_the_old_bytes::xfs_passthrough`, or `on_branch::NAME::xfs_passthrough`.
 macro_rules! for_each_variant {
     (@test $body:ident $name:ident $fs:ident $io:ident $($on_branches:expr)?) => {

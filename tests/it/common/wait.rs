@@ -1,18 +1,19 @@
-//! Tests poll for a condition, with one limit. A failure prints the condition and the last state that was seen.
+//! Polling for a condition, with one limit. A failure prints the condition and the last state.
 
 use std::fmt::Debug;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Seconds for a condition that an idle machine meets at once. The limit ends a test that hangs. It does not measure speed.
+/// Time limit of a condition that an idle machine meets at once, in seconds. It ends a hanging test
+/// and does not measure speed.
 pub const WAIT_SECONDS: u64 = 60;
-/// The same as a duration.
+/// [`WAIT_SECONDS`] as a duration.
 pub const WAIT: Duration = Duration::from_secs(WAIT_SECONDS);
 
-/// Time between two looks.
+/// Time between two polls.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// The result of one look: a value if the condition is met, otherwise the state that was seen.
+/// The result of one poll: a value if the condition is met, otherwise the current state.
 pub trait Look {
     type Found;
 
@@ -45,17 +46,18 @@ impl<T, S: Debug> Look for Result<T, S> {
     }
 }
 
-/// `Ok` if the condition is met, otherwise the state that explains why it is not.
+/// Returns `Ok` if the condition is met, otherwise the state that explains the failure.
 pub fn seen<S: Debug>(met: bool, state: S) -> Result<(), S> {
     if met { Ok(()) } else { Err(state) }
 }
 
-/// `Ok` if the value is the expected one, otherwise the value.
+/// Returns `Ok` if the value is the expected one, otherwise the value.
 pub fn same<S: Debug + PartialEq<T>, T>(found: S, expected: T) -> Result<(), S> {
     seen(found == expected, found)
 }
 
-/// Repeats `look` until the condition is met and returns its value. Panics after [`WAIT`] with the condition and the last state.
+/// Repeats `look` until the condition is met, and returns its value. Panics after [`WAIT`] with the
+/// condition and the last state.
 #[track_caller]
 pub fn wait_until<L: Look>(what: &str, look: impl FnMut() -> L) -> L::Found {
     wait_longer(what, WAIT_SECONDS, look)

@@ -1,11 +1,10 @@
-//! Where processes hang: what the kernel tells of each of their threads.
+//! The kernel's state of the threads of hung processes.
 
 use crate::common::wait::seen;
 use std::fmt::Write as _;
 use std::fs;
 
-/// For each process: its threads with their names, the system call that each is in, and the
-/// kernel's stack of it.
+/// Returns, for each process, its threads with their names, current system call and kernel stack.
 pub fn of(processes: &[(String, u32)]) -> String {
     let mut text = String::new();
     for (name, pid) in processes {

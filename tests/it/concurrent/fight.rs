@@ -1,5 +1,5 @@
-//! The directory in which everybody fights over the same few names: nobody knows what is there, but
-//! every error must be one that a filesystem gives.
+//! A directory in which all workers use the same few names: its state is unpredictable, but every
+//! error must be a valid one for the operation.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -12,10 +12,10 @@ use crate::concurrent::model::Rng;
 
 /// The directory.
 pub const DIR: &str = "fight";
-/// Names of files and of directories.
+/// The numbers of file and directory names.
 const FILES: usize = 6;
 const DIRS: usize = 3;
-/// Bytes of a file; each holds one byte everywhere.
+/// Bytes of a file, all of them equal.
 const LEN: usize = 3000;
 
 fn check<T>(what: &str, path: &Path, result: io::Result<T>, allowed: &[Errno]) -> Option<T> {
@@ -35,7 +35,7 @@ fn check<T>(what: &str, path: &Path, result: io::Result<T>, allowed: &[Errno]) -
 
 fn name(rng: &mut Rng, dir: &Path) -> PathBuf {
     let name = format!("n{}", rng.below(FILES));
-    // Some of them are in directories that come and go.
+    // Some names are in directories that are created and removed.
     if rng.below(4) == 0 {
         dir.join(format!("d{}", rng.below(DIRS))).join(name)
     } else {
@@ -43,7 +43,7 @@ fn name(rng: &mut Rng, dir: &Path) -> PathBuf {
     }
 }
 
-/// One move.
+/// Performs one random operation.
 pub fn fight(rng: &mut Rng, tree: &Path) {
     let dir = tree.join(DIR);
     let (one, two, sub) = (
@@ -51,7 +51,7 @@ pub fn fight(rng: &mut Rng, tree: &Path) {
         name(rng, &dir),
         dir.join(format!("d{}", rng.below(DIRS))),
     );
-    // A name in a directory that may be gone at any moment.
+    // The parent directory may be removed at any time.
     let gone = [Errno::NOENT];
     let taken = [Errno::NOENT, Errno::EXIST];
     match rng.below(12) {

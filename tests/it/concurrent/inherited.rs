@@ -1,5 +1,5 @@
-//! Files that a branch has inherited, and that everybody changes at once: the first of them has it
-//! copied up, and whoever had it open or mapped before sees what the others do.
+//! Concurrent changes of a branch's inherited files: the first change copies the file up, and
+//! earlier descriptors and mappings see all the changes.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions, Permissions};
@@ -15,22 +15,23 @@ use crate::cut::map::Map;
 
 for_each_variant! { reflink => everybody_changes_inherited_files }
 
-/// Small enough to be read through the daemon, and not (128 KiB), by the number of the file.
+/// Lengths below and above the limit for reads through the daemon (128 KiB), by the number of the
+/// file.
 const LENGTHS: [usize; 4] = [4096, 100_000, 140_000, 300_000];
 const FILES: usize = 16;
 const WRITERS: usize = 4;
-/// Writes of each writer, to places of its own.
+/// Writes of each writer, at offsets of its own.
 const WRITES: usize = 8;
 const CELL: usize = 32;
 const LINE: &[u8] = b"one more line.\n";
 const APPENDS: usize = 10;
 const RENAMES: usize = 12;
 
-/// How a file is held before it is changed.
+/// Descriptors and mappings opened before a change.
 struct Held {
     read: File,
     map: Map,
-    /// Of every other file.
+    /// Only for files with an even number.
     stores: Option<Map>,
 }
 
@@ -57,7 +58,7 @@ fn prepare(root: &Path) {
     }
 }
 
-/// Its name comes and goes meanwhile.
+/// Retries while a concurrent rename hides the name.
 fn again<T>(act: impl Fn() -> io::Result<T>) -> T {
     loop {
         match act() {
@@ -67,7 +68,7 @@ fn again<T>(act: impl Fn() -> io::Result<T>) -> T {
     }
 }
 
-/// What changes a file.
+/// Writes this writer's cells.
 fn write_cells(path: &Path, writer: usize) {
     for turn in 0..WRITES {
         let file = again(|| OpenOptions::new().read(true).write(true).open(path));
@@ -100,7 +101,7 @@ fn attributes(path: &Path, number: usize) {
     again(|| Ok(rustix::fs::setxattr(path, "user.x", &value, flags)?));
 }
 
-/// Whoever reads sees what was there or what one of the writers has written.
+/// Asserts that a reader sees the original bytes or those of one writer.
 fn read(path: &Path, number: usize) {
     let was = original(number);
     for _ in 0..6 {
@@ -127,7 +128,7 @@ fn hold(path: &Path, number: usize) -> Held {
     Held { read, map, stores }
 }
 
-/// What the file holds when all are done.
+/// Returns the final content of the file.
 fn expected(number: usize) -> Vec<u8> {
     let mut content = original(number);
     content[..8].copy_from_slice(&(number as u64).to_ne_bytes());
@@ -190,7 +191,7 @@ fn all_at_once(rig: &Rig, number: usize) {
     );
 }
 
-/// Through each of its names, with the number that it had.
+/// Checks the content and the original inode number through each name.
 fn all_are_there(rig: &Rig, numbers: &BTreeMap<usize, u64>, when: &str) {
     for (number, ino) in numbers {
         let path = rig.path().join(name(*number));

@@ -1,10 +1,10 @@
 //! Many processes in one tree: sixteen create, write, link, rename and delete, one makes and
-//! deletes checkpoints all the time, one walks them.
+//! deletes checkpoints, and one walks them.
 //!
-//! Each worker knows what its own names lead to, checks that as it goes, and says so at its end:
-//! the tree must be all of that together. In a directory of its own names everybody fights with
-//! everybody, where only the error numbers can be foreseen. No view ever changes. `CKPTFS_SECONDS`
-//! is how long each variant runs; `CKPTFS_SEED` the first worker's seed.
+//! Each worker has a model of its own names, checks the tree against it, and reports it at its end:
+//! the tree must equal all models together. In a shared directory all workers use the same names,
+//! and only the set of valid errors is known. No view ever changes. `CKPTFS_SECONDS` is the
+//! duration of each variant, and `CKPTFS_SEED` the first worker's seed.
 
 mod dump;
 mod fight;
@@ -25,10 +25,10 @@ use crate::common::{MountOpts, Rig, Variant, for_each_variant, scratch};
 use model::Shown;
 use role::{Crew, Orders, Role, WORKERS};
 
-/// Seconds for which the processes work, where CKPTFS_SECONDS says nothing.
+/// Default duration in seconds (`CKPTFS_SECONDS`).
 const SECONDS: u64 = 4;
 const SECONDS_LONG: u64 = 120;
-/// Views that nobody has walked meanwhile and that are walked at the end.
+/// The number of views walked at the end that the walker has not walked.
 const UNSEEN_WALKED: usize = 6;
 
 fn seconds() -> u64 {
@@ -92,7 +92,7 @@ fn orders(role: Role, tree: &Path, notes: &Path, index: usize) -> Orders {
     }
 }
 
-/// What all workers say that they did and that there is, together.
+/// Returns the operation count and the models of all workers together.
 fn said(notes: &Path) -> (u64, BTreeMap<String, Shown>) {
     let (mut operations, mut all) = (0, BTreeMap::new());
     for index in 0..WORKERS {
@@ -104,7 +104,7 @@ fn said(notes: &Path) -> (u64, BTreeMap<String, Shown>) {
     (operations, all)
 }
 
-/// The names of the workers, below `root`, lead to what the workers said, and there are no others.
+/// Asserts that the workers' names below `root` equal their models, without additional names.
 fn live_is(expected: &BTreeMap<String, Shown>, root: &Path, what: &str) {
     let mut found = BTreeMap::new();
     for part in worker::OWNED {
@@ -130,8 +130,7 @@ fn live_is(expected: &BTreeMap<String, Shown>, root: &Path, what: &str) {
     );
 }
 
-/// Every view can be read, and those that were walked while everybody worked are what they were
-/// then.
+/// Asserts that every view is readable, and that views walked during the run have not changed.
 fn all_views(rig: &Rig, views: &mut BTreeMap<String, String>) {
     same_views(rig, views, "at the end");
     let dir = rig.path().join(".snapshots");
@@ -174,15 +173,15 @@ fn same_views(rig: &Rig, views: &BTreeMap<String, String>, when: &str) {
     }
 }
 
-/// A request that panics is answered with EIO, and a thread that serves none says nothing at all.
+/// A request that panics returns EIO, and a panic elsewhere has no visible effect.
 fn no_panic(rig: &Rig) {
     let log = fs::read_to_string(rig.path().join(".ckptfs/daemon.log")).unwrap_or_default();
     let line = log.lines().find(|line| line.contains("panicked"));
     assert_eq!(line, None, "the daemon's log");
 }
 
-/// While a file is settled it has a lease, and the daemon's own open for writing, which never
-/// waits, was refused with EAGAIN.
+/// A file has a lease while it is settled. Failed before: the daemon's own non-blocking open for
+/// writing failed with EAGAIN.
 fn an_open_for_writing_is_never_refused(v: Variant) {
     const OPENS: usize = 1500;
     let rig = v.start();
@@ -203,9 +202,10 @@ fn an_open_for_writing_is_never_refused(v: Variant) {
     });
 }
 
-/// A listing of one directory told the kernel that a file had lost its name in another before the
-/// kernel had taken the answer of that unlink(2). It then counted the name down twice, and refused
-/// to link the file, which it took for one without a name: ENOENT in 35 of 2,239 rounds.
+/// Failed before: a listing of one directory notified the kernel that a file had lost its name in
+/// another, before the kernel had processed the reply to that unlink(2). The kernel decremented the
+/// link count twice and refused to link the file, which it considered deleted: ENOENT in 35 of
+/// 2,239 rounds.
 fn a_file_that_lost_a_name_can_be_linked_again(v: Variant) {
     const ROUNDS: usize = 600;
     let rig = v.start();
@@ -237,8 +237,8 @@ for_each_variant! { reflink => nothing_is_lost }
 for_each_variant! { xfs => an_open_for_writing_is_never_refused, a_file_that_lost_a_name_can_be_linked_again }
 for_each_variant! { branch => nothing_is_lost }
 
-/// One process of the crew. Run as a test it is a worker alone on a plain directory: what it
-/// expects is what a filesystem does.
+/// One process of the crew. Run as a test, it is a single worker on a plain directory, which
+/// validates its model.
 #[test]
 fn one_of_the_crew() {
     match Orders::given() {

@@ -1,4 +1,4 @@
-//! What a worker knows of its own names: paths, what they lead to, and which are links to one file.
+//! A worker's model of its own names: paths, their targets, and hard links.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -6,11 +6,10 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-/// Random numbers (xorshift64*): the same from the same seed.
+/// Seeded random numbers (xorshift64*).
 pub struct Rng(u64);
 
 impl Rng {
-    /// From a seed.
     pub fn new(seed: u64) -> Rng {
         Rng(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
     }
@@ -22,17 +21,17 @@ impl Rng {
         self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 16
     }
 
-    /// A number below `end`.
+    /// Returns a number below `end`.
     pub fn below(&mut self, end: usize) -> usize {
         (self.next() % end.max(1) as u64) as usize
     }
 
-    /// One of them.
+    /// Returns a random element.
     pub fn of<'a, T>(&mut self, all: &'a [T]) -> Option<&'a T> {
         all.get(self.below(all.len()))
     }
 
-    /// Bytes for a file.
+    /// Returns random content.
     pub fn content(&mut self, most: usize) -> Vec<u8> {
         let (len, seed) = (self.below(most + 1), self.next());
         (0..len as u64)
@@ -41,12 +40,11 @@ impl Rng {
     }
 }
 
-/// What a name leads to, as it can be told and compared.
+/// The observed target of a name, for reports and comparisons.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Shown {
-    /// A regular file: bytes, their hash, number of names.
+    /// A regular file: size, content hash, link count.
     File(u64, String, u64),
-    /// A directory.
     Dir,
     /// A symbolic link with this target.
     Link(String),
@@ -61,7 +59,7 @@ impl Shown {
         )
     }
 
-    /// What is there; panics if nothing is.
+    /// Reads a path; panics if it does not exist.
     pub fn at(path: &Path) -> Shown {
         use std::os::unix::fs::MetadataExt;
         let told = |what: &str, error: std::io::Error| -> ! {
@@ -86,7 +84,7 @@ impl Shown {
     }
 }
 
-/// Everything below `root/part`, by its path from `root`.
+/// Reads everything below `root/part`, by its path relative to `root`.
 pub fn show_all(root: &Path, part: &str, into: &mut BTreeMap<String, Shown>) {
     let dir = root.join(part);
     for name in crate::concurrent::walk::names(&dir)
@@ -101,7 +99,7 @@ pub fn show_all(root: &Path, part: &str, into: &mut BTreeMap<String, Shown>) {
     }
 }
 
-/// What a name leads to.
+/// The target of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum What {
     /// The regular file with this number.
@@ -114,17 +112,16 @@ pub enum What {
 #[derive(Default)]
 pub struct Model {
     names: BTreeMap<String, What>,
-    /// What each regular file that ever was holds.
+    /// The content of each regular file ever created.
     pub contents: Vec<Vec<u8>>,
 }
 
 impl Model {
-    /// What a name leads to.
     pub fn get(&self, path: &str) -> Option<&What> {
         self.names.get(path)
     }
 
-    /// Paths of which `wanted` says so.
+    /// Returns the paths whose target matches `wanted`.
     pub fn paths(&self, wanted: impl Fn(&What) -> bool) -> Vec<String> {
         self.names
             .iter()
@@ -133,40 +130,38 @@ impl Model {
             .collect()
     }
 
-    /// Number of names.
     pub fn len(&self) -> usize {
         self.names.len()
     }
 
-    /// A new regular file.
+    /// Adds a new regular file.
     pub fn create(&mut self, path: &str, data: Vec<u8>) {
         self.contents.push(data);
         self.put(path, What::File(self.contents.len() - 1));
     }
 
-    /// A name leads there from now on.
+    /// Sets the target of a name.
     pub fn put(&mut self, path: &str, what: What) {
         self.names.insert(path.to_owned(), what);
     }
 
-    /// The name is gone.
     pub fn remove(&mut self, path: &str) {
         self.names.remove(path);
     }
 
-    /// Nothing is below a directory.
+    /// Returns whether a directory is empty.
     pub fn is_empty_dir(&self, path: &str) -> bool {
         !self.names.keys().any(|other| is_below(other, path))
     }
 
-    /// Renames, with all that is below.
+    /// Renames a name, with everything below it.
     pub fn rename(&mut self, from: &str, to: &str) {
         let moved = self.take_tree(from);
         self.names.remove(to);
         self.put_tree(to, moved);
     }
 
-    /// Exchanges two names, with all that is below each.
+    /// Exchanges two names, with everything below each.
     pub fn exchange(&mut self, a: &str, b: &str) {
         let (from_a, from_b) = (self.take_tree(a), self.take_tree(b));
         self.put_tree(b, from_a);
@@ -196,7 +191,7 @@ impl Model {
         );
     }
 
-    /// What a name must show.
+    /// Returns the expected target of a name.
     pub fn shown(&self, path: &str) -> Option<Shown> {
         Some(match self.get(path)? {
             What::Dir => Shown::Dir,
@@ -212,7 +207,7 @@ impl Model {
         })
     }
 
-    /// All of it.
+    /// Returns the expected targets of all names.
     pub fn all(&self) -> BTreeMap<String, Shown> {
         self.names
             .keys()
@@ -221,7 +216,7 @@ impl Model {
     }
 }
 
-/// `path` is below the directory `dir`.
+/// Returns whether `path` is below the directory `dir`.
 pub fn is_below(path: &str, dir: &str) -> bool {
     path.strip_prefix(dir)
         .is_some_and(|rest| rest.starts_with('/'))

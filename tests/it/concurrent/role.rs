@@ -1,4 +1,4 @@
-//! The processes of a run: this binary, started again with orders.
+//! The processes of a run: this binary, executed again with orders.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -15,20 +15,20 @@ use crate::concurrent::{dump, walk, worker};
 
 /// Processes that change the tree.
 pub const WORKERS: usize = 16;
-/// Beginning of the names of checkpoints that stay, and of those that are deleted again.
+/// Prefixes of checkpoint names: permanent ones, and temporary ones.
 pub const KEPT: &str = "kept-";
 const GOING: &str = "going-";
-/// Of so many checkpoints one stays, and so many of the others are there at a time.
+/// One in this number of checkpoints is permanent, and the maximum of temporary ones.
 const KEPT_EVERY: u64 = 3;
 const GOING_MAX: usize = 4;
-/// Between two checkpoints.
+/// The pause between two checkpoints.
 const PAUSE: Duration = Duration::from_millis(5);
-/// Seconds for what is under way when the time is over.
+/// Time limit for pending operations at the end of the run.
 const GRACE: Duration = Duration::from_secs(120);
 
 const VARIABLE: &str = "CKPTFS_CREW_ORDERS";
 
-/// What a process is to do.
+/// The task of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Role {
     /// Changes the tree.
@@ -44,7 +44,7 @@ pub enum Role {
 pub struct Orders {
     pub role: Role,
     pub tree: PathBuf,
-    /// Where it writes down what it found.
+    /// The directory for its results.
     pub notes: PathBuf,
     pub index: usize,
     pub seed: u64,
@@ -52,13 +52,13 @@ pub struct Orders {
 }
 
 impl Orders {
-    /// Those that this process was started with.
+    /// Returns the orders of this process, if any.
     pub fn given() -> Option<Orders> {
         let text = std::env::var(VARIABLE).ok()?;
         Some(serde_json::from_str(&text).expect("orders are what the crew wrote"))
     }
 
-    /// For how long.
+    /// Returns the duration of the run.
     pub fn limit(&self) -> Duration {
         Duration::from_secs(self.seconds)
     }
@@ -72,7 +72,7 @@ impl Orders {
     }
 }
 
-/// Does what the orders say and writes down the result.
+/// Executes the orders and writes the result.
 pub fn run(orders: &Orders) {
     match orders.role {
         Role::Worker => write_note(orders, &worker::work(orders)),
@@ -87,7 +87,7 @@ fn write_note(orders: &Orders, note: &impl Serialize) {
         .expect("the notes are outside the mount");
 }
 
-/// What a process wrote down.
+/// Reads the result of a process.
 pub fn read_note<T: DeserializeOwned>(notes: &Path, name: &str) -> T {
     let text = fs::read_to_string(notes.join(format!("{name}.json")))
         .unwrap_or_else(|error| panic!("{name} wrote nothing down: {error}"));
@@ -117,7 +117,7 @@ fn checkpoints(orders: &Orders) {
     }
 }
 
-/// Walks the newest view, then one that was walked before; gives the hash of each.
+/// Walks the newest view and a previously walked one in turn; returns the hash of each.
 fn walk_views(orders: &Orders) -> BTreeMap<String, String> {
     let (started, dir) = (Instant::now(), orders.tree.join(".snapshots"));
     let mut known: BTreeMap<String, String> = BTreeMap::new();
@@ -149,14 +149,14 @@ fn walk_views(orders: &Orders) -> BTreeMap<String, String> {
     known
 }
 
-/// Processes at work. Those that are left are killed when it is dropped.
+/// Running processes, killed when dropped.
 #[derive(Default)]
 pub struct Crew {
     at_work: Vec<(Orders, Child)>,
 }
 
 impl Crew {
-    /// Starts one.
+    /// Starts a process.
     pub fn start(&mut self, orders: Orders) {
         let log = File::create(log_of(&orders)).expect("the notes can be written");
         let copy = log.try_clone().expect("a descriptor can be copied");
@@ -180,8 +180,8 @@ impl Crew {
         self.at_work.push((orders, child));
     }
 
-    /// Waits until all have ended well. Who fails ends the run; who does not end in time is shown
-    /// where it hangs.
+    /// Waits until all processes have succeeded. A failure ends the run; a hung process is reported
+    /// with its kernel stacks.
     pub fn wait(mut self, limit: Duration, mount: &Mount) {
         let started = Instant::now();
         while !self.at_work.is_empty() {
@@ -230,6 +230,6 @@ impl Drop for Crew {
         for (_, child) in &mut self.at_work {
             let _ = child.kill();
         }
-        // One that is stuck in a request dies when the mount is aborted, which comes next.
+        // A process that is blocked in a request dies at the abort of the mount, which follows.
     }
 }

@@ -1,11 +1,11 @@
-//! Walking a tree: whatever readdir names must be found by look-up, and be what readdir says.
+//! Walks of a tree: a lookup must find each name that readdir returns, with the same type.
 
 use std::fs::{self, FileType};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-/// The names in a directory, sorted.
+/// Returns the names in a directory, sorted.
 pub fn names(dir: &Path) -> io::Result<Vec<String>> {
     let mut names = fs::read_dir(dir)?
         .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
@@ -14,15 +14,15 @@ pub fn names(dir: &Path) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// Everything below `dir`, a line for each name in order: what it is, its attributes, and a hash of
-/// its content.
+/// Returns everything below `dir`, one line for each name in order: type, attributes, and content
+/// hash.
 pub fn walk(dir: &Path) -> io::Result<String> {
     let mut text = String::new();
     walk_below(dir, "", &mut text)?;
     Ok(text)
 }
 
-/// The hash of [`walk`].
+/// Returns the hash of [`walk`].
 pub fn hash(dir: &Path) -> io::Result<String> {
     Ok(blake3::hash(walk(dir)?.as_bytes()).to_hex().to_string())
 }
@@ -101,8 +101,8 @@ fn walk_below(dir: &Path, at: &str, text: &mut String) -> io::Result<()> {
     Ok(())
 }
 
-/// Looks into views that may be deleted at any moment: it may find them gone at every step, and
-/// nothing else.
+/// Reads views that may be deleted at any time; each step may fail only because the view does not
+/// exist.
 pub fn going(dir: &Path, prefix: &str) {
     let all = names(dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
     for name in all.into_iter().filter(|name| name.starts_with(prefix)) {
@@ -118,7 +118,7 @@ pub fn going(dir: &Path, prefix: &str) {
     }
 }
 
-/// The first levels of a view, and one file.
+/// Reads the first levels of a view, and one file.
 fn some_of(view: &Path) -> io::Result<()> {
     for name in names(view)? {
         let path = view.join(name);

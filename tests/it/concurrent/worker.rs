@@ -1,5 +1,5 @@
-//! A worker: random operations on names of its own, in directories of its own and in shared ones,
-//! each checked against what it knows.
+//! A worker performs random operations on its own names, in its own and in shared directories, and
+//! checks each against its model.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
@@ -15,23 +15,23 @@ use crate::concurrent::model::{Model, Rng, Shown, What, is_below};
 use crate::concurrent::role::{Orders, WORKERS};
 use crate::concurrent::walk;
 
-/// What is at the top of the tree: the directory of the fight, those of the workers, those that
-/// they share, and where each counts its steps.
+/// The root of the tree: the directory of the fight, the workers' directories, the shared ones, and
+/// the step counters.
 pub const TOP: [&str; 4] = [fight::DIR, "own", "shared", "steps"];
-/// Where the names of workers are.
+/// The directories of the workers' names.
 pub const OWNED: [&str; 2] = ["own", "shared"];
 const SHARED_DIRS: usize = 4;
-/// Names of one worker in one directory, and in all.
+/// The maximum of names of one worker, in one directory and in total.
 const NAMES: usize = 8;
 const NAMES_MAX: usize = 28;
 const BYTES_MAX: usize = 6000;
 
-/// What a worker is called; its names in shared directories begin so.
+/// Returns the name of a worker, which is the prefix of its names in shared directories.
 pub fn name(index: usize) -> String {
     format!("w{index:02}")
 }
 
-/// Makes the tree that the workers begin with.
+/// Creates the initial tree.
 pub fn prepare(root: &Path, workers: usize) {
     let make = |path: String| {
         fs::create_dir_all(root.join(&path)).unwrap_or_else(|error| panic!("{path}: {error}"))
@@ -45,7 +45,8 @@ pub fn prepare(root: &Path, workers: usize) {
     }
 }
 
-/// In each view every worker is at one step, and never at an earlier one than in the view before.
+/// Asserts that in each view every worker is at exactly one step, not earlier than in the previous
+/// view.
 pub fn steps_follow(snapshots: &Path, views: &[String]) {
     let mut last = [0_u64; WORKERS];
     for view in views {
@@ -70,7 +71,7 @@ pub fn steps_follow(snapshots: &Path, views: &[String]) {
     }
 }
 
-/// Works until the time is over; gives how much it did and what its names lead to.
+/// Works until the end of the run; returns the operation count and the model.
 pub fn work(orders: &Orders) -> (u64, BTreeMap<String, Shown>) {
     let started = Instant::now();
     let mut worker = Worker {
@@ -107,13 +108,13 @@ impl Worker {
         self.tree.join(path)
     }
 
-    /// It must work: the names are ours.
+    /// Unwraps a result that must be `Ok`, because only this worker uses the name.
     #[track_caller]
     fn must<T>(what: &str, path: &str, result: io::Result<T>) -> T {
         result.unwrap_or_else(|error| panic!("{what} {path}: {error}"))
     }
 
-    /// A directory for a name: our own, a shared one, or one that we made.
+    /// Returns a parent directory: the worker's own, a shared one, or one created in the run.
     fn some_dir(&mut self) -> String {
         let made = self.model.paths(|what| *what == What::Dir);
         match self.rng.below(4) {
@@ -127,7 +128,7 @@ impl Worker {
         }
     }
 
-    /// A name of ours, taken or not.
+    /// Returns a name of this worker, existing or not.
     fn some_name(&mut self) -> String {
         let dir = self.some_dir();
         format!("{dir}/{}-{}", self.me, self.rng.below(NAMES))
@@ -244,7 +245,7 @@ impl Worker {
             (_, None) => true,
             (Some(What::Dir), Some(What::Dir)) => self.model.is_empty_dir(&to),
             (Some(What::Dir), _) | (_, Some(What::Dir)) => false,
-            // Two links to one file: rename(2) does nothing, and says so to nobody.
+            // rename(2) of two links to one file succeeds without an effect.
             (one, other) => one != other,
         };
         if fits {
@@ -306,8 +307,8 @@ impl Worker {
         }
     }
 
-    /// One name that is renamed for ever: whoever sees two of it, or none, has not seen one
-    /// instant.
+    /// Renames one file continuously: a view with two of its names, or without one, does not show
+    /// one instant.
     fn next_step(&mut self) {
         let path = |step: u64| format!("steps/{}/{step}", self.me);
         let (from, to) = (path(self.step), path(self.step + 1));

@@ -1,4 +1,4 @@
-//! What was counted last time, and the comparison with it.
+//! Stored counts of an earlier run, and the comparison with them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -6,14 +6,13 @@ use std::fs;
 use std::io::Write as _;
 use std::path::PathBuf;
 
-/// What a number stands for; they are compared and written as text with two decimals, or none if
-/// they are whole.
+/// Counts by name; compared and written as text with two decimals, or none if whole.
 type Row = BTreeMap<String, f64>;
 
-/// How often is counted before more than the baseline is a finding, and for a new baseline.
+/// Attempts before an excess is reported, and sessions for a new baseline.
 const ATTEMPTS: usize = 3;
 
-/// A file of numbers by workload, and what was counted this time.
+/// Stored counts by workload, and the counts of this run.
 pub struct Baseline {
     name: String,
     known: BTreeMap<String, Row>,
@@ -22,7 +21,7 @@ pub struct Baseline {
     lower: Vec<String>,
 }
 
-/// What the file was written on: other kernels make other requests.
+/// Returns the kernel release of the baseline: other kernels make other requests.
 fn kernel() -> String {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").expect("/proc is mounted");
     release.split('.').take(2).collect::<Vec<_>>().join(".")
@@ -42,7 +41,8 @@ impl Baseline {
     /// Reads `tests/it/counts/baseline/NAME.txt`.
     ///
     /// # Errors
-    /// Why it says nothing here: it was written on another kernel, which makes other requests.
+    /// Returns the reason why the baseline does not apply: it was written on another kernel, which
+    /// makes other requests.
     fn read(name: &str) -> Result<Baseline, String> {
         let text = fs::read_to_string(file(name)).unwrap_or_default();
         let written_on = text
@@ -69,7 +69,7 @@ impl Baseline {
         })
     }
 
-    /// Compares what a workload made with what is known of it; `slack` more of each is no finding.
+    /// Compares the counts of a workload with the baseline, with a tolerance of `slack` for each.
     pub fn check(&mut self, workload: &str, counted: Row, slack: f64) {
         let none = Row::new();
         let known = self.known.get(workload).unwrap_or(&none);
@@ -95,7 +95,8 @@ impl Baseline {
         self.counted.push((workload.to_owned(), counted));
     }
 
-    /// Notes what is known and was not counted; true if there is nothing to complain about.
+    /// Reports workloads of the baseline that are no longer counted; returns whether there are no
+    /// problems.
     fn complete(&mut self) -> bool {
         let stale = self
             .known
@@ -106,7 +107,7 @@ impl Baseline {
         self.problems.is_empty()
     }
 
-    /// Leaves the problems that the other sessions have found too, with whatever number.
+    /// Retains only the problems that all other sessions also found, with any count.
     fn only_found_each_time(&mut self, others: &[Baseline]) {
         let about = |line: &str| {
             line.rsplit_once(" instead of ")
@@ -123,7 +124,7 @@ impl Baseline {
         });
     }
 
-    /// Takes the median of this and the other sessions.
+    /// Replaces each count by the median of all sessions.
     fn take_median(&mut self, others: &[Baseline]) {
         for (index, (_, row)) in self.counted.iter_mut().enumerate() {
             let rows: Vec<Row> = others
@@ -148,14 +149,14 @@ impl Baseline {
         }
     }
 
-    /// Fails if there was more than is known; or writes the file, if that was asked for.
+    /// Fails if a count exceeds the baseline, or writes the baseline if requested.
     fn finish(self) {
         if blesses() {
             fs::write(file(&self.name), self.text()).expect("the baseline can be written");
             return;
         }
         if !self.lower.is_empty() {
-            // Not `println!`: the test runner swallows what a passing test prints.
+            // Not `println!`, because the test runner discards the output of a passing test.
             let mut out = std::io::stdout().lock();
             let _ = writeln!(
                 out,
@@ -214,13 +215,13 @@ fn parse(line: &str) -> Option<(String, Row)> {
     Some((workload.to_owned(), numbers.collect()))
 }
 
-/// Counts with `session`, which is handed the baseline `name` and fills it, and fails if that finds
-/// more than is known; or writes the baseline. A machine that is short of memory makes the kernel
-/// forget and ask again, so only what is found each time is a finding. For the same reason a new
-/// baseline holds the median of as many sessions.
+/// Runs `session` with the baseline `name`, and fails if counts exceed the baseline, or writes it.
+///
+/// Under memory pressure the kernel drops cached inodes and repeats requests. Therefore only
+/// problems of every attempt count, and a new baseline stores the median of as many sessions.
 ///
 /// # Errors
-/// Why nothing can be counted or compared here.
+/// Returns the reason why nothing can be counted or compared here.
 pub fn compare(
     name: &str,
     session: impl Fn(Baseline) -> Result<Baseline, String>,

@@ -1,4 +1,4 @@
-//! What a branch waits for the disk, and what it costs the daemon that nobody uses it.
+//! Syncs that branch operations wait for, and the cost of idle branches for the daemon.
 
 use std::fs;
 use std::path::Path;
@@ -9,26 +9,26 @@ use crate::common::wait::{seen, wait_until};
 use crate::common::{Fs, Io, MountOpts, Rig, Variant, scratch, skip};
 
 const SYNCS: &str = "fsync,fdatasync,syncfs,sync,sync_file_range,msync";
-/// Syncs of the whole process for a branch that is made, those behind the answer among them: of the
-/// journals, of each file and directory of the store, of the entry.
+/// Syncs of the whole process for a new branch, including those after the reply: of the journals,
+/// of each file and directory of the store, and of the entry.
 const MADE_MAX: usize = 24;
-/// Branches that are made and dropped in turn.
+/// Branches created and dropped in turn.
 const BRANCHES: usize = 4;
 
-/// Branches that nobody uses.
+/// Idle branches.
 const IDLE: usize = 20;
-/// Threads of one: those that read requests (two, on few CPUs), one that waits for their end, one for
-/// the control socket.
+/// Threads of a branch: its readers (two, on few CPUs), the one that joins them, and its control
+/// socket.
 const THREADS_MAX: usize = 4;
-/// Those of what is done now and then in all of them.
+/// Threads for periodic work, shared by all branches.
 const SHARED_MAX: usize = 3;
-/// Memory of one: a buffer of its session was in it whole, 16 MiB.
+/// Memory of a branch. Failed before: its session had a resident buffer of 16 MiB.
 const RSS_MAX: u64 = 2 << 20;
-/// Files that `status` may open for each, to know what it has in common with its parent: a merge opens
-/// more than twice as many.
+/// Files that `status` may open for each branch to compare it with its parent; a merge opens more
+/// than twice as many.
 const OPENED_MAX: usize = 4;
 
-/// Calls that were made while `work` was done: thread and name.
+/// Returns the calls made during `work`, each with its thread and name.
 fn calls(rig: &Rig, more: &str, log: &Path, work: impl FnOnce()) -> Option<Vec<(u32, String)>> {
     let strace = Strace::watch(rig.mount.pid(), &format!("{SYNCS},{more}"), log)?;
     work();
@@ -42,7 +42,7 @@ fn calls(rig: &Rig, more: &str, log: &Path, work: impl FnOnce()) -> Option<Vec<(
     Some(log.lines().filter_map(call).collect())
 }
 
-/// How many syncs the thread made that made this call, and how many all did.
+/// Returns the syncs made by the threads that made this call, and those of all threads.
 fn syncs(calls: &[(u32, String)], of: &str) -> (usize, usize) {
     let is_of = |name: &str| SYNCS.split(',').any(|sync| sync == name);
     let answers: Vec<u32> = calls
@@ -56,7 +56,8 @@ fn syncs(calls: &[(u32, String)], of: &str) -> (usize, usize) {
     (mine.count(), all.count())
 }
 
-/// To make one took fifteen syncs, one after the other, and to drop one eleven, before the answer.
+/// Failed before: creating a branch made fifteen syncs in sequence before the reply, and dropping
+/// one made eleven.
 #[test]
 fn a_branch_is_made_and_dropped_without_a_sync() {
     let variant = Variant {
@@ -91,7 +92,7 @@ fn a_branch_is_made_and_dropped_without_a_sync() {
     }
 }
 
-/// Files that are changed on one side.
+/// Files changed on one side.
 const CHANGED: usize = 60;
 
 fn append_all(dir: &Path) {
@@ -102,8 +103,8 @@ fn append_all(dir: &Path) {
     }
 }
 
-/// Waits until the daemon has handled every close in a tree: a checkpoint starts the writeback of
-/// files that are open for writing.
+/// Waits until the daemon has handled every close in a tree, because a checkpoint starts the
+/// writeback of files open for writing.
 fn all_is_closed(rig: &Rig, tree: &Path) {
     wait_until("every file is closed", || {
         let mut stats = Command::new(rig.mount.command::<&str>(&[]).get_program());
@@ -114,8 +115,8 @@ fn all_is_closed(rig: &Rig, tree: &Path) {
     });
 }
 
-/// What both have in common then was written with four syncs in the freeze, and with four behind
-/// it, before the answer.
+/// Failed before: storing the new merge base took four syncs within the freeze, and four after it,
+/// before the reply.
 #[test]
 fn a_branch_is_merged_and_updated_without_a_sync() {
     let variant = Variant {
@@ -133,7 +134,8 @@ fn a_branch_is_merged_and_updated_without_a_sync() {
     rig.mount.ok(&["branch", "create", "--no-git", "fix"]);
     let branch = rig.path().with_file_name("project@fix");
     let dir = scratch();
-    // The first makes what the second finds. What comes together in many is synced once.
+    // The first round prepares the state that the second finds. A base of many parts is synced
+    // once.
     for round in 0..2 {
         let rounds: [(&Path, &[&str]); 2] = [
             (&branch, &["merge", "fix"]),
@@ -155,8 +157,8 @@ fn a_branch_is_merged_and_updated_without_a_sync() {
     }
 }
 
-/// Each had thirteen: its session's, and one for each thing that is done now and then. And `status`
-/// merged each of them, to tell what nobody has merged, although nothing had changed.
+/// Failed before: each branch had thirteen threads, those of its session and one for each periodic
+/// task, and `status` computed a merge of each branch although nothing had changed.
 #[test]
 fn branches_that_nobody_uses_cost_little() {
     let variant = Variant {

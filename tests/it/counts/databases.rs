@@ -1,8 +1,8 @@
-//! What databases ask of their files, call by call: the same on any machine, with or without an
+//! The file accesses of databases, call by call: identical on any machine, without a database
 //! engine.
 //!
-//! The calls are those that strace shows of PostgreSQL 15 (`pgbench`, a warm pool of buffers),
-//! SQLite 3.40 and Redis 7.
+//! The calls are those that strace shows of PostgreSQL 15 (`pgbench`, a warm buffer pool), SQLite
+//! 3.40 and Redis 7.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
@@ -10,25 +10,25 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Queries, or transactions.
+/// Queries or transactions.
 pub const QUERIES: u64 = 1000;
-/// A block, of whichever database.
+/// Block size of all databases here.
 const BLOCK: usize = 8192;
-/// So long after it was opened an eighth of it is enough for all that is counted.
+/// Pause after open, after which an eighth of it suffices for everything counted.
 const REST: Duration = Duration::from_secs(4);
 
 fn end(mut file: &File) -> u64 {
     file.seek(SeekFrom::End(0)).expect("a file has an end")
 }
 
-/// A new file of a hundred blocks.
+/// Returns a new file of a hundred blocks.
 fn filled(path: &Path) -> File {
     std::fs::write(path, vec![0; 100 * BLOCK]).expect("a file");
     let mut how = OpenOptions::new();
     how.read(true).write(true).open(path).expect("it is there")
 }
 
-/// A table and its index, open for reading and writing since a while.
+/// A table, its index and its log, open for reading and writing for some time.
 pub struct Postgres {
     heap: File,
     index: File,
@@ -36,7 +36,7 @@ pub struct Postgres {
 }
 
 impl Postgres {
-    /// As a backend has them that was connected some time ago.
+    /// Opens the files as a backend connected some time ago.
     pub fn connected(dir: &Path) -> Postgres {
         let [heap, index, log] = ["heap", "index", "log"].map(|name| filled(&dir.join(name)));
         std::thread::sleep(REST);
@@ -49,7 +49,7 @@ impl Postgres {
         assert!(end(&self.index) > 0 && end(&self.heap) > 0);
     }
 
-    /// The planner asks how large table and index are.
+    /// Reads blocks; the planner queries the sizes of table and index.
     pub fn selects(&self) {
         let mut block = [0; BLOCK];
         for query in 0..QUERIES {
@@ -60,7 +60,7 @@ impl Postgres {
         }
     }
 
-    /// The log is written and synced, and each tenth time the table grows by a block.
+    /// Writes and syncs the log; every tenth time the table grows by a block.
     pub fn transactions(&self) {
         for query in 0..QUERIES {
             self.plan();
@@ -85,7 +85,7 @@ pub struct Sqlite {
 }
 
 impl Sqlite {
-    /// Open since a while, as any of its two modes has it.
+    /// Opens the files some time ago, for both journal modes.
     pub fn open(dir: &Path) -> Sqlite {
         let [database, wal] = ["db", "db-wal"].map(|name| filled(&dir.join(name)));
         std::thread::sleep(REST);
@@ -97,8 +97,7 @@ impl Sqlite {
     }
 
     fn begin(&self) {
-        // Somebody's journal that is to be rolled back; what was changed since; how many pages
-        // there are.
+        // Checks for a hot journal, the change counter, and the number of pages.
         assert!(!self.path.with_extension("journal").exists());
         self.database
             .read_exact_at(&mut [0; 16], 24)
@@ -106,12 +105,12 @@ impl Sqlite {
         assert!(self.database.metadata().expect("attributes").len() > 0);
     }
 
-    /// A read without WAL.
+    /// Reads without WAL.
     pub fn selects(&self) {
         (0..QUERIES).for_each(|_| self.begin());
     }
 
-    /// A write with WAL.
+    /// Writes with WAL.
     pub fn inserts_with_wal(&self) {
         for query in 0..QUERIES {
             self.wal
@@ -124,7 +123,7 @@ impl Sqlite {
         }
     }
 
-    /// A write with a journal that is removed after it.
+    /// Writes with a rollback journal, which is removed afterwards.
     pub fn inserts_with_journal(&self) {
         let journal = self.path.with_extension("journal");
         for query in 0..QUERIES {
@@ -149,7 +148,7 @@ impl Sqlite {
     }
 }
 
-/// A log that is only appended to, and synced each time (Redis with `appendfsync always`).
+/// Appends to a log and syncs it each time (Redis with `appendfsync always`).
 pub fn redis(log: &mut File) {
     for _ in 0..QUERIES {
         log.write_all(b"*3\r\n$3\r\nSET\r\n")

@@ -1,5 +1,4 @@
-//! Memory of the daemon for each inode that the kernel knows, and for each file that a restore
-//! brings back.
+//! Memory of the daemon per inode cached by the kernel, and per restored file.
 
 use std::fs;
 use std::io::Write;
@@ -11,10 +10,9 @@ use crate::counts::tree;
 
 /// Files of the tree; `benches` measures with 250,000.
 const FILES: usize = 20_000;
-/// Files in one directory.
 const PER_DIR: usize = 500;
-/// What the bound of the project is at 250,000 files; here it has a margin for a table that has
-/// just grown, and for a debug build.
+/// The project's limit at 250,000 files, with a margin for a recently grown table and for a debug
+/// build.
 const BYTES_PER_INODE_MAX: u64 = 200 * 2;
 
 #[test]
@@ -52,7 +50,7 @@ fn an_inode_that_the_kernel_knows_costs_little_and_nothing_once_it_is_gone() {
     for entry in fs::read_dir(rig.path()).expect("a listing") {
         fs::remove_dir_all(entry.expect("an entry").path()).expect("rm -rf");
     }
-    // What is unlinked the kernel forgets at once, but FORGET is no request that can be waited for.
+    // The kernel forgets unlinked inodes at once, but FORGET has no reply to wait for.
     crate::common::wait_until("the inodes that are gone are forgotten", || {
         let now = rig.stats().inodes;
         seen(now <= before.inodes + 2, now)
@@ -60,12 +58,12 @@ fn an_inode_that_the_kernel_knows_costs_little_and_nothing_once_it_is_gone() {
     println!("{each} bytes per inode");
 }
 
-/// What a restore may take for each file that it brings back, at its peak: the plan, what was made,
-/// and the records of what it replaces. Times that it is measured before it counts as too much.
+/// Measurements before the limit below counts as exceeded. It limits the peak memory of a restore
+/// per file: the plan, the staged inodes, and the records of replaced inodes.
 const ATTEMPTS: u32 = 3;
 const RESTORED_BYTES_MAX: u64 = 2048;
 
-/// A line of `/proc/PID/status`, in bytes.
+/// Returns a line of `/proc/PID/status`, in bytes.
 fn status_bytes(pid: u32, name: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("the daemon's status");
     let line = status
@@ -79,8 +77,9 @@ fn status_bytes(pid: u32, name: &str) -> u64 {
         * 1024
 }
 
-/// It took 3.5 KB: what was made stood in two tables, all of it was in the kernel's table before
-/// the first was put in place, and the indexer took over the guard's epoch meanwhile.
+/// Failed before: a restore took 3.5 KB per file. Staged inodes were in two tables, the kernel's
+/// inode table had all of them before the first rename, and the indexer ran on the guard's epoch at
+/// the same time.
 #[test]
 fn a_restore_takes_little_memory_for_each_file() {
     let variant = Variant {
@@ -90,7 +89,7 @@ fn a_restore_takes_little_memory_for_each_file() {
     if let Some(reason) = variant.unavailable() {
         return skip(&reason);
     }
-    // What the allocator keeps in its arenas differs by a tenth from one daemon to the next.
+    // Memory retained by the allocator's arenas differs by a tenth between daemons.
     let mut each = u64::MAX;
     for _ in 0..ATTEMPTS {
         each = each.min(restored_bytes(variant));
@@ -102,7 +101,7 @@ fn a_restore_takes_little_memory_for_each_file() {
     println!("{each} bytes for each file");
 }
 
-/// The memory that a new daemon takes at its peak to restore many changed files, for each of them.
+/// Returns the peak memory per file of a new daemon that restores many changed files.
 fn restored_bytes(variant: Variant) -> u64 {
     let name = |number: usize| format!("a-directory-{:03}/a-file-{number:05}", number / PER_DIR);
     let mut rig = Counted::start(variant, |root| {

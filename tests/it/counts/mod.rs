@@ -1,10 +1,9 @@
-//! What does not depend on the machine's mood: requests of the kernel per workload, system calls of
-//! the daemon per operation, memory per inode.
+//! Counts independent of the machine's load: kernel requests per workload, system calls of the
+//! daemon per operation, memory per inode.
 //!
-//! Requests and system calls are compared with the files in `tests/it/counts/baseline`. More than
-//! the baseline fails; less passes and says that the baseline can be lowered.
-//! `CKPTFS_BLESS=1 cargo test --test it counts::` writes the files anew: look at what changed
-//! before committing it.
+//! Requests and system calls are compared with the files in `tests/it/counts/baseline`. A higher
+//! count fails; a lower one passes with a note that the baseline can be lowered. `CKPTFS_BLESS=1
+//! cargo test --test it counts::` rewrites the files: review the changes before committing them.
 
 mod baseline;
 mod branches;

@@ -1,4 +1,4 @@
-//! Requests of the kernel per workload.
+//! Kernel requests per workload.
 
 use std::ffi::OsStr;
 use std::fs::OpenOptions;
@@ -10,31 +10,30 @@ use crate::counts::databases::{self, Postgres, Sqlite};
 use crate::counts::rig::{Counted, Counts};
 use crate::counts::tree;
 
-/// Directories and links that are made.
+/// Directories and links to create.
 const FEW: usize = 100;
-/// Seconds for a tool.
+/// Time limit of a tool.
 const TOOL_SECONDS: u64 = 120;
-/// More requests than the baseline that are no finding: the kernel may have forgotten something.
-/// Whoever makes an operation dearer adds one for each file.
+/// Tolerated excess of requests: the kernel may have dropped a cached inode. A regression adds at
+/// least one request per file.
 const SLACK: f64 = 10.0;
-/// The same for a tool of the system: another version of it may look at a few files more. And for
-/// what is asked of open files by and by: a machine that is busy takes longer, and attributes may
-/// be believed for a while only.
+/// Tolerance for system tools, other versions of which may access a few more files, and for
+/// periodic requests on open files: a busy machine takes longer, and attributes expire.
 const TOOL_SLACK: f64 = 40.0;
 
-/// One mount, and what is known of it.
+/// A mount and its baseline.
 struct Session {
     rig: Counted,
     baseline: Baseline,
 }
 
 impl Session {
-    /// Counts what a workload of our own makes.
+    /// Counts the requests of our own workload.
     fn exactly(&mut self, workload: &str, work: impl FnOnce(&Path)) {
         self.count(workload, SLACK, work);
     }
 
-    /// Counts what a tool of the system makes.
+    /// Counts the requests of a system tool.
     fn about(&mut self, workload: &str, work: impl FnOnce(&Path)) {
         self.count(workload, TOOL_SLACK, work);
     }
@@ -77,13 +76,13 @@ fn session(variant: Variant, baseline: Baseline) -> Baseline {
     session.baseline
 }
 
-/// What is left of it where the kernel does not ask for extended attributes.
+/// Counts the workloads that differ when the kernel does not request extended attributes.
 fn session_without_xattrs(variant: Variant, baseline: Baseline) -> Baseline {
     let mut session = Session {
         rig: Counted::start_with(variant, "--xattrs=off", tree::fill),
         baseline,
     };
-    // The first answer is that there are none, and the last that is asked for.
+    // The first request of this kind returns ENOSYS, which ends all later ones.
     let first = session.rig.path().join("first");
     std::fs::write(&first, "x").expect("a file");
     std::fs::remove_file(&first).expect("it is there");
@@ -96,7 +95,7 @@ fn session_without_xattrs(variant: Variant, baseline: Baseline) -> Baseline {
     session.baseline
 }
 
-/// Names made and removed in the open epoch.
+/// Names created and removed in the open epoch.
 fn new_files(session: &mut Session) {
     let dir = session.rig.path().join("new");
     std::fs::create_dir(&dir).expect("a directory");
@@ -115,7 +114,7 @@ fn new_files(session: &mut Session) {
     session.exactly("unlink 1000", |_| tree::unlink(&renamed));
 }
 
-/// Walks and reads of what was there before.
+/// Walks and reads of existing files.
 fn known_files(session: &mut Session) {
     let walk = |path: &Path| assert!(tree::stat_walk(path) >= tree::FILES);
     session.rig.remount();
@@ -137,7 +136,7 @@ fn known_files(session: &mut Session) {
     });
 }
 
-/// Writes to what was there before, before a checkpoint and after.
+/// Writes to existing files, before and after a checkpoint.
 fn writes(session: &mut Session) {
     let walk = |path: &Path| assert!(tree::stat_walk(path) >= tree::FILES);
     session.rig.remount();
@@ -172,8 +171,8 @@ fn writes(session: &mut Session) {
     );
 }
 
-/// A transaction of each: what is read asks for nothing, what is written is synced, and who asks
-/// for all attributes after a read gets them anew.
+/// Transactions of each database: cached reads make no request, writes are synced, and a request
+/// for all attributes after a read gets fresh ones.
 fn databases(session: &mut Session) {
     let dir = session.rig.path().join("databases");
     std::fs::create_dir(&dir).expect("a directory");
@@ -198,7 +197,7 @@ fn databases(session: &mut Session) {
     std::fs::remove_dir_all(&dir).expect("nobody has it open");
 }
 
-/// What programs do that people use.
+/// Common archive tools.
 fn archives(session: &mut Session) {
     let archive = std::env::temp_dir().join(format!(
         "ckptfs-counts-{}-{:p}.tar",
@@ -258,12 +257,12 @@ fn git(session: &mut Session) {
     session.about("git status, warm", |path| git(&["status"], path));
 }
 
-/// The past: nothing of it changes, so the kernel may remember it all.
+/// Views: their contents never change, so the kernel may cache everything.
 fn views(session: &mut Session) {
     session.rig.remount();
     let id = session.rig.checkpoint();
     let view = session.rig.view(id);
-    // Half of it is no longer what it was.
+    // Half of the files differ from the view.
     let changed: Vec<_> = tree::paths(session.rig.path())
         .into_iter()
         .step_by(2)
@@ -285,8 +284,8 @@ fn views(session: &mut Session) {
     });
 }
 
-/// `ls -l` asks each file for its access list, which the kernel remembers, and for its label, which
-/// it does not.
+/// `ls -l` requests the ACL of each file, which the kernel caches, and its security label, which
+/// the kernel does not cache.
 fn lists(session: &mut Session, view: &Path) {
     let list = |_: &Path| {
         succeeds(
@@ -316,7 +315,7 @@ fn requests_without_extended_attributes_do_not_grow() {
     }
 }
 
-/// The filesystem below makes no difference.
+/// The backing filesystem makes no difference.
 #[test]
 #[ignore = "long: the same again on btrfs"]
 fn requests_per_workload_do_not_grow_btrfs() {

@@ -1,4 +1,4 @@
-//! A mount whose requests can be counted without making any.
+//! A mount whose requests are counted without making requests.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,13 +13,13 @@ use crate::common::mount::minor_of;
 use crate::common::wait::{same, wait_until};
 use crate::common::{Image, Mount, MountOpts, Variant};
 
-/// How long such a mount may live: every call of its daemon is traced, on a machine that may be busy.
+/// Time limit of such a mount: each call of its daemon is traced, on a machine that may be busy.
 const LIMIT: Duration = Duration::from_secs(1200);
 
-/// Numbers by name: requests by kind, or calls by system call.
+/// Numbers of requests by kind, or of calls by system call.
 pub type Counts = BTreeMap<String, u64>;
 
-/// A directory mounted elsewhere than in place: its daemon is reached beside the mount, and asking
+/// A directory mounted elsewhere: clients reach its daemon through the backing directory, which
 /// makes no request.
 pub struct Counted {
     client: Client,
@@ -29,20 +29,19 @@ pub struct Counted {
 }
 
 impl Counted {
-    /// Mounts a directory that `fill` has filled.
+    /// Mounts a directory filled by `fill`.
     pub fn start(variant: Variant, fill: impl FnOnce(&Path)) -> Counted {
         Counted::start_with(variant, "--xattrs=all", fill)
     }
 
-    /// As [`Counted::start`], with one more argument.
+    /// Like [`Counted::start`], with an additional argument.
     pub fn start_with(variant: Variant, argument: &str, fill: impl FnOnce(&Path)) -> Counted {
         let image = Image::of(variant.fs);
         let backing = image.dir("project");
         fill(&backing);
-        // What the sealer does is done ahead of need, by a thread that nobody waits for, and would
-        // be counted with whatever goes on meanwhile. The tripwire counts what is destroyed. A mark
-        // of it would be a checkpoint that the baseline does not have: what was made within this
-        // minute and is seen by no checkpoint may go without one.
+        // The sealer works ahead in the background, and its calls would be counted with unrelated
+        // operations. A mark of the tripwire would be a checkpoint missing from the baseline; files
+        // made within this minute and shown by no checkpoint may be removed without one.
         let opts = MountOpts {
             mountpoint: Some(image.dir("mounted")),
             limit: LIMIT,
@@ -67,22 +66,21 @@ impl Counted {
         counted
     }
 
-    /// Where the live tree is.
+    /// Returns the mount point.
     pub fn path(&self) -> &Path {
         self.mount.path()
     }
 
-    /// The view of checkpoint `id`.
+    /// Returns the view of checkpoint `id`.
     pub fn view(&self, id: u64) -> PathBuf {
         self.mount.view(id)
     }
 
-    /// The daemon's process id.
     pub fn pid(&self) -> u32 {
         self.mount.pid()
     }
 
-    /// Mounts anew: the kernel knows nothing then, as after a long time.
+    /// Remounts, which empties the kernel's caches.
     pub fn remount(&mut self) {
         self.mount.umount();
         self.mount.remount();
@@ -98,13 +96,13 @@ impl Counted {
             .0
     }
 
-    /// Brings everything to the disk that was written below the mount.
+    /// Syncs the backing filesystem.
     pub fn sync(&self) {
         let backing = fs::File::open(&self.backing).expect("the directory is there");
         rustix::fs::syncfs(backing).expect("syncfs");
     }
 
-    /// Makes the tree what it was.
+    /// Restores the tree to checkpoint `id`.
     pub fn restore(&mut self, id: u64) {
         let options = RestoreOptions {
             to: StateName(id.to_string()),
@@ -115,8 +113,8 @@ impl Counted {
         self.client.ask(options).expect("a restore");
     }
 
-    /// What the daemon says of itself once it has answered every request: also those that nobody
-    /// waits for, as RELEASE.
+    /// Returns the daemon's statistics once every request is answered, including requests without a
+    /// waiting caller such as RELEASE.
     pub fn stats(&mut self) -> Stats {
         self.settle();
         self.client.ask(GetStats).expect("stats")
@@ -134,8 +132,7 @@ impl Counted {
         });
     }
 
-    /// Waits until the daemon does nothing: what a checkpoint or a restore leaves to be done in
-    /// idle time is done.
+    /// Waits until the daemon is idle and the background work of a checkpoint or restore is done.
     pub fn rest(&self) {
         let used = || {
             let stat =
@@ -154,8 +151,8 @@ impl Counted {
         });
     }
 
-    /// The requests that `work` makes. Left out are FORGET, which comes when the kernel's memory
-    /// wants it, and STATFS, which comes from whoever looks at all mounts of the machine.
+    /// Returns the requests of `work`, except FORGET, which depends on memory pressure, and STATFS,
+    /// which any program that inspects all mounts of the machine sends.
     pub fn requests(&mut self, work: impl FnOnce(&Path)) -> Counts {
         let before = self.stats().requests;
         let path = self.path().to_owned();
@@ -170,7 +167,7 @@ impl Counted {
 }
 
 fn connect(backing: &Path) -> Client {
-    // A path of a socket may have 108 bytes at most; through a descriptor it always has fewer.
+    // The path of a socket is limited to 108 bytes; a path through a descriptor always fits.
     let store = fs::File::open(backing.join(STORE_NAME)).expect("the store is there");
     let client = Client::connect(&store);
     client.unwrap_or_else(|error| panic!("the daemon does not listen on {SOCKET_NAME}: {error}"))

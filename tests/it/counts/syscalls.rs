@@ -1,4 +1,4 @@
-//! System calls of the daemon per operation, as `strace -c` counts them.
+//! System calls of the daemon per operation, as counted by `strace -c`.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -15,21 +15,20 @@ use crate::counts::baseline::{self, Baseline};
 use crate::counts::rig::{Counted, Counts};
 use crate::counts::tree;
 
-/// Operations of a kind: enough that what happens once a second does not show.
+/// Operations of a kind, enough to make work done once a second negligible.
 const OPERATIONS: usize = 400;
-/// Names of a file that has many.
+/// Names of a file with many names.
 const MANY_NAMES: usize = 5000;
-/// Checkpoints that are made.
+/// Checkpoints to make.
 const CHECKPOINTS: usize = 40;
-/// Calls per operation beyond the baseline that are no finding: what the threads do besides.
-/// Whoever makes an operation dearer adds a whole call.
+/// Tolerated excess of calls per operation, for background threads. A regression adds a whole call.
 const SLACK: f64 = 0.3;
-/// Fewer calls per operation than this are not worth a word.
+/// Calls per operation below this are ignored.
 const NOISE: f64 = 0.1;
 
-/// Calls that depend on which thread waits for which, on the allocator, or on the clock.
+/// Calls that depend on thread scheduling, the allocator or the clock.
 const NOT_COUNTED: [&str; 27] = [
-    // Asked after a request that took long, as every request does under strace.
+    // Called after slow requests; under strace every request is slow.
     "getrusage",
     "sync_file_range",
     "futex",
@@ -39,7 +38,7 @@ const NOT_COUNTED: [&str; 27] = [
     "sched_yield",
     "fsync",
     "fdatasync",
-    // Once a second, of the records since: as many as `fsetxattr`.
+    // Called once a second for the records since, as often as `fsetxattr`.
     "fremovexattr",
     "mmap",
     "munmap",
@@ -50,26 +49,26 @@ const NOT_COUNTED: [&str; 27] = [
     "clone3",
     "set_robust_list",
     "rseq",
-    // Made by a thread that begins or ends, of which there are as many as there is to wait for.
+    // Called by threads that start or exit; their number depends on what blocks.
     "rt_sigprocmask",
     "sigaltstack",
     "sched_getaffinity",
     "prctl",
     "exit",
-    // After a restore it is asked in /proc who watches: as often as there are processes.
+    // A restore searches /proc for inotify watchers: as many calls as processes.
     "readlink",
     "getdents64",
     "newfstatat",
 ];
 
-/// strace on the daemon, until it is told to end.
+/// strace on the daemon, until ended.
 struct Trace {
     strace: Child,
     summary: PathBuf,
 }
 
 impl Trace {
-    /// Returns when strace follows every thread of the daemon; the reason if it cannot.
+    /// Returns once strace follows every thread of the daemon, or the reason why it cannot.
     fn start(pid: u32, dir: &Path) -> Result<Trace, String> {
         let (summary, said) = (dir.join("summary"), dir.join("said"));
         let stderr = File::create(&said).expect("a file");
@@ -116,13 +115,14 @@ impl Trace {
 
 impl Drop for Trace {
     fn drop(&mut self) {
-        // It has ended, but in a test that fails.
+        // It has already exited, except in a failing test.
         let _ = self.strace.kill();
         let _ = self.strace.wait();
     }
 }
 
-/// `% time, seconds, usecs/call, calls, errors (or nothing), syscall`, between two rules of dashes.
+/// Parses `% time, seconds, usecs/call, calls, errors (or nothing), syscall` between two lines of
+/// dashes.
 fn parse(summary: &str) -> Counts {
     let lines = summary
         .lines()
@@ -134,11 +134,11 @@ fn parse(summary: &str) -> Counts {
         Some(((*fields.last()?).to_owned(), fields.get(3)?.parse().ok()?))
     });
     let mut calls: Counts = calls.collect();
-    // sled writes when it likes, and asks for writeback after each write; the journal's writes are
-    // those without.
+    // sled writes at any time, with a sync_file_range after each write; the remaining writes are
+    // the journal's.
     take_away(&mut calls, "pwrite64", "sync_file_range");
-    // Rust's library checks a descriptor before it closes it where debug assertions are on; leases
-    // and locks are what is left.
+    // With debug assertions Rust's library checks a descriptor before closing it; the remaining
+    // calls are leases and locks.
     if cfg!(debug_assertions) {
         take_away(&mut calls, "fcntl", "close");
     }
@@ -146,7 +146,7 @@ fn parse(summary: &str) -> Counts {
     calls
 }
 
-/// Takes as many off the calls of one kind as there are of another.
+/// Subtracts the count of one call from another.
 fn take_away(calls: &mut Counts, from: &str, as_many_as: &str) {
     let fewer = calls.get(as_many_as).copied().unwrap_or(0);
     if let Some(calls) = calls.get_mut(from) {
@@ -165,18 +165,20 @@ fn the_summary_of_strace_is_understood() {
     );
 }
 
-/// One mount, and what is known of it.
+/// A mount and its baseline.
 struct Session {
     rig: Counted,
     dir: TempDir,
     baseline: Baseline,
-    /// Names are counted too, which cost the same in both I/O paths.
+    /// Whether to count operations on names, which cost the same in both I/O modes.
     names: bool,
 }
 
 impl Session {
-    /// Counts the calls that `work`, which does something `times` times, makes each time; the
-    /// reason if they cannot be counted.
+    /// Counts the calls per operation of `work`, which performs `times` of them.
+    ///
+    /// # Errors
+    /// Returns the reason why calls cannot be counted.
     fn count(
         &mut self,
         operation: &str,
@@ -188,8 +190,7 @@ impl Session {
         work(&mut self.rig);
         self.rig.settle();
         let per_operation = |calls: u64| (calls as f64 / times as f64 * 100.0).round() / 100.0;
-        // A descriptor is counted when it is opened: some are closed by a thread of their own, at
-        // some time.
+        // A descriptor is counted when opened, because some are closed later by another thread.
         let calls = trace
             .end()
             .into_iter()
@@ -221,7 +222,7 @@ fn session(variant: Variant, baseline: Baseline) -> Result<Baseline, String> {
         baseline,
         names: variant.io == Io::Daemon,
     };
-    // What happens once (the first use of a thread, of a directory) has happened.
+    // Do one-time work first (the first use of a thread, of a directory).
     tree::read(&tree::paths(session.rig.path()));
     std::thread::sleep(Duration::from_millis(10));
     operations(&mut session)?;
@@ -267,9 +268,9 @@ fn operations(session: &mut Session) -> Result<(), String> {
             .collect::<Vec<_>>(),
     );
     tree::touch(&others);
-    // What was captured is cloned then: dirty pages of a small file would be copied.
+    // Captured files are then cloned; small files with dirty pages would be copied.
     session.rig.sync();
-    // The indexer reads what the checkpoints before have left.
+    // The indexer processes the previous checkpoints.
     session.rig.rest();
     session.count("restore of a changed file", OPERATIONS, |rig| {
         rig.restore(id)
@@ -298,7 +299,7 @@ fn names_after_checkpoints(session: &mut Session, old: &[PathBuf]) -> Result<(),
     session.count("unlink after a checkpoint", OPERATIONS, |_| {
         tree::unlink(&old_renamed)
     })?;
-    // The indexer reads what was captured since: not by the checkpoints that are counted.
+    // The indexer processes earlier captures now, and not during the counted checkpoints.
     session.rig.rest();
     session.count("checkpoint", CHECKPOINTS, |rig| {
         (0..CHECKPOINTS).for_each(|_| {
@@ -308,12 +309,12 @@ fn names_after_checkpoints(session: &mut Session, old: &[PathBuf]) -> Result<(),
     Ok(())
 }
 
-/// A name more or fewer costs the same however many names a file has.
+/// The cost of one more or one fewer name does not depend on the number of names.
 fn many_names(session: &mut Session, dir: &Path) -> Result<(), String> {
     fs::create_dir(dir).expect("a directory");
     fs::write(dir.join("file"), "x").expect("a file");
     tree::link(&dir.join("file"), 1..10);
-    // The indexer waits for a restore, and works after it.
+    // The indexer pauses during a restore, and runs after it.
     session.rig.rest();
     session.count("link to a file with 10 names", OPERATIONS, |_| {
         tree::link(&dir.join("file"), 10..10 + OPERATIONS)

@@ -1,4 +1,4 @@
-//! The tree that is worked on, and the work of ordinary programs on it.
+//! The tree of the counts, and the operations of ordinary programs on it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 pub const DIRS: usize = 20;
 /// Files in each of them.
 pub const FILES_PER_DIR: usize = 50;
-/// Files in all.
+/// Total number of files.
 pub const FILES: usize = DIRS * FILES_PER_DIR;
 
-/// Makes the tree in `root`.
+/// Creates the tree in `root`.
 pub fn fill(root: &Path) {
     for path in paths(root) {
         fs::create_dir_all(path.parent().expect("it is in a directory")).expect("a directory");
@@ -29,7 +29,7 @@ fn content(path: &Path) -> String {
     .repeat(20)
 }
 
-/// The files of the tree, directory by directory.
+/// Returns the files of the tree, directory by directory.
 pub fn paths(root: &Path) -> Vec<PathBuf> {
     (0..FILES)
         .map(|index| {
@@ -39,14 +39,14 @@ pub fn paths(root: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// `count` names in one directory.
+/// Returns `count` names in one directory.
 pub fn names(dir: &Path, count: usize) -> Vec<PathBuf> {
     (0..count)
         .map(|index| dir.join(format!("name-{index:04}")))
         .collect()
 }
 
-/// Makes, writes and closes each file.
+/// Creates, writes and closes each file.
 pub fn create(files: &[PathBuf]) {
     for path in files {
         File::create_new(path)
@@ -66,7 +66,7 @@ pub fn touch(files: &[PathBuf]) {
     }
 }
 
-/// Reads each file, as `cat` does: until the end is seen.
+/// Reads each file to its end, as `cat` does.
 pub fn read(files: &[PathBuf]) {
     let mut buffer = Vec::new();
     for path in files {
@@ -85,34 +85,30 @@ pub fn rename(files: &[PathBuf]) {
     }
 }
 
-/// What [`rename`] calls a file.
+/// Returns the name that [`rename`] assigns.
 pub fn renamed(path: &Path) -> PathBuf {
     path.with_extension("renamed")
 }
 
-/// Removes each file.
 pub fn unlink(files: &[PathBuf]) {
     for path in files {
         fs::remove_file(path).expect("an unlink");
     }
 }
 
-/// Makes directories.
 pub fn mkdir(dirs: &[PathBuf]) {
     for path in dirs {
         fs::create_dir(path).expect("a directory");
     }
 }
 
-/// Makes symbolic links.
 pub fn links(links: &[PathBuf]) {
     for path in links {
         symlink("target", path).expect("a link");
     }
 }
 
-/// Asks for the attributes of everything below `root`, as `find -printf %s` does; returns how many
-/// files there were.
+/// Stats everything below `root`, as `find -printf %s` does; returns the number of files.
 pub fn stat_walk(root: &Path) -> usize {
     let mut found = 0;
     let mut pending = vec![root.to_owned()];
@@ -130,8 +126,8 @@ pub fn stat_walk(root: &Path) -> usize {
     found
 }
 
-/// Lists everything below `root` by name and kind alone, as `find` does; returns how many files
-/// there were.
+/// Lists everything below `root` by name and type alone, as `find` does; returns the number of
+/// files.
 pub fn name_walk(root: &Path) -> usize {
     let mut found = 0;
     let mut pending = vec![root.to_owned()];
@@ -148,19 +144,19 @@ pub fn name_walk(root: &Path) -> usize {
     found
 }
 
-/// Gives a file further names, in its directory.
+/// Makes hard links to a file in its directory.
 pub fn link(file: &Path, names: Range<usize>) {
     names.for_each(|name| {
         fs::hard_link(file, file.with_file_name(name.to_string())).expect("a link")
     });
 }
 
-/// Takes such names away.
+/// Removes such links.
 pub fn unlink_names(dir: &Path, names: Range<usize>) {
     names.for_each(|name| fs::remove_file(dir.join(name.to_string())).expect("the name is there"));
 }
 
-/// Asks for the attributes of such names, and opens them.
+/// Stats and opens such links.
 pub fn open_names(dir: &Path, names: Range<usize>) {
     names.for_each(|name| {
         let path = dir.join(name.to_string());

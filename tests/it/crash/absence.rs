@@ -1,6 +1,6 @@
-//! A mount that takes in what was changed while nothing was mounted, cut short: killed at each of
-//! its system calls, and with the power. Nothing was served, so the next mount begins again, with
-//! what was changed meanwhile; and every older view is exact.
+//! A mount that records an absence (changes made while nothing was mounted) is interrupted by a
+//! kill at each of its system calls, or by a power cut. Nothing was served, so the next mount
+//! starts over and includes changes made since the interruption. All older views are exact.
 
 use std::fs;
 use std::path::Path;
@@ -20,11 +20,11 @@ use crate::common::{
     Fs, Image, Io, Mount, MountOpts, Variant, for_each_variant, mount, run_limited, skip, tool,
 };
 
-/// Calls after which a mount serves in any case.
+/// Upper bound of the calls of a mount.
 const CALLS_MAX: u64 = 4000;
-/// Every so manieth call, where not all are tried.
+/// Distance between the calls tried in the short form.
 const STRIDE: u64 = 40;
-/// `SIGKILL` instead of a failure: `sys::fault::Plan`.
+/// A `sys::fault::Plan` with SIGKILL instead of an error.
 fn killed_at(nth: u64) -> (String, String) {
     let plan = format!(
         r#"{{"nth":{nth},"errno":5,"only":null,"lasting":false,"half":false,"pause_ms":0,"kill":true}}"#
@@ -70,7 +70,7 @@ fn again(root: &Path, round: u64) {
     );
 }
 
-/// Number and trigger of the newest checkpoints.
+/// Returns the id and trigger of the two newest checkpoints, newest first.
 fn newest(log: &Value) -> Vec<(u64, String)> {
     let entry = |entry: &Value| {
         (
@@ -95,9 +95,9 @@ fn is_taken_in(log: &Value) -> bool {
         .is_some_and(|(_, trigger)| trigger == "absence")
 }
 
-/// The checkpoint that ends the absence is on record in the tail alone: the kill came between the two
-/// calls of an append (ADR 11). The next mount mends the segment; `log` without a mount, which writes
-/// nothing, does not know of it yet.
+/// Reports whether the checkpoint that ends the absence is only in the journal's tail: the kill
+/// came between the two calls of an append (ADR 11). The next mount repairs the segment. `log`
+/// without a mount writes nothing and does not show the checkpoint yet.
 fn is_in_tail(root: &Path) -> bool {
     const NOTE: &[u8] = b"changed while not mounted";
     let journal = tree_of(&root.join(".ckptfs/journal"));
@@ -119,7 +119,7 @@ fn a_mount_is_killed_at_each_call(v: Variant) {
     sh(&root, FILL);
     let opts = apart(v);
     let mut mount = Mount::start(&root, &opts);
-    // On a busy machine two seconds may be too short for what an unmount keeps.
+    // On a busy machine the default of two seconds may be too short for the captures of an unmount.
     mount.ok(&["config", "set", "umount.keep", "all"]);
     let (stride, mut nth) = if is_long() {
         (1, 1)
@@ -141,7 +141,8 @@ fn a_mount_is_killed_at_each_call(v: Variant) {
         let mut killed = opts.clone().arg("--no-holder");
         killed.env.push(killed_at(nth));
         let output = Mount::try_start(&root, &killed);
-        // The daemon lives until it comes to that call, or died just after it had mounted.
+        // The daemon still serves because it did not reach that call, or it died after it had
+        // mounted.
         let served = mount::minor_of(&root).is_some();
         assert!(served || !output.status.success(), "{output:?}");
         if served {
@@ -174,8 +175,8 @@ fn a_mount_is_killed_at_each_call(v: Variant) {
     assert!(begun_again > 2, "the comparison has more calls than that");
 }
 
-/// What was changed apart is between two checkpoints, whatever was killed: `left` is what the
-/// unmount left.
+/// Checks that the changes of the absence lie between two checkpoints, of which the first shows
+/// `left`, the tree at the unmount.
 fn assert_taken_in(mount: &Mount, nth: u64, left: &Tree, asked: &[(u64, Tree)]) {
     let found = tree(mount.path());
     let shown = format!("killed at call {nth}");
@@ -202,12 +203,12 @@ fn assert_taken_in(mount: &Mount, nth: u64, left: &Tree, asked: &[(u64, Tree)]) 
     );
 }
 
-/// Cuts of one variant.
+/// Cuts per variant.
 const CUTS: u64 = 4;
 const CUTS_LONG: u64 = 100;
-/// With room for what an unmount keeps.
+/// Includes the captures of an unmount.
 const DISK_BYTES: u64 = 1 << 30;
-/// In which time after its beginning the power is cut in a mount.
+/// Upper bound from the start of a mount to the power cut.
 const MOUNT_MS: u64 = 160;
 
 fn power_cuts_while_an_absence_is_taken_in(v: Variant) {
@@ -258,7 +259,7 @@ fn power_cuts_while_an_absence_is_taken_in(v: Variant) {
                     "cut {number}, view {id}: {:?}",
                     compare(&found, state, &TreeOpts::default())
                 )),
-                // What cannot be read is told.
+                // An error is reported, not wrong data.
                 Err(problem) => println!("cut {number}, view {id}: {problem}"),
             }
         }
@@ -276,7 +277,7 @@ fn power_cuts_while_an_absence_is_taken_in(v: Variant) {
     assert!(exact > 0);
 }
 
-/// Where files cannot share extents an unmount keeps copies.
+/// Without reflink an unmount makes copies.
 #[test]
 fn a_mount_without_reflink_is_killed_at_each_call() {
     let v = Variant {

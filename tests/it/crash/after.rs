@@ -1,4 +1,4 @@
-//! What must hold after the power was cut.
+//! Invariants after a power cut.
 
 use std::fs as files;
 use std::io::Write;
@@ -12,14 +12,14 @@ use super::load::{Known, Promised, found_synced};
 use crate::common::tree::{Tree, TreeOpts, compare, tree, try_tree_without};
 use crate::common::{Fs, Mount, MountOpts};
 
-/// What was found, to be counted.
+/// Counts of the checkpoints found.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Found {
-    /// Checkpoints that were compared and are exact.
+    /// Compared and exact.
     pub exact: u64,
-    /// Checkpoints that were acknowledged and are gone, none of them promised.
+    /// Acknowledged, not promised, and absent.
     pub absent: u64,
-    /// Checkpoints that the log names as not whole.
+    /// Tagged incomplete in the log.
     pub named: u64,
 }
 
@@ -31,7 +31,7 @@ impl std::ops::AddAssign for Found {
     }
 }
 
-/// A checkpoint as the log shows it is named as not whole.
+/// Reports whether a log entry is tagged incomplete.
 pub fn is_named(entry: &Value) -> bool {
     entry["tags"].as_array().is_some_and(|tags| {
         tags.iter().any(|tag| {
@@ -41,7 +41,7 @@ pub fn is_named(entry: &Value) -> bool {
     })
 }
 
-/// How a view differs from what it must show.
+/// Returns the differences between a view and the expected tree.
 pub fn differences(view: &Path, expected: &Tree) -> Vec<String> {
     let shown = try_tree_without(view, &TreeOpts::default().ignore);
     shown.map_or_else(
@@ -50,10 +50,10 @@ pub fn differences(view: &Path, expected: &Tree) -> Vec<String> {
     )
 }
 
-/// Mounts what a power cut left, and looks at all of it.
+/// Mounts an image left by a power cut and checks it.
 ///
 /// # Errors
-/// What is wrong.
+/// The violated invariant.
 pub fn look(
     host: &Host,
     fs: Fs,
@@ -138,8 +138,8 @@ fn check(mount: &Mount, promised: &Promised, known: &[Known]) -> Result<Found, S
     Ok(found)
 }
 
-/// Every view can be read that the log does not name as not whole, those too that the test did not
-/// make itself.
+/// Checks that every view not tagged incomplete can be read, including those of checkpoints made by
+/// the daemon.
 fn readable(mount: &Mount, entries: &[Value]) -> Result<(), String> {
     for entry in entries.iter().filter(|entry| !is_named(entry)) {
         let id = entry["id"].as_u64().expect("a checkpoint has an id");
@@ -149,8 +149,8 @@ fn readable(mount: &Mount, entries: &[Value]) -> Result<(), String> {
     Ok(())
 }
 
-/// `verify` finds nothing but what concerns checkpoints that are named as not whole: in the log, or,
-/// of those that are deleted and not freed, by itself.
+/// Checks that all findings of `verify` concern incomplete checkpoints: tagged in the log, or, if
+/// deleted and not yet freed, reported by `verify` itself.
 pub fn verified(mount: &Mount, entries: &[Value]) -> Result<(), String> {
     let output = mount.run(&["verify", "--json"]);
     let report: Value = serde_json::from_slice(&output.stdout)
@@ -178,7 +178,7 @@ pub fn verified(mount: &Mount, entries: &[Value]) -> Result<(), String> {
     }
 }
 
-/// Every live file is written in place: no past may share its inode.
+/// Appends to every live file in place: no version may share its inode.
 fn write_everywhere(root: &Path) {
     for (path, _) in tree(root) {
         if let Ok(file) = files::OpenOptions::new()
@@ -191,7 +191,8 @@ fn write_everywhere(root: &Path) {
     }
 }
 
-/// History goes on: a checkpoint can be made, and the newest one that was promised be restored.
+/// Checks that history continues: a checkpoint can be made, and the newest promised one can be
+/// restored.
 fn goes_on(mount: &Mount, promised: &Promised, known: &[Known]) -> Result<(), String> {
     write_everywhere(mount.path());
     for known in known

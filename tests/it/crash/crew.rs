@@ -1,9 +1,9 @@
-//! Processes that work on a mount until it dies or they are told to pause: this binary, started
-//! again with orders.
+//! Processes that work on a mount until it dies or they are paused: this test binary, started again
+//! with orders.
 //!
-//! Each works in its own directory and writes down every operation before it asks for it, and that
-//! it was answered. So the test knows what must be there: what was answered, and perhaps the one
-//! operation that was not. It does the same on a plain directory and compares.
+//! Each process works in its own directory and logs every operation before the call and its answer
+//! after it. The expected state therefore is known: all answered operations, and perhaps the
+//! unanswered one. The test applies the same operations to a plain directory and compares.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -21,16 +21,16 @@ use crate::common::random::Random;
 use crate::common::tree::{TreeOpts, compare, tree};
 use crate::common::wait::WAIT;
 
-/// Processes that work at once.
+/// Number of processes.
 pub const WORKERS: u64 = 8;
 const VARIABLE: &str = "CKPTFS_CRASH_ORDERS";
-/// In the control file: whether to pause, then for each worker whether it does.
+/// Bytes of the control file: the command, then the state of each worker.
 const WORK: u8 = 0;
 const PAUSE: u8 = 1;
 const END: u8 = 2;
 const LIMIT: Duration = WAIT;
 
-/// What a process is to do.
+/// Parameters of a process.
 #[derive(Debug, Serialize, Deserialize)]
 struct Orders {
     tree: PathBuf,
@@ -40,7 +40,7 @@ struct Orders {
     seed: u64,
 }
 
-/// The name of a worker's directory.
+/// Returns the name of a worker's directory.
 pub fn part(index: u64) -> String {
     format!("w{index}")
 }
@@ -53,7 +53,7 @@ pub struct Crew {
 }
 
 impl Crew {
-    /// Starts them, paused. Logs and control file are in `dir`, which is outside of the mount.
+    /// Starts the processes paused. Logs and control file are in `dir`, outside the mount.
     pub fn start(tree: &Path, dir: &Path, seed: u64) -> Crew {
         let control = OpenOptions::new()
             .read(true)
@@ -106,8 +106,8 @@ impl Crew {
         crew
     }
 
-    /// Has everybody end the operation under way and wait. Those that met the death of the daemon
-    /// have ended.
+    /// Pauses all processes after the operation in progress. Processes that saw the daemon die have
+    /// ended.
     pub fn pause(&self) {
         self.control
             .write_all_at(&[PAUSE], 0)
@@ -115,7 +115,7 @@ impl Crew {
         self.wait_paused();
     }
 
-    /// Has everybody go on.
+    /// Resumes all processes.
     pub fn work(&self) {
         self.control
             .write_all_at(&[WORK], 0)
@@ -140,10 +140,10 @@ impl Crew {
         }
     }
 
-    /// Has everybody end, and says what each has done.
+    /// Ends all processes and returns their logs.
     ///
     /// # Errors
-    /// What a worker said that failed.
+    /// The output of a worker that failed.
     pub fn end(mut self) -> Result<Vec<Done>, String> {
         self.control
             .write_all_at(&[END], 0)
@@ -159,7 +159,7 @@ impl Crew {
                 }
                 thread::sleep(Duration::from_millis(1));
             };
-            // A store through a mapping whose daemon has died is answered with SIGBUS.
+            // A store to a mapping whose daemon died raises SIGBUS.
             if !status.success() && status.signal() != Some(libc::SIGBUS) {
                 return Err(format!(
                     "worker {index}: {}",
@@ -182,7 +182,7 @@ impl Drop for Crew {
     }
 }
 
-/// What each has done so far.
+/// Returns the logs so far.
 pub fn done(dir: &Path) -> Vec<Done> {
     (0..WORKERS)
         .map(|index| Done::read(&log_of(dir, index)))
@@ -193,12 +193,12 @@ fn log_of(dir: &Path, index: u64) -> PathBuf {
     dir.join(format!("log-{index}"))
 }
 
-/// What a worker did.
+/// The log of a worker.
 #[derive(Debug, Default)]
 pub struct Done {
-    /// Operations that were answered, with the error number of the answer.
+    /// Answered operations with their error numbers.
     pub answered: Vec<(Op, i32)>,
-    /// The one that was not.
+    /// The operation without an answer.
     pub under_way: Option<Op>,
 }
 
@@ -217,10 +217,10 @@ impl Done {
         done
     }
 
-    /// Does the same in a plain directory, and compares that with the live one.
+    /// Applies the operations to a plain directory and compares it with the live one.
     ///
     /// # Errors
-    /// The differences from what must be there.
+    /// The differences.
     pub fn compare(&self, plain: &Path, live_dir: &Path) -> Result<(), String> {
         for answered in &self.answered {
             again(answered, plain)?;
@@ -264,8 +264,8 @@ impl Done {
     }
 }
 
-/// A write may be more than one request, and the daemon have died between two: what of it is there,
-/// as the size of the file tells.
+/// A write may take several requests, and the daemon may die between them: limits `op` to the part
+/// that the file size shows.
 fn as_far_as_done(op: &Op, live: &Path, plain: &Path) -> Op {
     let size = |root: &Path, path: &Path| {
         fs::symlink_metadata(root.join(path)).map_or(0, |meta| meta.size())
@@ -295,13 +295,13 @@ fn as_far_as_done(op: &Op, live: &Path, plain: &Path) -> Op {
 fn errno(result: &std::io::Result<()>) -> i32 {
     match result.as_ref().map_err(|error| error.raw_os_error()) {
         Ok(()) => 0,
-        // A directory that is not empty: rename(2) may say either, and XFS says the other.
+        // For a directory that is not empty rename(2) allows both errors; XFS returns EEXIST.
         Err(Some(libc::EEXIST)) => libc::ENOTEMPTY,
         Err(errno) => errno.unwrap_or(-1),
     }
 }
 
-/// Does in a plain directory what was answered, which must give the same answer.
+/// Applies an answered operation to a plain directory, which must return the same error number.
 ///
 /// # Errors
 /// Both answers.
@@ -346,7 +346,7 @@ fn work(orders: &Orders) {
             }
             _ => state(WORK),
         }
-        // Asked again: between the first look and the note nobody could tell that it works.
+        // Read again: a pause requested before the state was set would be missed.
         control
             .read_exact_at(&mut order, 0)
             .expect("the control file");
@@ -370,7 +370,7 @@ fn work(orders: &Orders) {
     }
 }
 
-/// Of a write that was cut short the part that was written was answered, the rest was not.
+/// Logs a short write as two operations: the written part as answered, the rest as unanswered.
 fn note_parts(log: &mut File, op: Op, error: &std::io::Error) {
     let Op::Write {
         path,
@@ -398,7 +398,7 @@ fn note_parts(log: &mut File, op: Op, error: &std::io::Error) {
     }
 }
 
-/// One process of the crew; without orders there is nothing to do.
+/// Entry point of the worker processes; does nothing without orders.
 #[test]
 fn one_of_the_crew() {
     if let Ok(orders) = std::env::var(VARIABLE) {

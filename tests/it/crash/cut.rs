@@ -1,5 +1,5 @@
-//! Power cuts, recipe A: the disk image is copied at one instant while all that can happen happens
-//! (module `story`), and the copy is mounted.
+//! Power cuts, method A: the disk image is copied at one instant during the workload of `story`,
+//! and the copy is mounted.
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -14,26 +14,26 @@ use crate::common::command::TOOL_SECONDS;
 use crate::common::random::{count, seed};
 use crate::common::{Mount, MountOpts, Variant, for_each_variant, succeeds, tool};
 
-/// Cuts of one variant.
+/// Cuts per variant.
 const CUTS: u64 = 2;
 const CUTS_LONG: u64 = 100;
-/// Cuts of one history.
+/// Cuts per workload.
 const CUTS_ROUND: usize = 10;
-/// More than the time between two cuts.
+/// Upper bound of the time between two cuts.
 const APART: Duration = Duration::from_secs(60);
-/// In every other history marks come and go all the time, and soon a gc may free them, and short
-/// segments are packed. Both bring to the disk what would be lost without them.
+/// In every other workload tripwire marks are made all the time and freed by gc early, and short
+/// segments are packed. Both may write data to disk whose loss the other workloads test.
 const TRIPWIRES: [&str; 2] = ["2/100ms", "off"];
 const MARKS_KEPT: &str = "1s";
 
 struct Cut {
     image: PathBuf,
     promised: Promised,
-    /// What was done before.
+    /// The last step before the cut.
     after: String,
 }
 
-/// Where images whose recovery went wrong are kept as they were before it: `CKPTFS_KEEP=DIR`.
+/// Directory for unmodified copies of images whose recovery failed (`CKPTFS_KEEP=DIR`).
 struct Keep(PathBuf);
 
 impl Keep {
@@ -67,7 +67,7 @@ impl Keep {
     }
 }
 
-/// Freezes the disk whenever it is told to, so many times.
+/// Copies the disk on request, up to `cuts` times.
 struct Freezer<'a> {
     host: &'a Host,
     disk: &'a Disk,
@@ -77,7 +77,7 @@ struct Freezer<'a> {
 }
 
 impl Freezer<'_> {
-    /// `false`: that was the last time.
+    /// Returns `false` after the last cut.
     fn freeze(&self, after: &str) -> bool {
         let mut frozen = self.frozen.lock().unwrap();
         if frozen.len() >= self.cuts {
@@ -86,7 +86,7 @@ impl Freezer<'_> {
         let image = self.host.file(&format!("cut-{}.img", frozen.len()));
         let mut promised = self.load.promised();
         self.disk.freeze(&image);
-        // What was being deleted by then may be gone.
+        // A checkpoint whose deletion has begun since may be absent.
         let later = self.load.promised();
         promised
             .checkpoints
@@ -129,7 +129,8 @@ fn power_cuts(v: Variant) {
     );
 }
 
-/// Cuts of one history: what was found, what is wrong, and how many checkpoints were made.
+/// Performs the cuts of one workload. Returns the counts, the problems, and the number of
+/// checkpoints made.
 fn round_of_cuts(v: Variant, seed: u64, cuts: usize) -> (Found, Vec<String>, usize) {
     let host = Host::new();
     let image = host.format(v.fs, "disk.img");

@@ -1,5 +1,5 @@
-//! A disk whose content can be frozen at any moment: an image with direct I/O on a filesystem that
-//! clones files.
+//! A disk whose content can be copied at any moment: an image with direct I/O on a filesystem with
+//! reflink.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
@@ -9,53 +9,51 @@ use crate::common::command::{TOOL_SECONDS, try_run_limited};
 use crate::common::wait::wait_until;
 use crate::common::{Fs, Image, stdout_of, succeeds, tool};
 
-/// XFS refuses less than 300 MB.
+/// mkfs.xfs requires at least 300 MB.
 const DISK_BYTES: u64 = 340 << 20;
-/// Sparse: room for a disk and what differs in its copies.
+/// Size of the sparse host image: one disk and the differences of its copies.
 const HOST_BYTES: u64 = 16 << 30;
 
 /// As [`HOST_BYTES`], for a host in memory.
 const MEMORY_BYTES: u64 = 2 << 30;
 
-/// The filesystem that the images are on.
+/// The filesystem that contains the images.
 pub struct Host(Image);
 
 impl Host {
-    /// A fresh one.
     pub fn new() -> Host {
         Host(Image::new(Fs::Xfs, HOST_BYTES))
     }
 
-    /// A fresh one in memory, for a test with many syncs.
+    /// A host in memory, for tests with many syncs.
     pub fn in_memory() -> Host {
         Host(Image::in_memory(Fs::Xfs, MEMORY_BYTES))
     }
 
-    /// Where a file of this name is.
+    /// Returns the path of file `name`.
     pub fn file(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 
-    /// A directory for a mount.
+    /// Creates the mount point for an image.
     fn point(&self, file: &Path) -> PathBuf {
         let point = file.with_extension("mnt");
         fs::create_dir_all(&point).unwrap_or_else(|error| panic!("{}: {error}", point.display()));
         point
     }
 
-    /// An image with an empty filesystem, not mounted.
+    /// Creates an image with an empty filesystem and returns its path.
     pub fn format(&self, fs: Fs, name: &str) -> PathBuf {
         self.format_sized(fs, name, DISK_BYTES)
     }
 
-    /// As [`Host::format`], of so many bytes.
+    /// As [`Host::format`], with a size in bytes.
     pub fn format_sized(&self, fs: Fs, name: &str, bytes: u64) -> PathBuf {
         let file = self.file(name);
         File::create_new(&file)
             .and_then(|file| file.set_len(bytes))
             .unwrap_or_else(|error| panic!("{}: {error}", file.display()));
-        // The metadata of btrfs once, as on every disk of one device that is no SSD of long ago:
-        // half the writes.
+        // One copy of the btrfs metadata halves the writes.
         let mut mkfs = match fs {
             Fs::Btrfs => tool("mkfs.btrfs", &["-q", "-f", "-K", "-m", "single"]),
             _ => tool(
@@ -67,7 +65,7 @@ impl Host {
         file
     }
 
-    /// Mounts an image (or a file that a recorder serves).
+    /// Mounts an image, or a file served by a recorder.
     pub fn mount(&self, fs: Fs, file: &Path) -> Disk {
         let point = self.point(&self.file(&file.file_name().expect("a file").to_string_lossy()));
         let device = stdout_of(
@@ -83,7 +81,7 @@ impl Host {
             point,
             mounted: false,
         };
-        // Of copies of one filesystem several may be mounted.
+        // Allows several copies of one filesystem to be mounted.
         let options = if fs == Fs::Xfs { "nouuid" } else { "rw" };
         succeeds(
             tool("mount", &["-t", fs.name(), "-o", options])
@@ -96,7 +94,7 @@ impl Host {
     }
 }
 
-/// A mounted disk. Dropping it unmounts it; the image stays.
+/// A mounted disk. Drop unmounts it and keeps the image.
 pub struct Disk {
     fs: Fs,
     file: PathBuf,
@@ -106,13 +104,13 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Where it is mounted.
+    /// Returns the mount point.
     pub fn path(&self) -> &Path {
         &self.point
     }
 
-    /// Copies what is on the disk at this moment, as if the power had been cut. A clone waits for
-    /// direct I/O under way, so it is of one instant.
+    /// Copies the disk as a power cut would leave it. The clone waits for direct I/O in flight, so
+    /// the copy is consistent with one instant.
     pub fn freeze(&self, to: &Path) {
         succeeds(
             tool("cp", &["--reflink=always"]).arg(&self.file).arg(to),
@@ -120,11 +118,11 @@ impl Disk {
         );
     }
 
-    /// Unmounts it and has the filesystem's own checker look at it.
+    /// Unmounts the disk and runs the filesystem's checker.
     pub fn check(mut self) {
         succeeds(&mut tool("umount", &[&self.point]), TOOL_SECONDS);
         self.mounted = false;
-        // A process with mounts of its own may have a copy of this one for a while.
+        // A process in another mount namespace may keep a copy of the mount for a moment.
         wait_until("nobody has it mounted", || {
             let mut exclusive = OpenOptions::new();
             let exclusive = exclusive.read(true).custom_flags(libc::O_EXCL);

@@ -16,23 +16,23 @@ use crate::common::random::{Random, count, seed};
 use crate::common::tree::{Tree, TreeOpts, compare, copy_tree, tree, try_tree_without};
 use crate::common::{Mount, MountOpts, Rig, Variant, for_each_variant, scratch};
 
-/// Kills of one variant.
+/// Kills per variant.
 const KILLS: u64 = 3;
 const KILLS_LONG: u64 = 55;
-/// The longest life of a daemon.
+/// Maximum life of a daemon.
 const LIFE_MS: u64 = 1500;
 
-/// A checkpoint as the test knows it.
+/// The expected state of a checkpoint.
 #[derive(Clone, Debug, Default)]
 struct Known {
-    /// What its view shows.
+    /// Content of its view.
     tree: Option<Tree>,
     tags: Vec<String>,
-    /// Where a plain copy of the workers' directories is, if they paused.
+    /// A plain copy of the workers' directories, if they were paused.
     plain: Option<PathBuf>,
 }
 
-/// A verb that was asked for and not answered.
+/// A verb without an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum UnderWay {
     Nothing,
@@ -44,17 +44,17 @@ enum UnderWay {
 struct World {
     known: BTreeMap<u64, Known>,
     under_way: UnderWay,
-    /// The last that was made, deleted or not.
+    /// Newest checkpoint, deleted or not.
     last: u64,
     tags: u64,
-    /// Plain directories that have what was answered.
+    /// Plain directory to which all answered operations are applied.
     plain: PathBuf,
     copies: u64,
-    /// The verbs, for a test that fails.
+    /// The verbs, printed on failure.
     history: Vec<String>,
 }
 
-/// Says whether a verb was answered; the daemon's death is no answer.
+/// Returns the answer of a verb, or `None` if it failed because the daemon died.
 fn answer(output: &Output) -> Option<serde_json::Value> {
     if output.status.success() {
         return Some(serde_json::from_slice(&output.stdout).expect("--json prints JSON"));
@@ -102,13 +102,13 @@ impl World {
     }
 }
 
-/// One life of the daemon: verbs until it is dead.
+/// One life of the daemon: verbs until it is killed.
 struct Life<'a> {
     world: &'a mut World,
     mount: &'a Mount,
     dead: &'a AtomicBool,
     random: Random,
-    /// What each process has done before it paused last is in the plain directory.
+    /// Operations of each process that are applied to the plain directory.
     replayed: Vec<usize>,
     dir: &'a Path,
 }
@@ -137,7 +137,7 @@ impl Life<'_> {
         }
     }
 
-    /// Does in the plain directories what the processes have done.
+    /// Applies the operations of the processes to the plain directory.
     fn catch_up(&mut self) {
         for (index, done) in super::crew::done(self.dir).into_iter().enumerate() {
             let plain = self.world.plain.join(part(index as u64));
@@ -185,7 +185,7 @@ impl Life<'_> {
             return;
         };
         let id = made["id"].as_u64().expect("a checkpoint has an id");
-        // To read a view takes longer than anything else: most are read after the kill.
+        // Reading a view is the slowest step: most views are read after the kill.
         let shown = if self.random.once_in(4) {
             read(&self.mount.view(id))
         } else {
@@ -284,12 +284,12 @@ impl Life<'_> {
     }
 }
 
-/// A tree of a mount that may die meanwhile.
+/// Reads a tree; `None` if the mount dies.
 fn read(root: &Path) -> Option<Tree> {
     try_tree_without(root, &TreeOpts::default().ignore).ok()
 }
 
-/// Every part of the tree is as the same part of a plain directory, but for times.
+/// Reports whether all workers' directories equal their plain copies, except for times.
 fn is_as(live: &Path, plain: &Path) -> bool {
     let opts = TreeOpts {
         mtime: false,
@@ -301,7 +301,7 @@ fn is_as(live: &Path, plain: &Path) -> bool {
         .all(|part| compare(&tree(&live.join(&part)), &tree(&plain.join(&part)), &opts).is_empty())
 }
 
-/// After the kill: what was under way happened or did not, and everything else is as it was
+/// Checks the state after a kill: the unanswered verb took effect or not, and everything else is as
 /// answered.
 fn settle(rig: &Rig, world: &mut World, done: &[Done]) -> Result<(), String> {
     let log = rig.mount.log_json();
@@ -338,8 +338,7 @@ fn settle(rig: &Rig, world: &mut World, done: &[Done]) -> Result<(), String> {
     Ok(())
 }
 
-/// What was under way when the daemon was killed, of which `new` is the checkpoint, happened or did
-/// not.
+/// Resolves the unanswered verb; `new` is the checkpoint it made, if any.
 fn settle_under_way(
     rig: &Rig,
     world: &mut World,
@@ -363,8 +362,8 @@ fn settle_under_way(
         }
         (UnderWay::Restore { to, paths }, Some(id)) => {
             let plain = Some(world.copy());
-            // The guard comes first. Killed right after it, the restore had not begun, and nothing
-            // else has happened: nobody worked meanwhile.
+            // The guard is made first. If the kill came right after it, the restore had not begun
+            // and the tree is unchanged, because the workers were paused.
             if is_as(rig.path(), &world.plain) {
                 println!("killed between a guard and its restore");
             } else {
@@ -394,7 +393,7 @@ fn settle_under_way(
     Ok(())
 }
 
-/// Every view is what it was, and the dirty set is what a comparison finds.
+/// Checks that every view is unchanged and that `status` lists exactly the differences.
 fn check(rig: &Rig, world: &mut World) -> Result<(), String> {
     for (id, known) in &mut world.known {
         let shown = tree(&rig.view(*id));
@@ -412,7 +411,8 @@ fn check(rig: &Rig, world: &mut World) -> Result<(), String> {
         }
     }
     let status = rig.mount.status_json();
-    // What the tree comes from: no guard, and after a restore of all of it what was restored.
+    // The checkpoint that the tree comes from: never a guard, and after a full restore the restored
+    // one.
     let Some(id) = status["base"].as_u64() else {
         return Ok(());
     };
@@ -424,8 +424,7 @@ fn check(rig: &Rig, world: &mut World) -> Result<(), String> {
     )
 }
 
-/// `status` names every path that differs from the checkpoint that the tree comes from, and no
-/// other.
+/// Checks that `status` lists all paths that differ from the base checkpoint, and no others.
 fn exact_dirty(rig: &Rig, status: &serde_json::Value, id: u64, then: &Tree) -> Result<(), String> {
     let now = tree(rig.path());
     let opts = TreeOpts {
@@ -469,11 +468,11 @@ fn exact_dirty(rig: &Rig, status: &serde_json::Value, id: u64, then: &Tree) -> R
         .chain(now.keys())
         .filter(|path| differs(path) && !carried(path))
         .collect();
-    // A renamed file is named, and may be at its new name what another was before.
+    // A renamed file is listed and may equal the file that had its new name before.
     let renamed =
         |path: &PathBuf| then.get(path).map(|node| node.ino) != now.get(path).map(|node| node.ino);
-    // A restore gives directories their times back, also of those in which nothing else differs
-    // from the newest checkpoint.
+    // A restore sets the times of directories, also of those that otherwise equal the newest
+    // checkpoint.
     let retimed = |path: &PathBuf| {
         then.get(path).map(|node| node.mtime) != now.get(path).map(|node| node.mtime)
     };
@@ -497,8 +496,7 @@ fn killed_at_any_moment(v: Variant) {
     opts.limit += Duration::from_secs(kills * 20);
     let mut rig = v.start_with(opts, |dir| Load::prepare(dir, WORKERS));
     let notes = scratch();
-    // The plain directories are on the same filesystem, where the same operations have the same
-    // results.
+    // On the same filesystem, where operations have the same results.
     let plain = rig.image.path().join("plain");
     let mut world = World::new(rig.path(), plain);
     let mut random = Random::new(seed);
@@ -539,7 +537,7 @@ fn killed_at_any_moment(v: Variant) {
     println!("{v:?}: {kills} kills, {} checkpoints", world.last);
 }
 
-/// One life of the daemon: everybody works until it is killed.
+/// One life of the daemon: all work until it is killed.
 fn live(rig: &Rig, world: &mut World, random: &mut Random, notes: &Path, seed: u64) -> Crew {
     let life = Duration::from_millis(20 + random.below(LIFE_MS));
     let dead = AtomicBool::new(false);
@@ -549,7 +547,7 @@ fn live(rig: &Rig, world: &mut World, random: &mut Random, notes: &Path, seed: u
         let killer = scope.spawn(|| {
             thread::sleep(life);
             dead.store(true, Ordering::SeqCst);
-            // Nobody is to take over: what is left is what the daemon left.
+            // The holder first: no successor may change the state left by the daemon.
             holder
                 .into_iter()
                 .chain([pid])
@@ -567,7 +565,7 @@ fn live(rig: &Rig, world: &mut World, random: &mut Random, notes: &Path, seed: u
         crew.work();
         life.run(&crew);
         killer.join().unwrap();
-        // What was replayed must not be replayed again.
+        // Operations must not be applied twice.
         *random = life.random.clone();
         let replayed = std::mem::take(&mut life.replayed);
         fs::write(

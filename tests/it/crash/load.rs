@@ -1,5 +1,4 @@
-//! Threads that change a tree while a test makes checkpoints of it, and what the test knows of
-//! both.
+//! A workload that changes a tree while checkpoints of it are made, and the expected state of both.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -15,27 +14,27 @@ use crate::common::Mount;
 use crate::common::random::Random;
 use crate::common::tree::{Tree, TreeOpts, tree, try_tree_without};
 
-/// Threads that change what they like, each in its own directory.
+/// Threads that perform random operations, each in its own directory.
 pub const WORKERS: u64 = 4;
 
-/// A checkpoint that was acknowledged.
+/// An acknowledged checkpoint.
 #[derive(Clone, Debug)]
 pub struct Known {
     pub id: u64,
-    /// With `--sync`.
+    /// Made with `--sync`.
     pub synced: bool,
-    /// When it was acknowledged.
+    /// Time of the acknowledgement.
     pub made: Instant,
-    /// What it holds, once that was read.
+    /// The expected content, once it was read.
     pub tree: Option<Tree>,
-    /// Its deletion was asked for.
+    /// Deletion was requested.
     pub deleted: bool,
 }
 
-/// A checkpoint is on the disk after this, whether that was asked for or not.
+/// Age from which a checkpoint is durable without `--sync`.
 const ON_DISK_AFTER: Duration = Duration::from_secs(10);
 
-/// What the test knows.
+/// The expected state.
 #[derive(Default)]
 pub struct Load {
     /// Held for reading by every change.
@@ -44,23 +43,23 @@ pub struct Load {
     pub served: RwLock<()>,
     stop: AtomicBool,
     known: Mutex<Vec<Known>>,
-    /// The last number that the application has synced, by place.
+    /// Last number synced by the application: in `log`, in `state`.
     synced: [AtomicU64; 2],
-    /// What went wrong in the live mount.
+    /// Problems found in the live mount.
     wrong: Mutex<Vec<String>>,
 }
 
-/// What had been promised at one moment.
+/// The durability promises in force at one moment.
 #[derive(Clone, Debug)]
 pub struct Promised {
-    /// Checkpoints acknowledged with `--sync`, or long enough ago, that nobody had begun to delete.
+    /// Checkpoints made with `--sync` or old enough, without a requested deletion.
     pub checkpoints: Vec<u64>,
-    /// What the application had synced, by place.
+    /// Last number synced by the application: in `log`, in `state`.
     pub synced: [u64; 2],
 }
 
 impl Load {
-    /// What is promised now.
+    /// Returns the promises in force now.
     pub fn promised(&self) -> Promised {
         let synced = [0, 1].map(|place| self.synced[place].load(Ordering::SeqCst));
         let known = self.known.lock().unwrap();
@@ -75,12 +74,12 @@ impl Load {
         }
     }
 
-    /// Every checkpoint that was acknowledged.
+    /// Returns all acknowledged checkpoints.
     pub fn known(&self) -> Vec<Known> {
         self.known.lock().unwrap().clone()
     }
 
-    /// Has everything end.
+    /// Makes all threads end.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::SeqCst);
     }
@@ -89,17 +88,17 @@ impl Load {
         self.stop.load(Ordering::SeqCst)
     }
 
-    /// Notes that something is wrong in the live mount.
+    /// Records a problem of the live mount.
     pub fn note_wrong(&self, problem: String) {
         self.wrong.lock().unwrap().push(problem);
     }
 
-    /// What was wrong in the live mount.
+    /// Returns the problems of the live mount.
     pub fn wrong(&self) -> Vec<String> {
         self.wrong.lock().unwrap().clone()
     }
 
-    /// Prepares a tree for the workers. Its directory is plain yet.
+    /// Fills a directory for the workers, before it is mounted.
     pub fn prepare(root: &Path, workers: u64) {
         for worker in 0..workers {
             let dir = root.join(format!("w{worker}"));
@@ -119,7 +118,7 @@ impl Load {
         fs::write(root.join("app/state"), "0").unwrap();
     }
 
-    /// Works below the root of a mount until it is stopped or the mount is gone.
+    /// Works on a mount until stopped or until the mount is gone.
     pub fn run(&self, mount: &Mount, seed: u64, duration: Duration) {
         thread::scope(|scope| {
             for worker in 0..WORKERS {
@@ -141,7 +140,7 @@ impl Load {
             {
                 let _open = self.gate.read().unwrap();
                 for _ in 0..1 + random.below(8) {
-                    // That a name is not there or is taken is part of it.
+                    // ENOENT and EEXIST are part of the workload.
                     let _ = random_op(&mut random).carry_out(root);
                 }
             }
@@ -149,8 +148,8 @@ impl Load {
         }
     }
 
-    /// An application that syncs what it writes: a file in place, and one that it replaces. It waits
-    /// less than `pause_ms` milliseconds after each.
+    /// Runs an application that syncs each write: one file in place, one by replacement. It pauses
+    /// for less than `pause_ms` milliseconds after each.
     pub fn application(&self, dir: &Path, pause_ms: u64) {
         for number in 1.. {
             let _open = self.gate.read().unwrap();
@@ -174,7 +173,7 @@ impl Load {
 
     fn checkpoints(&self, mount: &Mount, mut random: Random, duration: Duration) {
         let started = Instant::now();
-        // The first stays: there is always one that was promised.
+        // Never deleted, so that at least one checkpoint is promised.
         self.quiet_checkpoint(mount);
         while started.elapsed() < duration && !self.stopped() {
             match random.below(10) {
@@ -188,26 +187,26 @@ impl Load {
         }
     }
 
-    /// A checkpoint while nobody changes anything: it is compared with the tree itself.
+    /// Makes a checkpoint while all changes are blocked; its expected content is the tree itself.
     pub fn quiet_checkpoint(&self, mount: &Mount) {
         let _closed = self.gate.write().unwrap();
         self.closed_checkpoint(mount);
     }
 
-    /// The same, where the caller holds the gate; which one it is.
+    /// As [`Load::quiet_checkpoint`], for callers that hold the gate. Returns the id.
     pub fn closed_checkpoint(&self, mount: &Mount) -> u64 {
         let id = self.made(mount, true);
         self.note(id, tree(mount.path()));
         id
     }
 
-    /// A checkpoint while everybody works: what its view shows now it must show for ever.
+    /// Makes a checkpoint during the workload. The content that its view shows now must not change.
     pub fn checkpoint(&self, mount: &Mount, sync: bool) {
         let id = self.made(mount, sync);
         self.note_view(mount, id);
     }
 
-    /// Notes what a view shows, all of which can be read.
+    /// Records the content of a view, which must be readable.
     fn note_view(&self, mount: &Mount, id: u64) {
         match try_tree_without(&mount.view(id), &TreeOpts::default().ignore) {
             Ok(tree) => self.note(id, tree),
@@ -230,7 +229,7 @@ impl Load {
         id
     }
 
-    /// A checkpoint was acknowledged.
+    /// Records an acknowledged checkpoint.
     pub fn put(&self, id: u64, synced: bool) {
         self.known.lock().unwrap().push(Known {
             id,
@@ -241,11 +240,11 @@ impl Load {
         });
     }
 
-    /// Notes that a checkpoint is about to be deleted: the newest, or one picked at random. `None`:
-    /// there are too few.
+    /// Marks the newest or a random checkpoint as about to be deleted. Returns `None` if fewer than
+    /// three are left.
     pub fn doom(&self, random: &mut Random, newest: bool) -> Option<u64> {
         let mut known = self.known.lock().unwrap();
-        // The first stays: there is always one that was promised.
+        // The first is never deleted, so that at least one checkpoint is promised.
         let alive: Vec<usize> = (1..known.len())
             .filter(|index| !known[*index].deleted)
             .collect();
@@ -261,7 +260,7 @@ impl Load {
         Some(known[index].id)
     }
 
-    /// Notes that each may be deleted now; those that were there.
+    /// Marks all checkpoints as possibly deleted. Returns those that were not marked before.
     pub fn doom_all(&self) -> Vec<u64> {
         let mut known = self.known.lock().unwrap();
         let alive = known.iter_mut().filter(|known| !known.deleted);
@@ -273,7 +272,7 @@ impl Load {
             .collect()
     }
 
-    /// Notes that these were not deleted.
+    /// Marks checkpoints as not deleted.
     pub fn spare<'a>(&self, ids: impl Iterator<Item = &'a u64>) {
         let mut known = self.known.lock().unwrap();
         for id in ids {
@@ -283,13 +282,13 @@ impl Load {
         }
     }
 
-    /// How many are not deleted.
+    /// Returns the number of checkpoints that are not deleted.
     pub fn alive(&self) -> usize {
         let known = self.known.lock().unwrap();
         known.iter().filter(|known| !known.deleted).count()
     }
 
-    /// The last that was acknowledged.
+    /// Returns the newest acknowledged checkpoint.
     pub fn last(&self) -> Option<u64> {
         self.known.lock().unwrap().last().map(|known| known.id)
     }
@@ -308,13 +307,13 @@ impl Load {
             return;
         };
         mount.ok(&["delete", "--yes", &id.to_string()]);
-        // What only it needed goes, then also from the index and the journal.
+        // Frees the data that only this checkpoint needs, also in index and journal.
         if random.below(2) == 0 {
             mount.ok(&["gc", "--yes"]);
         }
     }
 
-    /// Restores the directory of one worker. The application's files must not go back.
+    /// Restores one worker's directory. The application's files must not be restored.
     pub fn restore_part(&self, mount: &Mount, random: &mut Random) {
         let Some(id) = self
             .known()
@@ -353,7 +352,7 @@ fn replace_synced(dir: &Path, number: u64) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
-/// The last numbers that are found in the application's files.
+/// Returns the last numbers in the application's files.
 pub fn found_synced(dir: &Path) -> [u64; 2] {
     let log = fs::read(dir.join("log")).unwrap_or_default();
     let last = log
@@ -361,6 +360,6 @@ pub fn found_synced(dir: &Path) -> [u64; 2] {
         .map(|number| u64::from_le_bytes(number.try_into().expect("eight bytes")))
         .max();
     let state = fs::read_to_string(dir.join("state")).unwrap_or_default();
-    // Nobody has synced it yet where it is empty.
+    // Empty until the first sync.
     [last.unwrap_or(0), state.trim().parse().unwrap_or(0)]
 }

@@ -1,16 +1,16 @@
-//! What is left when the daemon is killed or the power is cut.
+//! Crash consistency: `kill -9` of the daemon and power cuts.
 //!
-//! `kill`: processes work on one mount while the daemon is killed at random moments. `nth`: it is
-//! killed at its first, second, third ... system call of one operation. `cut`: the disk image is
-//! frozen at a random moment, or some time after one of the things that `story` does, and mounted
-//! again. `replay`: a recorder below the disk logs every
-//! write and flush, and what a power cut may leave is made from that, with the writes that were not
-//! flushed kept, dropped or picked at random.
+//! - `kill`: the daemon is killed at random moments while processes work on one mount.
+//! - `nth`: the daemon is killed at its first, second, third ... changing system call of one
+//!   operation.
+//! - `cut`: the disk image is copied at a random moment, or some time after an event of `story`,
+//!   and the copy is mounted.
+//! - `replay`: a recorder below the disk logs every write and flush. Crash states are built from
+//!   the log: unflushed writes are kept, dropped or picked at random.
+//! - `verified`: `verify` runs repeatedly during the same workload.
 //!
-//! `verified`: `verify` runs again and again while all that happens.
-//!
-//! `CKPTFS_SEED` is the seed, which is printed; `CKPTFS_KILLS`, `CKPTFS_CUTS`, `CKPTFS_STATES`, `CKPTFS_VERIFIES`
-//! are counts for each variant; `CKPTFS_LONG=1` gives the long form.
+//! `CKPTFS_SEED` sets the seed, which is printed. `CKPTFS_KILLS`, `CKPTFS_CUTS`, `CKPTFS_STATES`
+//! and `CKPTFS_VERIFIES` set the counts for each variant. `CKPTFS_LONG=1` selects the long form.
 
 mod absence;
 mod after;
@@ -31,7 +31,7 @@ mod verified;
 
 use crate::common::random::{any_seed, is_long};
 
-/// The seed where none is asked for: in the long form another each time.
+/// The default seed: 1, or a new one for each run of the long form.
 fn usual_seed() -> u64 {
     if is_long() { any_seed() } else { 1 }
 }

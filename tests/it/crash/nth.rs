@@ -1,5 +1,5 @@
-//! The daemon is killed at its first, second, third ... changing system call of one operation,
-//! until the operation gets by.
+//! The daemon is killed at the first, second, third ... modifying system call of one operation,
+//! until the operation completes.
 
 use std::path::Path;
 
@@ -11,13 +11,13 @@ use crate::common::{
     Image, Io, Mount, MountOpts, Variant, for_each_variant, run_limited, skip, tool,
 };
 
-/// Every system call by which the daemon changes something.
+/// The modifying system calls of the daemon.
 const CALLS: &str = "openat,pwrite64,write,ioctl,renameat2,unlinkat,linkat,symlinkat,mkdirat,mknodat,fchmodat,fchmod,fchownat,utimensat,fsetxattr,\
                      setxattr,removexattr,ftruncate,fallocate,copy_file_range,fsync,fdatasync,syncfs";
-/// Calls after which an operation is over in any case.
+/// Upper bound of the calls of an operation.
 const CALLS_MAX: u32 = 400;
 
-/// An operation, and what may be there after it was cut short.
+/// An operation to interrupt; `look` has the states allowed afterwards.
 struct Operation {
     what: &'static str,
     script: &'static str,
@@ -58,7 +58,7 @@ const OPERATIONS: [Operation; 8] = [
     },
 ];
 
-/// What there is before each operation: two checkpoints, and changes after them.
+/// Setup of each operation: a checkpoint is made after each script.
 const BEFORE: &str = "mkdir -p d/e; echo x > x; echo y > y; echo f > d/e/f; ln y d/hard; seq 40000 > large; setfattr -n user.a -v 1 x";
 const BETWEEN: &str = "echo changed > x; mv d/e e; rm d/hard; echo n > new; chmod 600 y; echo more >> large; setfattr -n user.a -v 2 x";
 
@@ -70,7 +70,7 @@ fn killed_at_each_call(v: Variant) {
     }
     let image = Image::of(v.fs);
     let mut mounts = 0;
-    // Half of them in each I/O path, where not all are tried.
+    // The short form divides the operations among the I/O paths.
     let (from, every) = if is_long() {
         (0, 1)
     } else {
@@ -98,8 +98,8 @@ fn killed_at_each_call(v: Variant) {
     }
 }
 
-/// Kills the daemon at the N-th call of an operation, and looks at what is left; `false`: there
-/// were fewer calls.
+/// Kills the daemon at the N-th call of an operation and checks the result. Returns `false` if
+/// there were fewer calls.
 fn killed_at(v: Variant, root: &Path, operation: &Operation, nth: u32) -> bool {
     let mut mount = Mount::start(root, &MountOpts::new(v.io).packing());
     let mut states: Vec<(u64, Tree)> = Vec::new();
@@ -109,7 +109,7 @@ fn killed_at(v: Variant, root: &Path, operation: &Operation, nth: u32) -> bool {
     }
     sh(root, "echo after > x.after");
     let before = tree(root);
-    // Nobody is to take over: what is left is what the daemon left.
+    // No successor may change the state left by the daemon.
     mount.kill_holder();
     if !operation_killed(&mount, operation.script, nth) {
         return false;
@@ -121,7 +121,7 @@ fn killed_at(v: Variant, root: &Path, operation: &Operation, nth: u32) -> bool {
     true
 }
 
-/// The two states that there may be of each thing: before the operation, and after.
+/// Checks that everything is in the state before or after the operation.
 fn look(mount: &Mount, operation: &Operation, states: &[(u64, Tree)], before: &Tree, shown: &str) {
     eprintln!("{shown}");
     let log = mount.log_json();
@@ -149,8 +149,8 @@ fn look(mount: &Mount, operation: &Operation, states: &[(u64, Tree)], before: &T
     let same = |a: &Tree| compare(&now, a, &opts).is_empty();
     match operation.what {
         "checkpoint" | "delete" => assert!(same(before), "{shown}: the tree has changed"),
-        // Once begun it is finished. The guard comes before: killed right after it, nothing else
-        // has happened.
+        // A restore that began is completed. The guard is made first: after a kill right behind it
+        // the tree is unchanged.
         "restore" if ids.len() == 3 => {
             let wrong = compare(&now, &states[0].1, &opts);
             assert!(
@@ -177,12 +177,12 @@ fn look(mount: &Mount, operation: &Operation, states: &[(u64, Tree)], before: &T
         assert_tree_is(&mount.view(3), before, &opts);
         assert_eq!(log[0]["tags"][0], "named", "{shown}");
     }
-    // What was there is there again.
+    // The first checkpoint can be restored.
     mount.restore(ids[0]);
     assert_tree_is(mount.path(), &states[0].1, &opts);
 }
 
-/// Runs an operation (`script`) with strace at the daemon; `true`: it was killed.
+/// Runs `script` with strace attached to the daemon. Returns `true` if the daemon was killed.
 pub fn operation_killed(mount: &Mount, script: &str, nth: u32) -> bool {
     let log = mount.path().with_extension("strace.log");
     let strace = Strace::kills(mount.pid(), CALLS, nth, &log);

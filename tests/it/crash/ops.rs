@@ -1,5 +1,4 @@
-//! Operations on a directory: made at random, carried out, written down, and carried out again on a
-//! plain directory.
+//! Random operations on a directory, serializable and repeatable on a plain directory.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -11,13 +10,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::common::random::Random;
 
-/// Directories and files that the names are made of.
+/// Components of the paths.
 const DIRS: [&str; 5] = ["", "a", "b", "a/x", "b/y"];
 const FILES: [&str; 6] = ["f0", "f1", "f2", "f3", "old0", "old1"];
-/// Bytes of one write at most: one request, so that it happens whole or not at all.
+/// Maximum bytes of a write: one request, so that it happens whole or not at all.
 const WRITE_MAX: u64 = 60_000;
 
-/// One operation, of one system call that changes something.
+/// An operation with one modifying system call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Op {
     Create {
@@ -83,7 +82,7 @@ pub enum Op {
     },
 }
 
-/// Makes up an operation.
+/// Draws an operation.
 pub fn random_op(random: &mut Random) -> Op {
     let dir = |random: &mut Random| PathBuf::from(*random.pick(&DIRS[1..]));
     let file = |random: &mut Random| Path::new(*random.pick(&DIRS)).join(*random.pick(&FILES));
@@ -145,7 +144,7 @@ pub fn random_op(random: &mut Random) -> Op {
 }
 
 impl Op {
-    /// Carries it out below `root`.
+    /// Performs the operation below `root`.
     pub fn carry_out(&self, root: &Path) -> io::Result<()> {
         let flags = |from: &PathBuf, to: &PathBuf, flags| {
             rustix::fs::renameat_with(
@@ -224,7 +223,7 @@ fn open(root: &Path, path: &Path) -> io::Result<File> {
         .open(root.join(path))
 }
 
-/// The daemon died between two requests of one write, which said how far it came.
+/// A short write, because the daemon died between two requests: the number of bytes written.
 #[derive(Debug)]
 pub struct Short(pub u64);
 
@@ -236,7 +235,7 @@ impl std::fmt::Display for Short {
 
 impl std::error::Error for Short {}
 
-/// How far a write came that was cut short.
+/// Returns the number of bytes of a short write.
 pub fn written_of(error: &io::Error) -> Option<u64> {
     error
         .get_ref()?
@@ -244,7 +243,7 @@ pub fn written_of(error: &io::Error) -> Option<u64> {
         .map(|short| short.0)
 }
 
-/// One write, which takes all or fails.
+/// Writes with one call, which must write everything or fail.
 fn whole(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
     match file.write_at(bytes, offset)? {
         written if written == bytes.len() => Ok(()),
@@ -252,15 +251,15 @@ fn whole(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
     }
 }
 
-/// Stores nine bytes at the beginning through a mapping and has them written back.
+/// Stores up to nine bytes at the beginning of a file through a mapping and syncs them.
 pub fn store(file: &File, fill: u8) -> io::Result<()> {
     let length = file.metadata()?.len().min(9) as usize;
     if length == 0 {
         return Ok(());
     }
     use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
-    // SAFETY: a fresh mapping of a file that only this process changes, at an address that the
-    // kernel chooses; `length` bytes of it are within the file, and it is not used after munmap.
+    // SAFETY: a new mapping of a file that only this process changes, at an address chosen by the
+    // kernel. The `length` bytes are within the file, and the mapping is not used after munmap.
     unsafe {
         let at = rustix::mm::mmap(
             std::ptr::null_mut(),
@@ -278,7 +277,7 @@ pub fn store(file: &File, fill: u8) -> io::Result<()> {
         Ok(synced?)
     }
 }
-/// The daemon is gone: whether the operation happened is not known.
+/// Reports whether the daemon is gone; the operation may have happened.
 pub fn is_dead(error: &io::Error) -> bool {
     [libc::ENOTCONN, libc::ECONNABORTED].contains(&error.raw_os_error().unwrap_or(0))
 }

@@ -1,6 +1,6 @@
-//! The order in which things reach the disk, one case each, and with each the variant that must
-//! fail: without what ckptfs does for it the past is wrong after the same power cut. A hidden
-//! variable of debug builds (`CKPTFS_UNSAFE_FOR_TESTS`) leaves a step out.
+//! The order of writes to disk, one case for each rule. Each case also runs with the rule disabled
+//! (`CKPTFS_UNSAFE_FOR_TESTS`, a hidden variable of debug builds) and must then show a wrong view
+//! after the same power cut.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -14,21 +14,20 @@ use crate::common::command::sh;
 use crate::common::tree::{Tree, TreeOpts, compare, tree};
 use crate::common::{Fs, Mount, MountOpts, Variant, for_each_variant, skip};
 
-/// Times that sled's flush may reach the disk after all.
+/// Attempts to observe that sled's flush does not reach the disk.
 const FLUSHES_MAX: usize = 10;
-/// Times that what is to go wrong is tried.
+/// Attempts to observe the failure once the rule is disabled.
 const TRIES_MAX: usize = 5;
-/// Files of each case.
 const FILES: usize = 6;
 
-/// Makes a synced checkpoint, has `change` work on the tree, cuts the power, and gives how the view
-/// differs from what was there.
+/// Makes a synced checkpoint, applies `change` to the tree, cuts the power, and returns the
+/// differences between the view and the expected tree.
 fn differences_after(v: Variant, left_out: &str, change: impl Fn(&Path)) -> Vec<String> {
     differences_served(v, left_out, change, |_| String::new(), |_| String::new())
 }
 
-/// As [`differences_after`]; `found` sees what the cut left before it is mounted by us, `served`
-/// works on it once it is.
+/// As [`differences_after`]. `found` runs on the backing directory after the cut, before it is
+/// mounted; `served` runs on the mounted tree.
 fn differences_served(
     v: Variant,
     left_out: &str,
@@ -39,8 +38,8 @@ fn differences_served(
     differences_mounted(v, left_out, 1, |mount| change(mount.path()), found, served)
 }
 
-/// As [`differences_served`]; `change` may also end the daemon or mount again, or make more
-/// checkpoints of the same tree: the view of `id` is compared.
+/// As [`differences_served`]. `change` may also end the daemon, remount, or make more checkpoints
+/// of the same tree. The view of checkpoint `id` is compared.
 fn differences_mounted(
     v: Variant,
     left_out: &str,
@@ -75,7 +74,8 @@ fn differences_mounted(
     found(&disk.path().join("project"));
     let mount = Mount::start(&disk.path().join("project"), &MountOpts::new(v.io));
     served(mount.path());
-    // What cannot be read is told, which is not what was promised, but not wrong either.
+    // A view that cannot be read breaks the promise but is not silently wrong: the error is
+    // reported as a difference.
     let found = crate::common::tree::try_tree_without(&mount.view(id), &[]);
     found.map_or_else(
         |problem| vec![problem],
@@ -88,7 +88,7 @@ fn holds_and_fails_without(v: Variant, left_out: &str, change: impl Fn(&Path)) {
     holds_and_fails_mounted(v, left_out, 1, |mount| change(mount.path()));
 }
 
-/// As [`holds_and_fails_without`]; `id` and `change` as for [`differences_mounted`].
+/// As [`holds_and_fails_without`], with `id` and `change` as in [`differences_mounted`].
 #[track_caller]
 fn holds_and_fails_mounted(v: Variant, left_out: &str, id: u64, change: impl Fn(&mut Mount)) {
     let nothing = |_: &Path| String::new();
@@ -102,7 +102,8 @@ fn holds_and_fails_mounted(v: Variant, left_out: &str, id: u64, change: impl Fn(
     if !cfg!(debug_assertions) {
         return skip("only a debug build can leave a step out");
     }
-    // Once a second the journal is synced all the same, which may be just then.
+    // The journal is synced once a second in any case, which may hide the failure: hence several
+    // attempts.
     let wrong = (0..TRIES_MAX)
         .map(|_| differences_after(v, left_out, &change))
         .find(|wrong| !wrong.is_empty())
@@ -114,8 +115,8 @@ fn holds_and_fails_mounted(v: Variant, left_out: &str, id: u64, change: impl Fn(
     println!("{v:?} without {left_out}: {wrong:?}");
 }
 
-/// What an application syncs takes the log of XFS to the disk, with every change of names and
-/// attributes before; their records are there too.
+/// An fsync forces the XFS log, with all earlier changes of names and attributes. Their records are
+/// on disk with them.
 fn no_change_is_on_disk_without_its_record(v: Variant) {
     holds_and_fails_without(v, "tail", |root| {
         sh(
@@ -131,8 +132,8 @@ fn no_change_is_on_disk_without_its_record(v: Variant) {
     });
 }
 
-/// btrfs brings a file that is synced to the disk by itself: what was captured of it is there
-/// before, and so is the record of its name.
+/// An fsync on btrfs writes one file through the tree log. Its captures and the record of its name
+/// are on disk before.
 fn no_synced_file_is_on_disk_without_its_past(v: Variant) {
     holds_and_fails_without(v, "overtaken", |root| {
         let open = |name: &str| {
@@ -166,7 +167,7 @@ fn no_synced_file_is_on_disk_without_its_past(v: Variant) {
         }
         .carry_out(root)
         .unwrap();
-        // Last: what follows would sync the journal.
+        // Last: any operation after it would sync the journal.
         let mut new = OpenOptions::new()
             .write(true)
             .create_new(true)
@@ -177,9 +178,8 @@ fn no_synced_file_is_on_disk_without_its_past(v: Variant) {
     });
 }
 
-/// A file that was synced is in the log of btrfs, and a change of its names goes there at once:
-/// whoever syncs anything next brings it to the disk, somebody of whom we know nothing too. The
-/// record of it is there before.
+/// Once a file is in the btrfs tree log, changes of its names are logged at once, and the next
+/// fsync by any process, even outside the mount, writes them to disk. The record is on disk before.
 fn no_synced_file_is_renamed_on_disk_without_its_record(v: Variant) {
     holds_and_fails_without(v, "logged", |root| {
         for number in 0..4 {
@@ -194,7 +194,7 @@ fn no_synced_file_is_renamed_on_disk_without_its_record(v: Variant) {
     });
 }
 
-/// Changes the names of files, and syncs a file outside of the mount.
+/// Changes the names of files, then syncs a file outside the mount.
 fn change_names_and_sync_another(root: &Path) {
     fs::rename(root.join("d/f0"), root.join("d/g0")).unwrap();
     fs::hard_link(root.join("d/f1"), root.join("d/g1")).unwrap();
@@ -205,8 +205,8 @@ fn change_names_and_sync_another(root: &Path) {
     another.sync_all().unwrap();
 }
 
-/// A process syncs through a mapping, or with O_SYNC, without a request to the daemon, also after the
-/// daemon has committed the filesystem: the record of a later change of names is on the disk first.
+/// A process syncs through a mapping or O_SYNC without a request to the daemon, also after the
+/// daemon has committed the filesystem. The record of a later name change is on disk first.
 fn no_file_synced_unseen_is_renamed_on_disk_without_its_record(v: Variant) {
     holds_and_fails_mounted(v, "logged", 2, |mount| {
         let root = mount.path();
@@ -223,7 +223,7 @@ fn no_file_synced_unseen_is_renamed_on_disk_without_its_record(v: Variant) {
     });
 }
 
-/// The same of the extended attributes of such a file.
+/// The same for extended attributes of such a file.
 fn no_file_synced_unseen_has_attributes_on_disk_without_their_record(v: Variant) {
     holds_and_fails_mounted(v, "logged", 2, |mount| {
         let root = mount.path();
@@ -243,8 +243,8 @@ fn open_to_map(root: &Path, number: usize, flags: i32) -> File {
         .unwrap()
 }
 
-/// A directory of btrfs that is synced forgets a name on the disk, and not where else the inode got
-/// one: a file that was linked and unlinked would be gone.
+/// An fsync of a btrfs directory logs the removal of a name, but not the inode's new name
+/// elsewhere: without the rule a file that was linked and then unlinked is lost.
 fn no_linked_file_is_lost_with_its_first_name(v: Variant) {
     holds_and_fails_without(v, "links", |root| {
         fs::hard_link(root.join("d/f0"), root.join("other/g0")).unwrap();
@@ -256,7 +256,7 @@ fn no_linked_file_is_lost_with_its_first_name(v: Variant) {
     });
 }
 
-/// Changes after the synced checkpoint, of which nothing is synced.
+/// Changes files in several ways after the synced checkpoint, without a sync.
 fn change_in_several_ways(root: &Path) {
     let open = |name: &str| {
         OpenOptions::new()
@@ -272,8 +272,8 @@ fn change_in_several_ways(root: &Path) {
     fs::rename(root.join("d/new"), root.join("d/f5")).unwrap();
 }
 
-/// A daemon that takes over has no list of the captures that are not on the disk yet: before a file
-/// is synced, all of them are.
+/// A successor has no list of the captures that are not yet on disk: all of them are written before
+/// the first fsync of a file.
 fn a_takeover_forgets_no_capture(v: Variant) {
     holds_and_fails_mounted(v, "predecessor", 1, |mount| {
         change_in_several_ways(mount.path());
@@ -285,11 +285,11 @@ fn a_takeover_forgets_no_capture(v: Variant) {
     });
 }
 
-/// The journal is synced once a second, ahead of the tree.
+/// Longer than the interval of the journal's syncer (1 s), which runs ahead of the tree.
 const JOURNAL_SYNCED: Duration = Duration::from_millis(2500);
 
-/// What the journal tells of and the disk does not have is taken back: an inode that was linked,
-/// renamed by the link and renamed again is where it was.
+/// Operations that are in the journal but not on disk are undone: an inode that was linked, renamed
+/// through the link and renamed again is found at its old place.
 fn renames_that_did_not_reach_the_disk_are_taken_back(v: Variant) {
     let wrong = differences_after(v, "", |root| {
         fs::rename(root.join("d/f0"), root.join("d/g0")).unwrap();
@@ -299,8 +299,7 @@ fn renames_that_did_not_reach_the_disk_are_taken_back(v: Variant) {
         fs::rename(root.join("d/f1"), root.join("d/new/f1")).unwrap();
         ckptfs(root, "checkpoint");
         fs::rename(root.join("d/link"), root.join("other/link")).unwrap();
-        // Recorded with the directory as it was a moment ago, which is later than anything on the
-        // disk.
+        // The record contains the directory's current attributes, which are newer than any on disk.
         fs::rename(root.join("d/f2"), root.join("d/g2")).unwrap();
         fs::rename(root.join("d/new"), root.join("other/new")).unwrap();
         fs::rename(root.join("other/new/f1"), root.join("d/f1")).unwrap();
@@ -316,19 +315,19 @@ fn ckptfs(root: &Path, verb: &str) {
     );
 }
 
-/// The record of a move is on the disk, the move is not, and the checkpoint after it is in the
-/// journal, or in the journal and the index: the file is still where it was.
+/// The record of a move is on disk, the move is not, and the next checkpoint is in the journal, or
+/// in journal and index. The file is found at its old place.
 #[cfg(debug_assertions)]
 fn a_move_that_did_not_reach_the_disk_is_taken_back(v: Variant) {
     move_is_taken_back(v, 1, |_| String::new());
-    // An index that is made anew has all of the journal.
+    // A rebuilt index contains the whole journal.
     for nth in [1, 2] {
         move_is_taken_back(v, nth, |root| sh(root, "rm -r .ckptfs/index"));
     }
 }
 
-/// `nth`: the rename(2) of a rename over a file that is held up: the exchange of the two, or the move
-/// into the layer.
+/// `nth` selects the rename(2) to delay, of those for a rename over a file: the exchange, or the
+/// move into the layer.
 #[cfg(debug_assertions)]
 fn move_is_taken_back(v: Variant, nth: u64, found: impl Fn(&Path) -> String) {
     use ckptfs::Client;
@@ -361,9 +360,9 @@ fn move_is_taken_back(v: Variant, nth: u64, found: impl Fn(&Path) -> String) {
     assert_eq!(wrong, Vec::<String>::new());
 }
 
-/// What the log of btrfs was seen to bring to the disk of changes that are not there themselves: of
-/// clones empty files, and an inode that was moved away as it was before the changes in between.
-/// The files are what they were, and so is the past.
+/// The btrfs tree log was observed to write changes to disk that the tree does not have: clones as
+/// empty files, and a moved inode without the changes made before the move. Live files and views
+/// are right nevertheless.
 fn what_the_log_brings_of_layers_is_not_believed(v: Variant) {
     let change = |root: &Path| {
         let append = |name: &str| {
@@ -380,7 +379,7 @@ fn what_the_log_brings_of_layers_is_not_believed(v: Variant) {
         ["d/f2", "d/f3"]
             .iter()
             .for_each(|name| append(name).unwrap());
-        // So much is there, and the layers with it.
+        // Reaches the disk, together with the layers.
         fs::write(root.join("other/new"), "").unwrap();
         File::open(root.join("other/new"))
             .unwrap()
@@ -393,8 +392,8 @@ fn what_the_log_brings_of_layers_is_not_believed(v: Variant) {
     assert_eq!(wrong, Vec::<String>::new());
 }
 
-/// The log of btrfs can bring back the name of an inode beside the one that it has in a layer: a
-/// write to the name does not change the past.
+/// The btrfs tree log can restore an old name of an inode that also has a name in a layer. A write
+/// through that name does not change the past.
 fn a_name_that_came_back_does_not_share_its_inode_with_the_past(v: Variant) {
     let came_back = |change: &str, comes_back: &str| {
         let change = |root: &Path| {
@@ -413,9 +412,9 @@ fn a_name_that_came_back_does_not_share_its_inode_with_the_past(v: Variant) {
         differences_served(v, "", change, found, served)
     };
     let cases = [
-        // Removed.
+        // Unlinked.
         ("rm d/f0", "ln $f d/f0"),
-        // Replaced by a rename, at its own name and at the name of the one that replaced it.
+        // Replaced by a rename: the old name returns at the target or at the source.
         ("mv d/f1 d/f0", "mv d/f0 d/f1; ln $f d/f0"),
         ("mv d/f1 d/f0", "ln $f d/f1"),
     ];
@@ -448,8 +447,8 @@ mod btrfs {
     super::for_each_variant! { @test what_the_filesystem_alone_loses plain Btrfs Daemon }
 }
 
-/// Why it is done as it is, on btrfs without ckptfs: a link and an unlink in place of a rename lose
-/// both names, and sled's flush is none.
+/// Reasons for the design, shown on btrfs without ckptfs: link and unlink in place of a rename lose
+/// both names, and sled's flush does not reach the disk.
 fn what_the_filesystem_alone_loses(v: Variant) {
     let host = Host::new();
     let image = host.format(v.fs, "disk.img");
@@ -488,8 +487,8 @@ fn what_the_filesystem_alone_loses(v: Variant) {
     );
 }
 
-/// Whether what sled had flushed is gone after a power cut. Now and then the kernel has written it
-/// by itself.
+/// Reports whether data that sled flushed is lost in a power cut. Sometimes the kernel has written
+/// it back already.
 fn loses_a_flush(host: &Host, number: usize) -> bool {
     let (image, cut) = (
         host.format(Fs::Btrfs, &format!("sled-{number}.img")),

@@ -1,9 +1,9 @@
-//! A disk that writes down what happens to it: one file, served through FUSE, for a loop device to
-//! lie on.
+//! A disk that records its writes: one file served through FUSE, as the backing file of a loop
+//! device.
 //!
-//! Every write and every flush is logged, with what the test had been promised when it came. What a
-//! power cut may leave is made from the log: all that was flushed, and of the rest what one likes,
-//! for a disk keeps writes in a cache and brings them down in any order.
+//! Every write and flush is logged. The states that a power cut may leave are built from the log:
+//! everything that was flushed, and any subset of the rest, because a disk caches writes and
+//! persists them in any order.
 
 use crate::common::served::attributes;
 use std::ffi::OsStr;
@@ -23,15 +23,15 @@ use fuser::{
 const FOR_EVER: Duration = Duration::from_secs(365 * 86_400);
 const FILE: u64 = 2;
 const NAME: &str = "disk";
-/// Bytes of zeros that are logged as one write.
+/// Maximum length of a logged write of zeros.
 const ZEROS: usize = 1 << 20;
 
-/// What happened to the disk.
+/// A logged event.
 #[derive(Clone, Copy, Debug)]
 pub enum Event {
-    /// Bytes were written: where, how many, and where they are in the log file.
+    /// `length` bytes were written at `offset`; their copy is at `at` in the log file.
     Write { offset: u64, length: usize, at: u64 },
-    /// Everything written before is on the platter.
+    /// All earlier writes are durable.
     Flush,
 }
 
@@ -47,17 +47,17 @@ struct Inner {
 pub struct Log(Arc<Mutex<Inner>>);
 
 impl Log {
-    /// How much has happened.
+    /// Returns the number of events.
     pub fn len(&self) -> usize {
         self.0.lock().unwrap().events.len()
     }
 
-    /// Everything that has happened.
+    /// Returns all events.
     pub fn events(&self) -> Vec<Event> {
         self.0.lock().unwrap().events.clone()
     }
 
-    /// The bytes of a write.
+    /// Returns the bytes of a write.
     pub fn bytes(&self, at: u64, length: usize) -> Vec<u8> {
         let mut bytes = vec![0; length];
         self.0
@@ -93,16 +93,16 @@ struct Served {
     size: u64,
 }
 
-/// A recorder at work. Dropping it unmounts it.
+/// A running recorder. Drop unmounts it.
 pub struct Recorder {
-    /// What it wrote down.
     pub log: Log,
     point: PathBuf,
     _session: BackgroundSession,
 }
 
 impl Recorder {
-    /// Serves the image `data` in the directory `point`, and keeps the bytes of the log in `bytes`.
+    /// Serves the image `data` in the directory `point`; the bytes of the log are stored in
+    /// `bytes`.
     pub fn start(data: &Path, bytes: &Path, point: &Path) -> Recorder {
         let data = OpenOptions::new()
             .read(true)
@@ -144,7 +144,7 @@ impl Recorder {
         }
     }
 
-    /// The file that is the disk.
+    /// Returns the path of the disk file.
     pub fn disk(&self) -> PathBuf {
         self.point.join(NAME)
     }
@@ -236,7 +236,7 @@ impl Filesystem for Served {
         reply.ok();
     }
 
-    /// What is discarded or zeroed reads as zeros after.
+    /// Discarded and zeroed ranges read as zeros.
     #[allow(clippy::too_many_arguments)]
     fn fallocate(
         &self,

@@ -1,5 +1,5 @@
-//! Power cuts, recipe B: a recorder below the disk logs every write and flush; at points picked at
-//! random what was flushed is there, and of the rest all, nothing, or what the dice say.
+//! Power cuts, method B: a recorder below the disk logs every write and flush. At random points a
+//! disk image is built with all flushed writes and all, none, or random ones of the rest.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -17,26 +17,26 @@ use super::usual_seed;
 use crate::common::random::{Random, count, seed};
 use crate::common::{Mount, MountOpts, Variant, for_each_variant, succeeds, tool};
 
-/// States of one variant.
+/// States per variant.
 const STATES: u64 = 5;
 const STATES_LONG: u64 = 60;
-/// How long everybody works.
+/// Duration of the workload.
 const WORK: Duration = Duration::from_secs(2);
-/// The smallest part of a write that a disk keeps or loses.
+/// Unit of a torn write.
 const BLOCK: usize = 4096;
 
-/// What becomes of writes that were not flushed.
+/// The fate of unflushed writes.
 #[derive(Clone, Copy, Debug)]
 enum Cached {
     Kept,
     Lost,
-    /// So many of a hundred are kept.
+    /// Percentage that is kept.
     Picked(u64),
-    /// As `Picked`, and of a large one perhaps only the beginning.
+    /// As `Picked`; a large write may be truncated.
     Torn(u64),
 }
 
-/// What had been promised when so many events had happened.
+/// Numbers of events with the promises in force at that time.
 type Promises = Vec<(usize, Promised)>;
 
 fn reordered(v: Variant) {
@@ -55,7 +55,7 @@ fn reordered(v: Variant) {
     let (log, promises, load) = record(&host, v, &image, &opts, seed);
     let known = load.known();
     let mut random = Random::new(seed ^ 0xb);
-    // From the first promise on: before it there is nothing to lose.
+    // Starts at the first promise: before it nothing can be lost.
     let first = promises
         .iter()
         .find(|(_, promised)| !promised.checkpoints.is_empty())
@@ -108,14 +108,14 @@ fn reordered(v: Variant) {
     );
 }
 
-/// The tree as it is before anything is recorded.
+/// Creates the tree before the recording starts.
 fn prepare(host: &Host, v: Variant, image: &Path) {
     let disk = host.mount(v.fs, image);
     std::fs::create_dir(disk.path().join("project")).unwrap();
     Load::prepare(&disk.path().join("project"), WORKERS);
 }
 
-/// Has everybody work on the recorded disk, and notes all the while what is promised.
+/// Runs the workload on the recorded disk and samples the promises.
 fn record(
     host: &Host,
     v: Variant,
@@ -133,15 +133,15 @@ fn record(
         thread::scope(|scope| {
             let worker = scope.spawn(|| load.run(&mount, seed, WORK));
             while !worker.is_finished() {
-                // In this order: what is promised when so much has happened at least.
+                // In this order: the promises hold at the latest from this number of events on.
                 let promised = load.promised();
                 promises.lock().unwrap().push((log.len(), promised));
                 thread::sleep(Duration::from_millis(1));
             }
             worker.join().expect("the load works");
         });
-        // What was deleted by the end may not have been when the power was cut, and then it was
-        // promised.
+        // The promises are not filtered by later deletions: at the cut the checkpoint may not have
+        // been deleted, and then it was promised.
         drop(mount);
         drop(disk);
     }
@@ -153,10 +153,10 @@ fn record(
 struct Replay<'a> {
     log: &'a Log,
     events: Vec<Event>,
-    /// What was flushed.
+    /// The image with all flushed writes.
     flushed: File,
     path: &'a Path,
-    /// What was written after, in order.
+    /// Unflushed writes in order.
     waiting: VecDeque<(u64, Vec<u8>)>,
     next: usize,
 }
@@ -181,7 +181,7 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// Goes on to just before an event.
+    /// Replays the events before `point`.
     fn advance(&mut self, point: usize) {
         while self.next < point {
             match self.events[self.next] {
@@ -200,8 +200,7 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// Makes an image of what a power cut leaves here; gives the number of writes that were not
-    /// flushed.
+    /// Creates an image as a power cut may leave it. Returns the number of unflushed writes.
     fn make(&self, state: &Path, cached: Cached, random: &mut Random) -> usize {
         succeeds(
             tool("cp", &["--reflink=always"]).arg(self.path).arg(state),

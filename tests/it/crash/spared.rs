@@ -1,6 +1,6 @@
-//! The daemon is killed at calls of a restore that leaves files as they are, because a tier dropped
-//! their content or because they changed while nothing was mounted, in a directory that goes: they
-//! are there at the next mount, whichever call it was.
+//! The daemon is killed at the calls of a restore that leaves files in place, in a directory that
+//! the restore removes. They stay because a tier dropped their content or because they changed
+//! while nothing was mounted. The files exist at the next mount, whichever call was interrupted.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::common::{Image, Mount, MountOpts, OpenStore, Variant, for_each_varian
 
 const CONFIG: &str =
     "[umount]\nkeep = \"none\"\n[[tiers]]\npaths = [\"node_modules\", \"*.tmp\"]\nkeep = \"1ms\"\n";
-/// What stays, below a directory that was removed and made anew since.
+/// Files left in place, below a directory that was removed and recreated.
 const STAYS: [(&str, &str); 3] = [
     ("a/node_modules/now", "now\n"),
     ("a/b/kept.tmp", "kept\n"),
@@ -30,7 +30,7 @@ fn what_stays_is_there_after_a_kill(v: Variant) {
     let (mut early, mut late) = (0, None);
     let mut found = [0, 0];
     let mut nth = 1;
-    // Upwards until the restore is done, then between the two for the first call that is after it.
+    // Searches upwards until the restore takes effect, then bisects for the first such call.
     loop {
         let (killed, done) = restore_killed(v, &image.dir(&format!("project-{nth}")), nth);
         found[usize::from(done)] += usize::from(killed);
@@ -54,8 +54,8 @@ fn what_stays_is_there_after_a_kill(v: Variant) {
     );
 }
 
-/// A restore that is killed at its N-th call, and what is left of it: whether it was killed, and
-/// whether the next mount has its result.
+/// Kills a restore at its N-th call. Returns whether the daemon was killed, and whether the next
+/// mount shows the result.
 fn restore_killed(v: Variant, root: &Path, nth: u32) -> (bool, bool) {
     let mut mount = Mount::start(root, &MountOpts::new(v.io));
     sh(

@@ -1,10 +1,9 @@
-//! All that can happen to a mount while processes work on it: checkpoints are made and freed, the
-//! newest most of all; the daemon is killed and another takes over; the tree is unmounted and
-//! mounted again, with a deletion between; files stay open, and are written rarely.
+//! The workload for crash tests. Checkpoints are made and freed, mostly the newest. The daemon is
+//! killed and taken over. The tree is unmounted and mounted again, with a deletion in between.
+//! Files stay open and are written rarely.
 //!
-//! Every step is one of a list, picked at random. Some steps are **orderly**: while nothing else
-//! works, a checkpoint is synced, its files are changed in every way, one thing happens, and the
-//! power is cut some time after it.
+//! Each step is picked at random from a list. An **orderly** step stops all other work: it syncs a
+//! checkpoint, changes files in every way, triggers one event, and cuts the power some time later.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -23,31 +22,31 @@ use crate::common::random::Random;
 use crate::common::wait::{seen, wait_until};
 use crate::common::{Mount, process, run_limited};
 
-/// A daemon that dies sooner is taken for one that cannot live.
+/// Minimum life of a daemon: the holder gives up after several short-lived ones.
 const LIFE_MIN: Duration = Duration::from_millis(300);
-/// Files that stay open.
+/// Number of files that stay open.
 const HELD: usize = 6;
-/// Files that an orderly step changes.
+/// Number of files changed in an orderly step.
 const FILES: usize = 11;
-/// More checkpoints are freed by a gc.
+/// Checkpoints above which gc runs.
 const KEPT_MAX: usize = 12;
-/// The application waits less than this after each of its syncs: a sync of one file on btrfs brings
-/// others to the disk.
+/// Upper bound of the application's pause after each sync: on btrfs an fsync of one file may write
+/// others to disk.
 const SYNC_PAUSE_MS: u64 = 3000;
-/// A cut at a random moment comes at most so many milliseconds after a step began.
+/// Upper bound from the start of a step to a random cut.
 const CUT_WITHIN_MS: u64 = 1000;
-/// Milliseconds from an orderly step to the cut, and how often of a hundred at most that.
+/// Delay between an orderly step and the cut: cumulative percentage, upper bound in milliseconds.
 const WAITS_MS: [(u64, u64); 4] = [(60, 1), (85, 1000), (96, 5000), (100, 30_000)];
 
-/// One thing that happens in an orderly step.
+/// An event of an orderly step.
 #[derive(Clone, Copy, Debug)]
 enum Event {
     Nothing,
     Kill,
-    /// The daemon is killed, and processes sync what they changed through its successor.
+    /// Kill the daemon and sync changed files through its successor.
     KillAndSync,
     Remount,
-    /// A deletion while nothing is mounted.
+    /// Delete a checkpoint while nothing is mounted.
     DeleteOffline,
 }
 
@@ -59,7 +58,8 @@ const EVENTS: [Event; 5] = [
     Event::Nothing,
 ];
 
-/// Makes the files that stay open and those of the orderly steps, in a directory that is plain yet.
+/// Creates the files that stay open and the directory of the orderly steps, before the tree is
+/// mounted.
 pub fn prepare(root: &Path) {
     Load::prepare(root, WORKERS);
     fs::create_dir(root.join("held")).unwrap();
@@ -75,19 +75,19 @@ fn held(root: &Path, index: usize) -> PathBuf {
     root.join(format!("held/h{index}"))
 }
 
-/// See the module.
+/// The state of the workload.
 pub struct Story<'a> {
     pub load: &'a Load,
     pub mount: &'a Mount,
-    /// Cuts the power, and says after what; `false`: that was the last time.
+    /// Cuts the power, given a description of the last step. Returns `false` after the last cut.
     pub freeze: &'a (dyn Fn(&str) -> bool + Sync),
     random: Random,
     open: Arc<Held>,
     serves_since: Instant,
     orderly: usize,
     steps: Vec<String>,
-    /// The power is cut. Otherwise branches are made and merged too, which a copy of the disk cannot
-    /// have: a branch is found by its whole path.
+    /// Power cuts are made. Otherwise branches are created and merged, which a copied disk cannot
+    /// contain because a branch is registered by its absolute path.
     pub cuts: bool,
 }
 
@@ -111,7 +111,7 @@ impl<'a> Story<'a> {
         }
     }
 
-    /// Works until the power was cut often enough.
+    /// Works until the last power cut.
     pub fn run(mut self) {
         let (load, root) = (self.load, self.mount.path());
         let (open, seed) = (Arc::clone(&self.open), self.random.next());
@@ -122,7 +122,7 @@ impl<'a> Story<'a> {
             }
             scope.spawn(|| load.application(&root.join("app"), SYNC_PAUSE_MS));
             scope.spawn(|| hold_files(load, &open, root, Random::new(seed + 50)));
-            // Also after a panic: they are waited for.
+            // Drop also stops the threads on a panic, which the scope joins.
             let _ends = Ends(load);
             load.quiet_checkpoint(self.mount);
             self.orderly();
@@ -137,7 +137,7 @@ impl<'a> Story<'a> {
         self.steps.push(step);
     }
 
-    /// A step; now and then the power is cut while it goes on.
+    /// Performs a step, one in four with a power cut in it.
     fn step_and_cut(&mut self) {
         if !self.cuts || !self.random.once_in(4) {
             return self.step();
@@ -178,7 +178,7 @@ impl<'a> Story<'a> {
         }
     }
 
-    /// A view is right from the start.
+    /// Makes a checkpoint and compares its view at once.
     fn quiet_checkpoint(&mut self) {
         let load = self.load;
         let _closed = load.gate.write().unwrap();
@@ -207,7 +207,7 @@ impl<'a> Story<'a> {
         }
     }
 
-    /// All that nobody deleted is as it was.
+    /// Compares the views of all remaining checkpoints.
     fn look_at_all(&mut self) {
         let alive: Vec<u64> = self
             .load
@@ -219,7 +219,7 @@ impl<'a> Story<'a> {
         alive.into_iter().for_each(|id| self.compare(id));
     }
 
-    /// Runs a verb; what it says, or `None` if it failed while the daemon was killed.
+    /// Runs a verb and returns its output; `None` if it failed because the daemon was killed.
     fn verb(&mut self, arguments: &[&str], killed: bool) -> Option<String> {
         let output = self.mount.run(arguments);
         self.note(format!(
@@ -253,7 +253,7 @@ impl<'a> Story<'a> {
         }
     }
 
-    /// Frees the oldest. Marks of the tripwire may count too.
+    /// Frees the oldest checkpoints. Tripwire marks may count against `--keep-last`.
     fn free_old(&mut self) {
         let (keep, doomed) = (1 + self.random.below(6), self.load.doom_all());
         self.verb(&["gc", "--yes", "--keep-last", &keep.to_string()], false);
@@ -277,7 +277,7 @@ impl<'a> Story<'a> {
         }
     }
 
-    /// A verb while the daemon is killed.
+    /// Kills the daemon during a verb.
     fn killed_in(&mut self) {
         let (pid, delay) = (self.daemon(), self.random.below(60));
         thread::sleep(LIFE_MIN.saturating_sub(self.serves_since.elapsed()));
@@ -304,7 +304,7 @@ impl<'a> Story<'a> {
         self.taken_over(pid);
     }
 
-    /// A branch, a change in it, and back.
+    /// Creates a branch, changes it, and merges it.
     fn merge(&mut self) {
         let (name, root) = (format!("b{}", self.steps.len()), self.mount.path());
         let branch = root.with_file_name(&name);
@@ -342,7 +342,7 @@ impl<'a> Story<'a> {
         self.serves_since = Instant::now();
     }
 
-    /// Unmounts and mounts again; `delete`: with a deletion between.
+    /// Unmounts and mounts again, and deletes checkpoint `delete` in between.
     fn remount(&mut self, delete: Option<u64>) {
         let load = self.load;
         let _closed = load.gate.write().unwrap();
@@ -412,7 +412,7 @@ impl<'a> Story<'a> {
     }
 }
 
-/// Has everything end.
+/// Stops all threads when dropped.
 struct Ends<'a>(&'a Load);
 
 impl Drop for Ends<'_> {
@@ -421,7 +421,7 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// Has files open for writing, and writes to one now and then.
+/// Keeps files open for writing and writes to them rarely.
 fn hold_files(load: &Load, open: &Held, root: &Path, mut random: Random) {
     while !load.stopped() {
         thread::sleep(Duration::from_millis(random.below(150)));
@@ -464,7 +464,7 @@ fn make_files(dir: &Path) {
     fs::create_dir(dir.join("d")).unwrap();
 }
 
-/// Changes each file in another way. One stays open.
+/// Changes each file in a different way. Returns one that stays open.
 fn change_files(dir: &Path) -> io::Result<File> {
     let path = |index: usize| dir.join(format!("f{index}"));
     let write = |index: usize| OpenOptions::new().write(true).open(path(index));
@@ -483,7 +483,7 @@ fn change_files(dir: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Some of the files that were changed, and their directory.
+/// Syncs some of the changed files, and perhaps their directory.
 fn sync_files(dir: &Path, random: &mut Random) {
     for index in [0, 2, 3, 10] {
         if random.once_in(2) {

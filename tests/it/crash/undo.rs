@@ -1,5 +1,6 @@
-//! The daemon is killed at its first, second, third ... changing system call of an undo, until the
-//! undo gets by: the next mount has either done it or not, and the list of operations says which.
+//! The daemon is killed at the first, second, third ... modifying system call of an undo, until the
+//! undo completes. After the next mount the undo is done entirely or not at all, and the operation
+//! log agrees.
 
 use std::path::Path;
 
@@ -11,16 +12,16 @@ use crate::common::random::is_long;
 use crate::common::tree::{Tree, TreeOpts, assert_tree_is, compare, tree};
 use crate::common::{Image, Io, Mount, MountOpts, Variant, for_each_variant, skip, tool};
 
-/// An undo, or a redo.
+/// An undo or redo.
 struct Case {
     what: &'static str,
-    /// Verbs before it. The two checkpoints that there are, 1 and 2, are tagged `first` and
-    /// `second`; 3 is the guard of a restore.
+    /// Verbs run before it. Checkpoints 1 and 2 are tagged `first` and `second`; 3 is the guard of
+    /// a restore.
     before: &'static [&'static [&'static str]],
     script: &'static str,
-    /// Checkpoints and the tags of the first one, if it has not happened, and if it has.
+    /// Expected checkpoints and tags of the first one, if the operation is not done, and if it is.
     names: [(&'static [u64], &'static [&'static str]); 2],
-    /// The tree is that of checkpoint 1 before it, after it.
+    /// Whether the tree equals checkpoint 1 before it, and after it.
     first: [bool; 2],
 }
 
@@ -106,7 +107,7 @@ fn undo_killed_at_each_call(v: Variant) {
     );
 }
 
-/// Whether the daemon was killed at the N-th call, and whether what it did was done all the same.
+/// Returns whether the daemon was killed at the N-th call, and whether the operation took effect.
 fn killed_at(v: Variant, root: &Path, case: &Case, nth: u32) -> (bool, bool) {
     let mut mount = Mount::start(root, &MountOpts::new(v.io));
     sh(
@@ -126,7 +127,7 @@ fn killed_at(v: Variant, root: &Path, case: &Case, nth: u32) -> (bool, bool) {
         mount.ok(verb);
     }
     let operations = operations(&mount);
-    // Nobody is to take over: what is left is what the daemon left.
+    // No successor may change the state left by the daemon.
     mount.kill_holder();
     let killed = operation_killed(&mount, case.script, nth);
     mount.kill();
@@ -149,7 +150,7 @@ fn operations(mount: &Mount) -> Vec<Value> {
         .clone()
 }
 
-/// It was done whole or not at all; whether it was.
+/// Checks that the operation is done entirely or not at all. Returns whether it is done.
 fn look(
     mount: &Mount,
     case: &Case,
@@ -172,7 +173,7 @@ fn look(
         .filter_map(|entry| entry["id"].as_u64())
         .collect();
     let (expected, tags) = case.names[usize::from(done)];
-    // A guard that was made, and then no restore: that is nothing but a checkpoint.
+    // A guard without its restore is an ordinary checkpoint.
     let guard_only = !done && case.what.contains("restore") && ids == case.names[1].0;
     assert!(
         ids == expected || guard_only,
@@ -200,7 +201,7 @@ fn look(
     if ids.contains(&1) {
         assert_tree_is(&mount.view(1), first, &opts);
     }
-    // Whichever it is, the way goes on from there.
+    // The operation can be reversed.
     if done {
         mount.ok(&[if case.script.contains("undo") {
             "redo"

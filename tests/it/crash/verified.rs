@@ -1,5 +1,5 @@
-//! `verify` finds nothing while all that can happen happens: checkpoints, deletions, gc, merges,
-//! kills and takeovers (module `story`).
+//! `verify` reports no findings during the workload of `story`: checkpoints, deletions, gc, merges,
+//! kills and takeovers.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,18 +15,19 @@ use super::usual_seed;
 use crate::common::random::{Random, count, is_long, seed};
 use crate::common::{Image, Mount, MountOpts, Variant, for_each_variant};
 
-/// Runs of one variant.
+/// Runs per variant.
 const RUNS: u64 = 30;
 const RUNS_LONG: u64 = 500;
-/// That many at once.
+/// Number of concurrent runs.
 const AT_ONCE: u64 = 2;
-/// Milliseconds between two runs at most, so that runs meet different states: usual and long form.
+/// Upper bound of the pause between runs, short and long form. Varied so that runs see different
+/// states.
 const PAUSE_MS: [u64; 2] = [300, 1500];
 
 #[derive(Default)]
 struct Runs {
     done: AtomicU64,
-    /// The daemon was killed.
+    /// Runs that failed because the daemon was killed.
     cut_short: AtomicU64,
     findings: Mutex<Vec<String>>,
 }

@@ -1,4 +1,4 @@
-//! Volumes as their classes and claims want them, and their names.
+//! Volume parameters from storage classes and claims, and volume names.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -60,7 +60,7 @@ fn a_class_has_the_options_of_a_volume() {
         keys.contains("retention.keep-within = \"14400s\""),
         "{keys}"
     );
-    // The same name for something else.
+    // The same name with other parameters.
     assert_eq!(
         code(create("v", &[("keep", "5h:1d"), ("mode", "0777")])),
         Code::AlreadyExists
@@ -72,7 +72,7 @@ fn a_class_has_the_options_of_a_volume() {
         })),
         Code::AlreadyExists
     );
-    // A volume that Docker has is none that was claimed.
+    // A volume created for Docker does not satisfy a claim.
     rig.ok(&["volumes", "create", "docker"]);
     assert_eq!(
         code(rig.try_create(wanted("docker", 0))),
@@ -149,7 +149,7 @@ fn any_name_is_a_volume_of_its_own() {
             name,
             "asked again, it is the same one"
         );
-        // Its id is a name too, and that of another volume.
+        // The id is itself a valid name, of another volume.
         if id != name {
             assert!(!ids.contains(&rig.create(&id).volume_id));
         }
@@ -306,7 +306,7 @@ fn nonsense_is_answered_with_an_error_and_nothing_else() {
         );
     }
     rig.create("v");
-    // Snapshots of a volume that nobody uses, many at once: each is made, and it rests afterwards.
+    // Concurrent snapshots of an unused volume succeed, and it is unmounted afterwards.
     let socket = &rig.socket;
     std::thread::scope(|scope| {
         let asked: Vec<_> = (0..6)

@@ -1,4 +1,4 @@
-//! A volume of another volume, or of a snapshot, is a branch of that, and outlives it.
+//! A volume from another volume or from a snapshot is a branch of it, and outlives it.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::common::strace::Strace;
 use crate::common::{scratch, skip};
 use crate::csi::support::{Rig, class, code, from_snapshot, from_volume, unavailable, wanted};
 
-/// How a volume was made of what it begins with.
+/// Returns how a volume was created from its source.
 fn made_as(volume: &Volume) -> &str {
     &volume.volume_context["clone"]
 }
@@ -53,7 +53,7 @@ fn snapshots(rig: &Rig) -> Vec<String> {
         .collect()
 }
 
-/// What a pool has of volumes, but for what is being deleted beside.
+/// Returns the entries of the pool, except those under deletion in the background.
 fn left(rig: &Rig) -> Vec<String> {
     let dirs = ["meta", "volumes", "staging", "mnt", "trash"];
     let mut all = Vec::new();
@@ -90,7 +90,7 @@ fn a_clone_is_a_branch_and_outlives_its_source() {
     fs::write(source.join("d/g"), "later").unwrap();
     reads(&source, "d/f", "source");
     assert!(!clone.join("d/g").exists());
-    // The source ends before its clone, which goes on.
+    // The source is deleted before its clone, which stays usable.
     rig.leave("v", "a");
     assert!(rig.is_mounted("v"), "it serves the clone");
     rig.delete("v").unwrap();
@@ -137,7 +137,7 @@ fn a_clone_of_a_snapshot_keeps_it_after_its_deletion() {
         ..wanted("late", 0)
     };
     assert_eq!(code(rig.try_create(again)), Code::NotFound);
-    // The name is free, for another state.
+    // The name can be used again for another state.
     let second = rig.snapshot("v", "s").snapshot_id;
     assert_ne!(second, snapshot);
     rig.create_from("n", from_snapshot(&second));
@@ -151,7 +151,7 @@ fn a_clone_of_a_snapshot_keeps_it_after_its_deletion() {
     rig.leave("n", "b");
     rig.delete("n").unwrap();
     assert_eq!(snapshots(&rig), std::slice::from_ref(&second));
-    // What is made for a clone alone goes with it.
+    // A checkpoint made only for a clone is deleted with it.
     rig.create_from("c", from_volume("v"));
     assert_eq!(checkpoints(&rig, "v").len(), 2);
     rig.delete("c").unwrap();
@@ -162,7 +162,7 @@ fn a_clone_of_a_snapshot_keeps_it_after_its_deletion() {
     assert_eq!(left(&rig), Vec::<String>::new());
 }
 
-/// A branch is 8 deep at most; what is deeper is a copy, which is a root again.
+/// Branches nest up to 8 deep. A deeper clone is a copy, which is a root again.
 #[test]
 fn clones_of_clones_are_branches_until_they_are_too_deep() {
     if unavailable() {
@@ -185,7 +185,7 @@ fn clones_of_clones_are_branches_until_they_are_too_deep() {
     }
     rig.leave("c0", "a");
     assert!(!rig.is_mounted("c0"));
-    // Retired, each for the next.
+    // Each is retained for the next.
     for depth in 0..10 {
         rig.delete(&format!("c{depth}")).unwrap();
     }
@@ -194,7 +194,7 @@ fn clones_of_clones_are_branches_until_they_are_too_deep() {
         !rig.root.join("meta/c8.json").exists(),
         "the copy needs none"
     );
-    // One that is deep has snapshots and a use of its own, and nothing else is used.
+    // A deep clone supports snapshots, and only it is in use.
     let at = rig.use_it("c10", "a");
     reads(&at, "f", "8");
     let snapshot = rig.snapshot("c10", "s").snapshot_id;
@@ -220,7 +220,7 @@ fn what_cannot_be_a_branch_is_a_copy() {
     let rig = Rig::start();
     rig.create("v");
     fs::write(rig.use_it("v", "a").join("f"), "x").unwrap();
-    // A branch of the source has the name.
+    // A branch of the source has that name.
     rig.ok(&["--volume", "v", "branch", "create", "volume.taken"]);
     type Parameters = [(&'static str, &'static str)];
     let classes: [(&str, &Parameters, &str); 5] = [
@@ -242,12 +242,12 @@ fn what_cannot_be_a_branch_is_a_copy() {
     let owned = rig.target("owned", "a");
     let mode = std::os::unix::fs::PermissionsExt::mode(&fs::metadata(owned).unwrap().permissions());
     assert_eq!(mode & 0o7777, 0o700);
-    // Work of the source's own keeps it, as ever.
+    // A branch that the source itself created prevents its deletion.
     rig.leave("v", "a");
     assert_eq!(code(rig.delete("v")), Code::FailedPrecondition);
 }
 
-/// Kubernetes makes names up; whoever else speaks the interface may use one again.
+/// Kubernetes generates names, but another orchestrator may reuse one.
 #[test]
 fn the_name_of_a_volume_that_is_kept_for_its_clones_is_free() {
     if unavailable() {
@@ -273,7 +273,7 @@ fn the_name_of_a_volume_that_is_kept_for_its_clones_is_free() {
     assert_eq!(left(&rig), Vec::<String>::new());
 }
 
-/// The record is as it was before the last call, and what the call did is done.
+/// A kill is simulated: the last call has taken effect, but the record shows the state before it.
 #[test]
 fn what_a_kill_leaves_of_a_clone_is_finished_or_taken_back() {
     if unavailable() {
@@ -284,7 +284,7 @@ fn what_a_kill_leaves_of_a_clone_is_finished_or_taken_back() {
     fs::write(rig.use_it("v", "a").join("f"), "x").unwrap();
     rig.create_from("c", from_volume("v"));
     rig.create_from("e", from_volume("v"));
-    // The branches are made, and their records do not say so yet.
+    // The branches exist, but their records do not show it yet.
     let unfinished = |rig: &Rig, name: &str| {
         let mut record = rig.record(name);
         record["removing"] = true.into();
@@ -298,7 +298,7 @@ fn what_a_kill_leaves_of_a_clone_is_finished_or_taken_back() {
     reads(&rig.use_it("c", "a"), "f", "y");
     assert_eq!(checkpoints(&rig, "v").len(), base.len(), "{base:?}");
     rig.leave("c", "a");
-    // Nobody asks again: the next driver takes it away.
+    // Without a retry, the next driver removes it.
     unfinished(&rig, "e");
     rig.kill();
     rig.serve();
@@ -306,12 +306,12 @@ fn what_a_kill_leaves_of_a_clone_is_finished_or_taken_back() {
         !rig.record_path("e").exists()
     });
     assert_eq!(branches(&rig, "v"), ["volume.c"]);
-    // The branch is dropped, or gone, and the record is there.
+    // The branch was dropped, and the record remains.
     rig.ok(&["--volume", "v", "branch", "drop", "volume.c"]);
     rig.delete("c").unwrap();
     let dropped = rig.ok(&["--volume", "v", "branch", "list", "--dropped", "--json"]);
     assert_eq!(dropped.trim(), "[]", "it is freed");
-    // The clone is gone, and its source, deleted before, is not.
+    // The clone was removed, but not its source, which was deleted earlier.
     rig.create_from("c", from_volume("v"));
     rig.leave("v", "a");
     rig.delete("v").unwrap();
@@ -320,8 +320,8 @@ fn what_a_kill_leaves_of_a_clone_is_finished_or_taken_back() {
     assert_eq!(left(&rig), Vec::<String>::new());
 }
 
-/// The calls of the daemon of a volume with so many files while a clone is made, and the inodes
-/// that it takes.
+/// Returns the number of system calls of a volume's daemon during a clone, and the inodes it
+/// consumes, for a volume with `files` files.
 fn cost(files: usize) -> Option<(usize, u64)> {
     let rig = Rig::start();
     rig.create("v");
@@ -331,7 +331,7 @@ fn cost(files: usize) -> Option<(usize, u64)> {
         fs::create_dir_all(&dir).unwrap();
         fs::write(dir.join(number.to_string()), "x").unwrap();
     }
-    // What was written last has its turn, and no part in what follows.
+    // The first clone settles recent writes, which would affect the measurement.
     rig.create_from("first", from_volume("v"));
     let status: Value =
         serde_json::from_str(&rig.ok(&["--volume", "v", "status", "--json"])).unwrap();
@@ -362,7 +362,7 @@ fn a_clone_costs_the_same_whatever_the_number_of_files() {
     };
     let many = cost(2000).expect("strace has followed one before");
     assert!(few.0 > 0);
-    // Other threads of the daemon do what they do; a call for every tenth file would be seen.
+    // Tolerates calls of other threads; a call for every tenth file would be detected.
     assert!(many.0 < few.0 + 200, "{few:?} {many:?}");
     assert!(many.1 < few.1 + 100, "{few:?} {many:?}");
 }

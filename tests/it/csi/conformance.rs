@@ -1,4 +1,4 @@
-//! csi-sanity, the suite that the specification's authors publish.
+//! csi-sanity, the conformance suite of the specification's authors.
 
 use std::fs;
 use std::path::Path;
@@ -6,10 +6,10 @@ use std::path::Path;
 use crate::common::{run_limited, skip};
 use crate::csi::support::{Rig, SECONDS, unavailable};
 
-/// Specs that ran at the least: fewer would mean that the suite has skipped what it can ask.
+/// Minimum number of specs that ran. Fewer would mean that the suite skipped supported ones.
 const RAN_MIN: usize = 68;
 
-/// What may be skipped, and why it is not claimed. Each is what the suite says when it skips.
+/// Specs that may be skipped, by the suite's message, and why the capability is not claimed.
 const ALLOWED: [(&str, &str); 12] = [
     (
         "ControllerPublishVolume not supported",
@@ -58,7 +58,7 @@ const ALLOWED: [(&str, &str); 12] = [
     ("pending", "switched off by the suite itself"),
 ];
 
-/// A spec as the report has it.
+/// A spec in the report.
 struct Spec {
     name: String,
     status: String,
@@ -79,8 +79,7 @@ fn attribute(line: &str, name: &str) -> String {
         .replace("&gt;", ">")
 }
 
-/// The specs of a JUnit report, as ginkgo writes it: one `testcase` a line, and what became of it
-/// on the next.
+/// Parses the specs in ginkgo's JUnit report: one `testcase` a line, with its result on the next.
 fn specs(report: &str) -> Vec<Spec> {
     let mut found: Vec<Spec> = Vec::new();
     for line in report.lines().map(str::trim) {
@@ -103,7 +102,7 @@ fn csi_sanity_passes_and_skips_nothing_that_is_claimed() {
     passes(Rig::start, None);
 }
 
-/// The same where each snapshot goes to a remote.
+/// The suite with every snapshot sent to a remote.
 #[cfg(feature = "remote")]
 #[test]
 #[ignore = "repositories are opened a hundred times: a minute"]
@@ -115,7 +114,7 @@ fn csi_sanity_passes_with_snapshots_that_are_sent() {
     assert_eq!(remotes.log("home"), Vec::<serde_json::Value>::new());
 }
 
-/// `parameters`: those of the class of snapshots.
+/// Runs the suite. `parameters` are those of the snapshot class.
 fn passes(start: impl FnOnce() -> Rig, parameters: Option<&str>) {
     let suite = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tools/bin/csi-sanity");
     if !suite.is_file() {
@@ -170,7 +169,7 @@ fn passes(start: impl FnOnce() -> Rig, parameters: Option<&str>) {
         "only {passed} of {} specs have run: {said}",
         specs.len()
     );
-    // It has deleted all that it made.
+    // The suite deleted everything that it created.
     let left = fs::read_dir(rig.root.join("meta"))
         .unwrap()
         .filter_map(|entry| entry.unwrap().file_name().into_string().ok());

@@ -1,5 +1,5 @@
-//! docker/k8s: the files are YAML, and the names in them fit together and to the driver. That
-//! Kubernetes takes them is shown by `tests/it/cluster`.
+//! docker/k8s: the files are YAML, and their names match each other and the driver.
+//! `tests/it/cluster` proves that Kubernetes accepts them.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -14,20 +14,21 @@ use crate::csi::support::{Rig, SECONDS, class, unavailable, wanted};
 
 /// Prints the documents of the files as one JSON array.
 const TO_JSON: &str = "import json, sys, yaml\nprint(json.dumps([d for f in sys.argv[1:] for d in yaml.safe_load_all(open(f)) if d]))";
-/// Where a kubelet looks for drivers.
+/// The kubelet's directory for the driver's socket.
 const SOCKETS: &str = "/var/lib/kubelet/plugins/csi.ckptfs";
 
 fn directory() -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("docker/k8s")
 }
 
-/// The documents of some files; `None` where nothing can read YAML, said already.
+/// Returns the documents of some files. Without a YAML parser, reports the test as skipped and
+/// returns `None`.
 fn documents(files: &[&str]) -> Option<Vec<Value>> {
     let paths: Vec<String> = files
         .iter()
         .map(|file| directory().join(file).to_string_lossy().into_owned())
         .collect();
-    // Debian's python has Debian's yaml; another one in PATH may have none.
+    // Debian's python has Debian's yaml; another one in PATH may not.
     let python = ["/usr/bin/python3", "python3"].into_iter().find(|python| {
         let tried = try_run_limited(&mut tool(python, &["-c", "import yaml"]), SECONDS);
         tried.is_ok_and(|output| output.status.success())
@@ -122,8 +123,7 @@ fn the_manifests_fit_together() {
     assert!(readme.contains(TOPOLOGY_KEY));
 }
 
-/// Every container finds the socket that the driver makes by default, and every volume is mounted
-/// somewhere.
+/// Checks that every container finds the driver's default socket, and that every volume is mounted.
 fn assert_sockets(pod: &Value) {
     let volumes = names_of(list(&pod["volumes"]));
     let socket = list(&pod["volumes"])
@@ -159,7 +159,7 @@ fn assert_sockets(pod: &Value) {
     );
 }
 
-/// Every binding is of a role that there is, to the driver's account.
+/// Checks that every binding binds an existing role to the driver's account.
 fn assert_bound(all: &[Value], account: &str, namespace: &str) {
     for binding in kind(all, "ClusterRoleBinding")
         .into_iter()
@@ -181,8 +181,8 @@ fn assert_bound(all: &[Value], account: &str, namespace: &str) {
     }
 }
 
-/// What a sidecar may not do it tries again for ever, and what a namespace's level of security
-/// forbids is no pod at all.
+/// A sidecar retries a forbidden call forever, and a pod that the namespace's security level
+/// forbids is never created.
 #[test]
 fn the_sidecars_may_do_what_they_do() {
     let Some(all) = documents(&["on-node/rbac.yaml"]) else {
@@ -245,7 +245,7 @@ fn the_driver_in_the_pod_fits_to_the_rest() {
             .all(|name| volumes.contains(*name))
     );
     assert!(pod(patch)["hostPID"].is_null());
-    // What is mounted there must be seen by the kubelet, at the same place.
+    // Mounts there must be visible to the kubelet, at the same path.
     for directory in ["/var/lib/kubelet", "/var/lib/ckptfs/volumes"] {
         let mount = list(&container["volumeMounts"])
             .iter()
@@ -349,7 +349,8 @@ fn the_example_uses_what_there_is() {
     }
 }
 
-/// What a class of snapshots says of a remote is its name, and the id of one that is there is one.
+/// A snapshot class refers to a remote by name, and the id of an existing snapshot contains that
+/// name.
 #[test]
 fn snapshots_that_leave_fit_together() {
     let Some(all) = documents(&["remote.yaml"]) else {

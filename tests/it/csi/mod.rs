@@ -1,5 +1,4 @@
-//! The CSI driver: the published conformance suite, and what it does not ask, over gRPC as an
-//! orchestrator does.
+//! The CSI driver: the conformance suite, and its gaps, tested over gRPC as an orchestrator does.
 
 mod support;
 

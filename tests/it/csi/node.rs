@@ -1,5 +1,4 @@
-//! Volumes where pods see them: one mount each, with the rights that were asked for, and nothing
-//! left.
+//! Volumes as pods see them: one mount each, with the requested access, and no leftovers.
 
 use std::fs;
 use std::path::Path;
@@ -37,14 +36,14 @@ fn staging_and_publishing_twice_is_one_mount_and_nothing_stays() {
     assert_eq!((rig.mounts_at(&staging), rig.mounts_at(&target)), (1, 1));
     let second = rig.try_publish("v", "b", WRITER, false).unwrap();
     assert_eq!(fs::read(second.join("f")).unwrap(), b"x");
-    // What is unstaged too early stays until the last pod has left.
+    // A volume that is unstaged too early stays until the last pod has left.
     rig.unstage("v").unwrap();
     rig.unpublish("v", "a").unwrap();
     assert!(!target.exists() && rig.is_mounted("v"));
     assert_eq!(fs::read(second.join("f")).unwrap(), b"x");
     rig.unpublish("v", "b").unwrap();
     assert!(!second.exists() && !rig.is_mounted("v") && rig.mounts_at(&staging) == 0);
-    // What is not there has ended.
+    // Unpublish and unstage succeed for volumes that do not exist.
     for id in ["v", "nothing", "../v"] {
         rig.unpublish(id, "b").unwrap();
         rig.unstage(id).unwrap();
@@ -105,7 +104,7 @@ fn who_may_only_read_cannot_write() {
         Code::FailedPrecondition,
         "it is there with other rights"
     );
-    // A past state to look at: a volume that readers ask for.
+    // A read-only volume of a past state.
     let snapshot = rig.snapshot("v", "s");
     let capability = crate::csi::support::capability(Mode::MultiNodeReaderOnly);
     let request = CreateVolumeRequest {
@@ -124,7 +123,7 @@ fn who_may_only_read_cannot_write() {
         Some(30),
         "EROFS"
     );
-    // As the option of a class.
+    // Read-only by an option of the class.
     let class = class(&[("readonly", "true"), ("from", "v")]);
     rig.try_create(CreateVolumeRequest {
         parameters: class,
@@ -191,14 +190,14 @@ fn what_cannot_be_is_refused() {
         "it is on one node"
     );
     assert_eq!(code(rig.try_stage("nothing", WRITER)), Code::NotFound);
-    // Something else is mounted where it shall be.
+    // Another volume is mounted at the target.
     rig.create("w");
     let (staging, target) = (rig.try_stage("v", WRITER).unwrap(), rig.target("v", "a"));
     rig.try_publish("v", "a", WRITER, false).unwrap();
     rig.try_stage("w", WRITER).unwrap();
     let other = crate::csi::support::publish_at(&rig.socket, "w", &rig.staging("w"), &target);
     assert_eq!(code(other), Code::FailedPrecondition);
-    // And it is not taken away with the other's id.
+    // Unstage with the other volume's id does not unmount it.
     let request = ckptfs::internals::csi::proto::NodeUnstageVolumeRequest {
         volume_id: "w".into(),
         staging_target_path: text(&staging),
@@ -208,7 +207,7 @@ fn what_cannot_be_is_refused() {
     assert_eq!((rig.mounts_at(&staging), rig.mounts_at(&target)), (1, 1));
 }
 
-/// What the node says of volume `v` at a path.
+/// Returns the node's statistics of volume `v` at a path.
 fn stats(rig: &Rig, path: &str) -> Result<NodeGetVolumeStatsResponse, Status> {
     let request = NodeGetVolumeStatsRequest {
         volume_id: "v".into(),
@@ -218,7 +217,7 @@ fn stats(rig: &Rig, path: &str) -> Result<NodeGetVolumeStatsResponse, Status> {
     rig.node(|mut client| async move { client.node_get_volume_stats(request).await })
 }
 
-/// The same, in this unit.
+/// Returns the usage in the given unit.
 fn usage(rig: &Rig, at: &Path, unit: Unit) -> VolumeUsage {
     let told = stats(rig, &text(at)).expect("it is mounted there").usage;
     let mut found = told.into_iter().filter(|one| one.unit() == unit);
@@ -255,7 +254,7 @@ fn stats_and_sizes_are_those_of_the_filesystem() {
     let too_much = fs::write(at.join("big"), vec![1; 330 << 20]).unwrap_err();
     assert_eq!(too_much.raw_os_error(), Some(28), "ENOSPC");
     fs::remove_file(at.join("big")).unwrap();
-    // More room while the pod goes on.
+    // Expansion while the pod writes.
     let pod = Pod::start(&at);
     let request = NodeExpandVolumeRequest {
         volume_id: "v".into(),

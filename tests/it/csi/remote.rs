@@ -1,4 +1,4 @@
-//! Snapshots that leave their node: pushed to a remote, and made a volume of on another node.
+//! Snapshots sent to other nodes: pushed to a remote, and restored as a volume on another node.
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
@@ -22,12 +22,12 @@ use crate::csi::support::{
 };
 use crate::remote::restic::kinds::{Kind, Server};
 
-/// A node whose driver has these remotes.
+/// Starts a node whose driver has these remotes.
 fn node(name: &'static str, remotes: &Remotes) -> Rig {
     Rig::start_as(name, &["--remotes", &text(&remotes.file())])
 }
 
-/// Asks once for a snapshot of a class with the parameter `remote`.
+/// Requests a snapshot once, with the class parameter `remote`.
 fn ask(rig: &Rig, volume: &str, name: &str, remote: &str) -> Result<Snapshot, Status> {
     ask_at(&rig.socket, volume, name, remote)
 }
@@ -45,7 +45,7 @@ fn ask_at(socket: &Path, volume: &str, name: &str, remote: &str) -> Result<Snaps
     .map(|made| made.snapshot.expect("a snapshot"))
 }
 
-/// Asks until it is ready, as a snapshotter does.
+/// Requests a snapshot until it is ready, like the snapshotter.
 #[track_caller]
 fn sent(rig: &Rig, volume: &str, name: &str) -> Snapshot {
     let mut ready = None;
@@ -64,7 +64,7 @@ fn from(name: &str, id: &str) -> CreateVolumeRequest {
     }
 }
 
-/// Asks for a volume of a snapshot until it is there, as a provisioner does.
+/// Requests a volume from a snapshot until it exists, like the provisioner.
 #[track_caller]
 fn restored(rig: &Rig, name: &str, id: &str) {
     wait_until("the volume is there", || {
@@ -117,10 +117,10 @@ fn a_snapshot_is_a_volume_of_another_node_after_its_own_is_gone() {
     assert!(id.starts_with("v@1@remote/home/"), "{id}");
     assert_eq!(ask(&first, "v", "nightly", "home").unwrap(), snapshot);
     assert_eq!(list(&first, ""), [(id.clone(), true)]);
-    // The next one is of what has changed since.
+    // The next snapshot contains the changes since.
     fs::write(at.join("plain.txt"), "later").unwrap();
     let later = sent(&first, "v", "later").snapshot_id;
-    // Where it was made it is a branch, as any; a snapshot of that is sent as well.
+    // On its own node the volume is a branch, whose snapshots are also sent.
     restored(&first, "here", &id);
     assert_eq!(first.record("here")["parent"]["remote"], Value::Null);
     let here = first.use_it("here", "pod");
@@ -148,7 +148,7 @@ fn a_snapshot_is_a_volume_of_another_node_after_its_own_is_gone() {
         second.record("a")["parent"],
         json!({"volume": "v", "checkpoint": 1, "remote": "home"})
     );
-    // It is a volume as any: with a history of its own, and clones.
+    // The restored volume is an ordinary one: it has its own history, and clones.
     second.create_from("clone", from_volume("a"));
     let own = sent(&second, "a", "own").snapshot_id;
     assert!(own.starts_with("a@") && own != id, "{own}");
@@ -156,7 +156,7 @@ fn a_snapshot_is_a_volume_of_another_node_after_its_own_is_gone() {
         fs::read_dir(second.root.join("fetched")).unwrap().count(),
         0
     );
-    // Deleted, it is forgotten there, whoever made it.
+    // Deletion removes a snapshot from the remote, whichever node created it.
     second.delete_snapshot(&id).unwrap();
     second.delete_snapshot(&id).unwrap();
     assert_eq!(code(get(&second, &id)), Code::NotFound);
@@ -172,7 +172,7 @@ fn a_snapshot_is_a_volume_of_another_node_after_its_own_is_gone() {
     );
 }
 
-/// What the remote has, by the names of the snapshots, sorted.
+/// Returns the names of the snapshots on the remote, sorted.
 fn names(remotes: &Remotes) -> Vec<String> {
     let note = |one: &Value| one["note"].as_str().unwrap_or_default().to_owned();
     let mut all: Vec<String> = remotes
@@ -197,7 +197,7 @@ fn what_is_not_configured_or_not_there_is_refused_by_name() {
     assert!(refused.message().contains("there are: home"), "{refused}");
     let log = rig.ok(&["--volume", "v", "log", "--json"]);
     assert_eq!(log.trim(), "[]", "no checkpoint was made for it");
-    // A name is no address.
+    // Only a remote's name is accepted, not an address.
     for address in [
         "s3:http://127.0.0.1:1/x",
         "oci://h/n:t",
@@ -221,7 +221,7 @@ fn what_is_not_configured_or_not_there_is_refused_by_name() {
     forged_ids_are_none(&rig, &store);
     assert_eq!(list(&rig, ""), [(id.clone(), true)]);
     assert_eq!(names(&remotes), ["s"]);
-    // What nobody has called a snapshot is not forgotten by one who knows its number.
+    // A checkpoint that is not a CSI snapshot cannot be deleted by its number.
     rig.ok(&["--volume", "v", "checkpoint", "-m", "by hand"]);
     let file = text(&remotes.file());
     let mut push = rig.ckptfs(&["--volume", "v", "push", "home"]);
@@ -236,7 +236,7 @@ fn what_is_not_configured_or_not_there_is_refused_by_name() {
     assert_eq!(names(&remotes), ["by hand"]);
 }
 
-/// Other stores, other numbers, ways out.
+/// Other stores, other numbers, path traversal.
 fn forged_ids_are_none(rig: &Rig, store: &str) {
     for (forged, expected) in [
         (format!("v@2@remote/home/{store}"), Code::NotFound),
@@ -301,8 +301,8 @@ fn a_repository_that_is_away_is_an_error_until_it_is_back() {
     assert_same(&tree_of_volume(&other.use_it("w", "pod")), &expected);
 }
 
-/// A server takes connections and says nothing: who asks is told that it goes on, and nobody else
-/// waits. The driver is killed, and nothing of it stays.
+/// A server accepts connections but never replies: the request returns while it continues in the
+/// background, and no other request blocks. When the driver is killed, its child processes end.
 #[test]
 fn a_server_that_says_nothing_keeps_nobody_waiting() {
     if unavailable() {
@@ -322,7 +322,7 @@ fn a_server_that_says_nothing_keeps_nobody_waiting() {
         let (pushing, fetching) = (rig.socket.clone(), rig.socket.clone());
         let push = scope.spawn(move || ask_at(&pushing, "v", "s", "silent"));
         let fetch = scope.spawn(move || create_at(&fetching, fetched));
-        // The same volume goes on, and so do others.
+        // Requests for the same volume and for others succeed.
         let others = Instant::now();
         assert!(rig.snapshot("v", "local").ready_to_use);
         assert!(sent(&rig, "w", "to home").ready_to_use);
@@ -352,7 +352,7 @@ fn a_server_that_says_nothing_keeps_nobody_waiting() {
             .iter()
             .all(|(pid, start)| process::start_of(*pid) != Some(*start))
     });
-    // Whoever runs the driver mends it; what was asked for goes on.
+    // After the administrator corrects the remote, the request continues.
     let mended = text(&remotes.repository());
     remotes.set("silent", &mended);
     rig.serve();
@@ -364,7 +364,7 @@ fn a_server_that_says_nothing_keeps_nobody_waiting() {
     assert_eq!(names(&remotes), ["to home"]);
 }
 
-/// The programs that a driver has started to push or to pull: process and when it began.
+/// Returns the processes that a driver started to push or pull, with their start times.
 fn children_of(driver: u32) -> Vec<(u32, u64)> {
     let is_verb = |pid: &u32| {
         fs::read_to_string(format!("/proc/{pid}/cmdline"))
@@ -396,7 +396,7 @@ fn kill_in_the_middle<T>(rig: &mut Rig, asking: &std::thread::JoinHandle<T>, del
     rig.kill();
 }
 
-/// The driver is killed at many moments of a push and of a fetch.
+/// The driver is killed at several points of a push and of a fetch.
 #[test]
 fn what_a_kill_cuts_short_is_gone_on_with() {
     if unavailable() {
@@ -442,8 +442,8 @@ fn what_a_kill_cuts_short_is_gone_on_with() {
     assert_eq!(fs::read_dir(other.root.join("fetched")).unwrap().count(), 0);
 }
 
-/// What a kill left of a fetch into a filesystem of its own went to the trash of the pool, each time
-/// as large as it was then.
+/// Failed before: each kill during a fetch into a sized volume moved the partial image to the trash
+/// of the pool.
 #[test]
 fn what_a_kill_leaves_of_a_sized_volume_is_nobody_s() {
     if unavailable() {
@@ -489,7 +489,7 @@ fn what_a_kill_leaves_of_a_sized_volume_is_nobody_s() {
     assert!(!rig.root.join("trash").exists());
 }
 
-/// A bucket, and that its server is gone.
+/// A bucket works equally, and the loss of its server is reported.
 #[test]
 fn a_bucket_is_as_good_and_that_it_is_gone_is_said() {
     let Some(server) = Server::start(Kind::Moto) else {
@@ -513,7 +513,7 @@ fn a_bucket_is_as_good_and_that_it_is_gone_is_said() {
         b"there"
     );
     drop(server);
-    // It is tried for some seconds; what came of it is told to who asks then.
+    // The driver retries for some seconds; a later request receives the result.
     let mut told = None;
     wait_until("it is said", || {
         told = ask(&rig, "v", "later", "home").err();

@@ -1,5 +1,5 @@
-//! Snapshots are checkpoints: frozen while pods write, there at once, and safe from everything but
-//! their deletion.
+//! Snapshots are checkpoints: consistent while pods write, ready at once, and preserved until they
+//! are deleted.
 
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,7 @@ use tonic::Code;
 
 use crate::csi::support::{NODE, Rig, code, from_snapshot, from_volume, unavailable, wanted};
 
-/// The numbers in two files that a writer counts up, the first before the second.
+/// Returns the numbers in two files that a writer increments, the first before the second.
 fn pair(dir: &std::path::Path) -> (u64, u64) {
     let number = |name: &str| {
         fs::read_to_string(dir.join(name))
@@ -24,8 +24,8 @@ fn pair(dir: &std::path::Path) -> (u64, u64) {
     (number("first"), number("second"))
 }
 
-/// A program in the volume makes a checkpoint by the tag that the driver would give: that was taken
-/// for the snapshot, with the content of another time.
+/// Failed before: a checkpoint that a program in the volume made, with the tag of the driver, was
+/// used as the snapshot, with content of another time.
 #[test]
 fn a_checkpoint_of_somebody_else_is_no_snapshot() {
     if unavailable() {
@@ -49,7 +49,7 @@ fn a_snapshot_of_a_volume_under_write_is_one_instant() {
     let rig = Rig::start();
     rig.create("v");
     let at = rig.use_it("v", "pod");
-    // Written in place, as a database does; ten digits, so that no write makes a file longer.
+    // Overwritten in place, as by a database; ten digits, so that no write extends a file.
     let write = |number: u64| {
         ["first", "second"]
             .iter()
@@ -133,7 +133,7 @@ fn a_volume_of_a_snapshot_has_its_bytes_and_outlives_it() {
         0,
         "what is written there is not seen here"
     );
-    // A volume of a volume has what is there now.
+    // A clone contains the current state.
     fs::write(at.join("g"), "now").unwrap();
     rig.create_from("copy", from_volume("v"));
     fs::write(at.join("g"), "later").unwrap();
@@ -216,7 +216,7 @@ fn a_snapshot_is_a_pinned_checkpoint_with_its_name_and_time() {
     }
     let rig = Rig::start();
     rig.create("v");
-    // Nothing is staged: the volume is mounted for it, and rests again.
+    // The volume is not staged: it is mounted for the snapshot, and unmounted again.
     let snapshot = rig.snapshot("v", "nightly/ä");
     assert!(!rig.is_mounted("v"));
     assert_eq!(
@@ -250,7 +250,7 @@ fn a_snapshot_is_a_pinned_checkpoint_with_its_name_and_time() {
         "v@2@node-1",
         "the name is free again, and the number is not"
     );
-    // What is none is deleted.
+    // Deleting a nonexistent snapshot succeeds.
     for none in ["v@1", "v@99", "nothing@1", "nonsense", "../v@1"] {
         rig.delete_snapshot(none).unwrap();
     }
@@ -346,8 +346,8 @@ fn lists_come_in_pages() {
     );
 }
 
-/// The provisioner of another node was told that there is no such snapshot, and asked for ever
-/// instead of having the pod go where it is.
+/// Failed before: the provisioner of another node received NotFound and retried forever, instead of
+/// scheduling the pod on the snapshot's node.
 #[test]
 fn a_snapshot_of_another_node_says_so() {
     if unavailable() {
@@ -390,7 +390,7 @@ fn a_snapshot_of_another_node_says_so() {
         list(&rig, ListSnapshotsRequest::default()),
         std::slice::from_ref(&here)
     );
-    // An id by hand leaves the node out; a volume that was made of one is asked for again with it.
+    // An id entered by hand may omit the node; repeating the request returns the same volume.
     let made = create("v@1").unwrap();
     assert_eq!(create("v@1").unwrap(), made);
     rig.delete_snapshot(&here).unwrap();

@@ -1,5 +1,5 @@
-//! A staged volume is mounted where it is staged and where pods see it, and nowhere else: the kubelet
-//! unstages it only then.
+//! A staged volume is mounted at its staging path and at the targets of pods, and nowhere else.
+//! Otherwise the kubelet does not unstage it.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -20,8 +20,8 @@ use crate::csi::support::{Pod, Rig, SECONDS, code, from_snapshot, from_volume, t
 
 const WRITER: Mode = Mode::SingleNodeWriter;
 
-/// The other mounts of the device and root that `at` has: as the kubelet's `GetDeviceMountRefs`
-/// finds them (`SearchMountPoints` of k8s.io/mount-utils).
+/// Returns the other mounts with the device and root of `at`, by the rule of the kubelet's
+/// `GetDeviceMountRefs` (`SearchMountPoints` of k8s.io/mount-utils).
 fn references(at: &Path) -> Vec<PathBuf> {
     let table = mount_table("self");
     let table: Vec<Vec<&str>> = table
@@ -40,7 +40,8 @@ fn references(at: &Path) -> Vec<PathBuf> {
 }
 
 impl Rig {
-    /// Asserts that a staged volume is seen there and by these pods, and nowhere else.
+    /// Checks that a staged volume is mounted at its staging path and for these pods, and nowhere
+    /// else.
     #[track_caller]
     pub fn is_only_at(&self, id: &str, pods: &[&str]) {
         let staging = self.staging(id);
@@ -50,8 +51,8 @@ impl Rig {
         assert_eq!((self.mounts_at(&staging), refs), (1, targets), "{id}");
     }
 
-    /// Has a staged volume in the pool too: as between the two steps of staging or of the way back, and as
-    /// an older driver left it.
+    /// Mounts a staged volume in the pool too: the state between the two steps of staging or
+    /// unstaging, and the state that an older driver left.
     fn mount_in_the_pool(&self, id: &str, home: &Path) {
         let staging = self.staging(id);
         let mut bind = tool("mount", &["--bind"]);
@@ -77,7 +78,7 @@ impl Rig {
         (mount, u32::try_from(pid).expect("a process"))
     }
 
-    /// Deletes a volume, and waits until nothing of it is mounted.
+    /// Deletes a volume, and checks that it is not mounted.
     #[track_caller]
     fn deletes(&self, id: &str) {
         self.delete(id)
@@ -86,7 +87,7 @@ impl Rig {
     }
 }
 
-/// A thing that happens to a volume, and to a clone of it, while pods use them.
+/// An event for a volume and its clone while pods use them.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     KillDriver,
@@ -112,7 +113,7 @@ const STEPS: [Step; 9] = [
     Step::SecondPod,
 ];
 
-/// Works in a branch of a volume, and in the clone, which is one too.
+/// Works in a branch of a volume, and in the clone, which is also a branch.
 fn branch(id: &str, rig: &Rig) {
     let target = rig.target(id, "a");
     let made = rig.ok(&["--volume", id, "branch", "create", "try"]);
@@ -122,7 +123,7 @@ fn branch(id: &str, rig: &Rig) {
     assert_eq!(fs::read(target.join("g")).unwrap(), b"x");
     rig.ok(&["--volume", id, "branch", "drop", "try"]);
     if id == "v" {
-        // The clone is a branch, and not mounted where its tree is.
+        // The clone is a branch, but its mount is not at its tree.
         let run = ["--volume", id, "branch", "run", "volume.c", "--"];
         rig.ok(&[&run[..], &["sh", "-c", "echo x > run"]].concat());
         let clone = rig.target("c", "a");
@@ -144,7 +145,7 @@ fn take(step: Step, id: &str, rig: &mut Rig) {
             rig.try_stage(id, WRITER).unwrap();
             rig.try_publish(id, "a", WRITER, false).unwrap();
         }
-        // By name, and where a pod sees it.
+        // By name, and by the pod's path.
         Step::Checkpoint => {
             rig.ok(&["--volume", id, "checkpoint"]);
             rig.ok(&["-C", &text(&target), "checkpoint", "-m", "seen"]);
@@ -189,7 +190,8 @@ fn take(step: Step, id: &str, rig: &mut Rig) {
     assert_eq!(mount, staging, "the daemon knows where its mount is");
 }
 
-/// Takes the steps with a volume and with a clone of it; `source_first`: it leaves before the clone.
+/// Performs the steps with a volume and its clone. `source_first`: the source is removed before the
+/// clone.
 fn in_order(steps: &[Step], source_first: bool) {
     if unavailable() {
         return;
@@ -261,7 +263,7 @@ fn a_staged_volume_and_its_clone_are_mounted_nowhere_else_in_another_order() {
     in_order(&steps, false);
 }
 
-/// The kubelet's own function (k8s.io/mount-utils), at each moment at which it is asked.
+/// The kubelet's own function (k8s.io/mount-utils), at each moment at which the kubelet calls it.
 #[test]
 fn the_kubelet_finds_no_other_mount() {
     let tool = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tools/bin/mountrefs");
@@ -319,9 +321,9 @@ fn what_a_killed_driver_left_at_two_places_is_put_in_order() {
     }
 }
 
-/// On a node a claim was deleted while the driver started again: its volume was staged and in the pool
-/// until the next look at all volumes, 30 s later, and the kubelet, which waits twice as long each
-/// time, came back after a minute.
+/// Failed before: a claim was deleted while the driver restarted. Its volume stayed mounted in the
+/// pool until the next check of all volumes, 30 s later. The kubelet, which doubles its delay,
+/// retried after a minute.
 #[test]
 fn what_a_killed_driver_left_is_put_in_order_soon_where_somebody_worked_on_it() {
     if unavailable() {
@@ -339,7 +341,7 @@ fn what_a_killed_driver_left_is_put_in_order_soon_where_somebody_worked_on_it() 
     let lock = File::open(rig.root.join("locks/v")).expect("it has been worked on");
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("nobody has it");
     rig.serve();
-    // It is the next that is looked at.
+    // A locked volume does not delay the next one.
     rig.is_put_in_order("w");
     drop(lock);
     let began = Instant::now();
@@ -382,7 +384,7 @@ fn a_volume_that_is_staged_at_two_places_stays_until_the_last_is_left() {
     let second = rig.staging("second");
     rig.stage_at("v", &second, WRITER).unwrap();
     assert_eq!(references(&second), [rig.staging("v"), target.clone()]);
-    // The kubelet would not do this while a pod sees it.
+    // The kubelet does not do this while a pod uses the volume.
     rig.unstage("v").unwrap();
     fs::write(target.join("f"), "x").unwrap();
     assert_eq!(references(&second), [target.as_path()]);
@@ -433,7 +435,7 @@ fn a_verb_goes_on_where_it_began_when_its_volume_is_staged() {
     rig.deletes("v");
 }
 
-/// A call of Docker's, which is one process for the length of the test.
+/// Sends a call as Docker; all calls of the test come from one process.
 fn docker(socket: &Path, call: &str, name: &str) -> Value {
     let body = json!({"Name": name, "ID": "ab12"}).to_string();
     let head = format!(

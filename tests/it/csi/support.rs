@@ -1,4 +1,4 @@
-//! A pool on a filesystem of its own, a CSI driver that serves it, and calls to it.
+//! A pool on a private filesystem, a CSI driver that serves it, and calls to the driver.
 
 use std::collections::HashMap;
 use std::fs;
@@ -31,10 +31,10 @@ pub use crate::common::pool::{SECONDS, unavailable};
 use crate::common::wait::wait_until;
 use crate::common::{Fs, tool};
 
-/// What this node is called.
+/// The name of this node.
 pub const NODE: &str = "node-1";
 
-/// A pool, and the CSI driver that serves it.
+/// A pool and its CSI driver.
 pub struct Rig {
     pool: Pool,
     runtime: Runtime,
@@ -64,12 +64,12 @@ pub fn runtime() -> Runtime {
         .expect("threads can be made")
 }
 
-/// Where a driver answers.
+/// Returns the endpoint of a driver's socket.
 pub fn endpoint(socket: &Path) -> Endpoint {
     Endpoint::from_shared(format!("unix://{}", socket.display())).expect("an address")
 }
 
-/// A mounted filesystem, used so.
+/// Returns the capability of a mounted filesystem with an access mode.
 pub fn capability(mode: Mode) -> Option<VolumeCapability> {
     let mount = MountVolume::default();
     Some(VolumeCapability {
@@ -78,14 +78,14 @@ pub fn capability(mode: Mode) -> Option<VolumeCapability> {
     })
 }
 
-/// The parameters of a class.
+/// Returns the parameters of a class.
 pub fn class(list: &[(&str, &str)]) -> HashMap<String, String> {
     list.iter()
         .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
         .collect()
 }
 
-/// A volume that is asked for, of so many bytes at least.
+/// Returns a request for a volume of at least `bytes` bytes.
 pub fn wanted(name: &str, bytes: u64) -> CreateVolumeRequest {
     CreateVolumeRequest {
         name: name.to_owned(),
@@ -98,7 +98,7 @@ pub fn wanted(name: &str, bytes: u64) -> CreateVolumeRequest {
     }
 }
 
-/// A volume to begin with.
+/// Returns a volume as a content source.
 pub fn from_volume(id: &str) -> Option<VolumeContentSource> {
     Some(VolumeContentSource {
         r#type: Some(Source::Volume(VolumeSource {
@@ -107,7 +107,7 @@ pub fn from_volume(id: &str) -> Option<VolumeContentSource> {
     })
 }
 
-/// A snapshot to begin with.
+/// Returns a snapshot as a content source.
 pub fn from_snapshot(id: &str) -> Option<VolumeContentSource> {
     Some(VolumeContentSource {
         r#type: Some(Source::Snapshot(SnapshotSource {
@@ -117,12 +117,12 @@ pub fn from_snapshot(id: &str) -> Option<VolumeContentSource> {
 }
 
 impl Rig {
-    /// A pool on XFS, served.
+    /// Starts a driver on a pool on XFS.
     pub fn start() -> Rig {
         Rig::start_as(NODE, &[])
     }
 
-    /// The same of another node, with further arguments of the driver.
+    /// Starts a driver with another node name and further arguments.
     pub fn start_as(node: &'static str, arguments: &[&str]) -> Rig {
         let mut rig = Rig {
             pool: Pool::new(Fs::Xfs, "run/csi.sock"),
@@ -134,7 +134,7 @@ impl Rig {
         rig
     }
 
-    /// Starts a driver, and waits until it answers.
+    /// Starts a driver, and waits until it replies.
     pub fn serve(&mut self) {
         let endpoint = format!("unix://{}", self.socket.display());
         let mut command = self.ckptfs(&[
@@ -151,7 +151,7 @@ impl Rig {
         self.pool.serve(command, |_| true);
     }
 
-    /// The answer of a call, on a connection of its own.
+    /// Performs a call on a new connection, and returns the reply.
     pub fn call<T, F: Future<Output = Result<Response<T>, Status>>>(
         &self,
         call: impl FnOnce(Channel) -> F,
@@ -166,7 +166,7 @@ impl Rig {
         })
     }
 
-    /// A call to the controller.
+    /// Calls the controller service.
     pub fn controller<T, F: Future<Output = Result<Response<T>, Status>>>(
         &self,
         call: impl FnOnce(ControllerClient<Channel>) -> F,
@@ -174,7 +174,7 @@ impl Rig {
         self.call(|channel| call(ControllerClient::new(channel)))
     }
 
-    /// A call to the node.
+    /// Calls the node service.
     pub fn node<T, F: Future<Output = Result<Response<T>, Status>>>(
         &self,
         call: impl FnOnce(NodeClient<Channel>) -> F,
@@ -182,7 +182,7 @@ impl Rig {
         self.call(|channel| call(NodeClient::new(channel)))
     }
 
-    /// A call to the identity.
+    /// Calls the identity service.
     pub fn identity<T, F: Future<Output = Result<Response<T>, Status>>>(
         &self,
         call: impl FnOnce(IdentityClient<Channel>) -> F,
@@ -190,20 +190,20 @@ impl Rig {
         self.call(|channel| call(IdentityClient::new(channel)))
     }
 
-    /// Asks for a volume.
+    /// Requests a volume.
     pub fn try_create(&self, request: CreateVolumeRequest) -> Result<Volume, Status> {
         self.controller(|mut client| async move { client.create_volume(request).await })
             .map(|made| made.volume.expect("a volume"))
     }
 
-    /// A volume without a size.
+    /// Creates a volume without a size.
     #[track_caller]
     pub fn create(&self, name: &str) -> Volume {
         self.try_create(wanted(name, 0))
             .unwrap_or_else(|error| panic!("{error}; {}", self.log()))
     }
 
-    /// A volume that begins with something.
+    /// Creates a volume from a content source.
     #[track_caller]
     pub fn create_from(&self, name: &str, source: Option<VolumeContentSource>) -> Volume {
         self.try_create(CreateVolumeRequest {
@@ -213,7 +213,6 @@ impl Rig {
         .unwrap_or_else(|error| panic!("{error}; {}", self.log()))
     }
 
-    /// Deletes a volume.
     pub fn delete(&self, id: &str) -> Result<(), Status> {
         let request = DeleteVolumeRequest {
             volume_id: id.to_owned(),
@@ -223,7 +222,7 @@ impl Rig {
             .map(drop)
     }
 
-    /// Makes a snapshot.
+    /// Requests a snapshot.
     pub fn try_snapshot(&self, volume: &str, name: &str) -> Result<Snapshot, Status> {
         let request = CreateSnapshotRequest {
             source_volume_id: volume.to_owned(),
@@ -234,14 +233,13 @@ impl Rig {
             .map(|made| made.snapshot.expect("a snapshot"))
     }
 
-    /// Makes a snapshot.
+    /// Creates a snapshot.
     #[track_caller]
     pub fn snapshot(&self, volume: &str, name: &str) -> Snapshot {
         self.try_snapshot(volume, name)
             .unwrap_or_else(|error| panic!("{error}; {}", self.log()))
     }
 
-    /// Deletes a snapshot.
     pub fn delete_snapshot(&self, id: &str) -> Result<(), Status> {
         let request = DeleteSnapshotRequest {
             snapshot_id: id.to_owned(),
@@ -251,26 +249,25 @@ impl Rig {
             .map(drop)
     }
 
-    /// Where a volume is staged.
+    /// Returns the staging path of a volume.
     pub fn staging(&self, id: &str) -> PathBuf {
         let staging = self.image.dir("kubelet/staging").join(id);
-        // Not looked at: it may be a mount that does not answer.
+        // Not checked first: it may be a hung mount.
         let _ = fs::create_dir(&staging);
         staging
     }
 
-    /// Where pod `pod` is to see a volume.
+    /// Returns the target path of a volume for `pod`.
     pub fn target(&self, id: &str, pod: &str) -> PathBuf {
         self.image.dir(&format!("kubelet/pods/{pod}")).join(id)
     }
 
-    /// Stages a volume.
     pub fn try_stage(&self, id: &str, mode: Mode) -> Result<PathBuf, Status> {
         let staging = self.staging(id);
         self.stage_at(id, &staging, mode).map(|()| staging)
     }
 
-    /// Stages a volume at a place.
+    /// Stages a volume at a path.
     pub fn stage_at(&self, id: &str, staging: &Path, mode: Mode) -> Result<(), Status> {
         let request = NodeStageVolumeRequest {
             volume_id: id.to_owned(),
@@ -282,12 +279,11 @@ impl Rig {
             .map(drop)
     }
 
-    /// Ends that.
     pub fn unstage(&self, id: &str) -> Result<(), Status> {
         self.unstage_at(id, &self.staging(id))
     }
 
-    /// The same at a place.
+    /// Unstages a volume at a path.
     pub fn unstage_at(&self, id: &str, staging: &Path) -> Result<(), Status> {
         let request = NodeUnstageVolumeRequest {
             volume_id: id.to_owned(),
@@ -318,7 +314,6 @@ impl Rig {
             .map(|_| target)
     }
 
-    /// Ends that.
     pub fn unpublish(&self, id: &str, pod: &str) -> Result<(), Status> {
         let request = NodeUnpublishVolumeRequest {
             volume_id: id.to_owned(),
@@ -328,7 +323,7 @@ impl Rig {
             .map(drop)
     }
 
-    /// Stages and publishes a volume for a pod that writes; where it sees it.
+    /// Stages and publishes a volume for a pod that writes. Returns its target path.
     #[track_caller]
     pub fn use_it(&self, id: &str, pod: &str) -> PathBuf {
         let shown = self
@@ -337,7 +332,7 @@ impl Rig {
         shown.unwrap_or_else(|error| panic!("{error}; {}", self.log()))
     }
 
-    /// Ends that.
+    /// Unpublishes and unstages a volume.
     #[track_caller]
     pub fn leave(&self, id: &str, pod: &str) {
         self.unpublish(id, pod)
@@ -345,13 +340,13 @@ impl Rig {
             .unwrap_or_else(|error| panic!("{error}; {}", self.log()));
     }
 
-    /// How often something is mounted at a place.
+    /// Returns the number of mounts at a path.
     pub fn mounts_at(&self, at: &Path) -> usize {
         mount_points().iter().filter(|point| *point == at).count()
     }
 }
 
-/// What a call was refused with.
+/// Returns the code of a rejected call.
 #[track_caller]
 pub fn code<T: std::fmt::Debug>(result: Result<T, Status>) -> Code {
     result.expect_err("it is refused").code()
@@ -361,15 +356,14 @@ pub fn text(path: &Path) -> String {
     path.to_str().expect("text").to_owned()
 }
 
-/// A program that writes to a file again and again: what a pod is to a volume. Each line is one
-/// write.
+/// A program that appends to a file repeatedly, like a pod. Each line is one write.
 pub struct Pod {
     process: Child,
     log: PathBuf,
 }
 
 impl Pod {
-    /// Starts one that appends to `log` in a directory.
+    /// Starts a program that appends to `log` in a directory.
     pub fn start(at: &Path) -> Pod {
         let log = at.join("log");
         let script = "while echo line >>\"$1\"; do read -rt 0.01 _ || true; done";
@@ -387,7 +381,7 @@ impl Pod {
         fs::metadata(&self.log).map_or(0, |found| found.len())
     }
 
-    /// Waits until it has written something more.
+    /// Waits until it has written more.
     #[track_caller]
     pub fn writes_on(&self) {
         let before = self.bytes();
@@ -402,7 +396,7 @@ impl Drop for Pod {
     }
 }
 
-/// Publishes a staged volume at a path, on a connection of its own.
+/// Publishes a staged volume at a path, on a new connection.
 pub fn publish_at(socket: &Path, id: &str, staging: &Path, target: &Path) -> Result<(), Status> {
     let endpoint = endpoint(socket);
     let request = NodePublishVolumeRequest {
@@ -424,8 +418,8 @@ pub fn publish_at(socket: &Path, id: &str, staging: &Path, target: &Path) -> Res
     })
 }
 
-/// Makes a volume from another, stages it, publishes it and takes a snapshot, each call again until
-/// it is done, as an orchestrator does.
+/// Creates a volume from another, stages it, publishes it and takes a snapshot. Retries each call
+/// until it succeeds, like an orchestrator.
 pub fn work_through(
     socket: &Path,
     name: &str,
@@ -483,7 +477,7 @@ pub fn work_through(
     });
 }
 
-/// Makes a snapshot, on a connection of its own; its id.
+/// Creates a snapshot on a new connection, and returns its id.
 pub fn snapshot_at(socket: &Path, volume: &str, name: &str) -> Result<String, Status> {
     let endpoint = endpoint(socket);
     let request = CreateSnapshotRequest {
@@ -504,7 +498,7 @@ pub fn snapshot_at(socket: &Path, volume: &str, name: &str) -> Result<String, St
     })
 }
 
-/// A call to the controller, on a connection of its own, of somebody who does not have the rig.
+/// Calls the controller on a new connection, without the rig.
 #[cfg(feature = "remote")]
 pub fn controller_at<T, F: Future<Output = Result<Response<T>, Status>>>(
     socket: &Path,
@@ -522,7 +516,7 @@ pub fn controller_at<T, F: Future<Output = Result<Response<T>, Status>>>(
     })
 }
 
-/// Asks for a volume so.
+/// Requests a volume on a new connection.
 #[cfg(feature = "remote")]
 pub fn create_at(socket: &Path, request: CreateVolumeRequest) -> Result<(), Status> {
     controller_at(socket, |mut client| async move {

@@ -1,4 +1,4 @@
-//! The driver is killed, and pods do not notice; the next one goes on where it was.
+//! Pods do not notice when the driver is killed, and the next driver continues its work.
 
 use std::fs;
 use std::path::Path;
@@ -36,7 +36,7 @@ fn a_driver_that_is_killed_is_not_missed_by_pods() {
     pod.writes_on();
     rig.serve();
     pod.writes_on();
-    // Asked again, as the kubelet does: nothing is mounted twice.
+    // Repeated calls of the kubelet mount nothing twice.
     rig.try_stage("v", WRITER).unwrap();
     rig.try_publish("v", "a", WRITER, false).unwrap();
     assert_eq!((rig.mounts_at(&staging), rig.mounts_at(&target)), (1, 1));
@@ -50,7 +50,7 @@ fn a_driver_that_is_killed_is_not_missed_by_pods() {
     );
     pod.writes_on();
     drop(pod);
-    // In order, too: what is staged stays.
+    // An orderly exit also leaves staged volumes mounted.
     assert_eq!(rig.end(), 0);
     assert!(!rig.socket.exists() && rig.mounts_at(&target) == 1);
     rig.serve();
@@ -93,7 +93,7 @@ fn what_died_with_its_holder_is_staged_and_published_anew() {
     fs::write(target.join("f"), "x").unwrap();
     rig.create_from("c", from_volume("v"));
     let clone = rig.use_it("c", "a");
-    // As with the pod of a driver that held it itself: nothing serves it any more.
+    // The state after the death of a pod whose driver held the mounts: no process serves them.
     for target in [&clone, &target] {
         let minor = crate::common::mount::minor_of(target).unwrap();
         fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1").unwrap();
@@ -118,7 +118,7 @@ fn a_snapshot_that_a_killed_driver_made_is_found() {
     }
     let rig = Rig::start();
     rig.create("v");
-    // What there is when it is killed between the checkpoint and its record.
+    // The state after a kill between the checkpoint and its record.
     rig.ok(&["--volume", "v", "checkpoint", "-t", "csi.nightly"]);
     let snapshot = rig.snapshot("v", "nightly");
     assert_eq!(snapshot.snapshot_id, "v@1@node-1");
@@ -127,7 +127,7 @@ fn a_snapshot_that_a_killed_driver_made_is_found() {
     assert_eq!(log.len(), 1, "no second one is made");
 }
 
-/// The names of what is in a directory.
+/// Returns the names in a directory.
 fn names(dir: &Path) -> Vec<String> {
     fs::read_dir(dir)
         .into_iter()
@@ -157,7 +157,7 @@ fn kills_at_any_moment_leave_nothing_half_done() {
                     )
                 }
             });
-            // Moments from the beginning of the first call to the end of the last.
+            // Delays from the start of the first call to the end of the last.
             std::thread::sleep(std::time::Duration::from_millis(40 * round * round));
             rig.kill();
             rig.serve();
@@ -185,8 +185,8 @@ fn kills_at_any_moment_leave_nothing_half_done() {
     rig.create("last");
 }
 
-/// The driver kept each connection, until it had no descriptors left: then it answered no client
-/// and read no pool.
+/// Failed before: the driver kept every connection until it had no descriptors left, and then could
+/// neither reply nor read the pool.
 #[test]
 fn half_requests_keep_no_client_away() {
     if unavailable() {
@@ -212,7 +212,7 @@ fn half_requests_keep_no_client_away() {
         seen(open < 256, open)
     });
     probe(&mut kept);
-    // Nor do they keep the driver from its end.
+    // Idle connections do not delay the exit of the driver.
     drop((kept, runtime));
     let half = rig.half_requests(&[PREFACE]);
     let began = std::time::Instant::now();

@@ -1,5 +1,5 @@
-//! Captures of a file that stays open, while marks of the tripwire come and go. The model has the
-//! other ways to free the newest checkpoint (`model::cases::carried_over_*`).
+//! Captures of a file that remains open, while marks of the tripwire are made and removed. The
+//! model tests the other ways to free the newest checkpoint (`model::cases::carried_over_*`).
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -12,7 +12,7 @@ for_each_variant! { xfs => marks_leave_one_generation_of_captures }
 
 const REMOVED: usize = 4;
 
-/// Processes remove one file each, so that marks are made and taken back. A mark leaves the capture
+/// Processes remove one file each, so that marks are made and removed. A mark leaves the capture
 /// that the next checkpoint may carry; the next mark frees it.
 fn marks_leave_one_generation_of_captures(v: Variant) {
     let opts = MountOpts::new(v.io).arg("--tripwire=25/100ms");

@@ -1,5 +1,5 @@
-//! A shared mapping that is kept after its descriptor was closed: no request tells of what is
-//! stored through it, and each view shows exactly what it held then.
+//! A shared mapping that outlives its descriptor: no request precedes a store through it, and each
+//! view shows exactly its content at the checkpoint.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
@@ -11,7 +11,7 @@ use crate::common::wait::{same, wait_until};
 use crate::common::{Rig, Variant, for_each_variant, skip, tool};
 use crate::cut::map::Map;
 
-/// Bytes of the mapped file: large folios, and a last page that is not full.
+/// Bytes of the mapped file: large folios, and a partial last page.
 const LEN: usize = 300 * 1024 - 1000;
 
 fn open(path: &Path) -> File {
@@ -22,7 +22,7 @@ fn open(path: &Path) -> File {
         .unwrap()
 }
 
-/// What the file must hold, at every checkpoint so far.
+/// The expected content of the file, now and at each checkpoint.
 struct Expected {
     now: Vec<u8>,
     then: Vec<(u64, Vec<u8>)>,
@@ -42,7 +42,7 @@ impl Expected {
         self.now[offset..offset + 8].copy_from_slice(&value.to_le_bytes());
     }
 
-    /// Makes a checkpoint, and looks at the views of all.
+    /// Makes a checkpoint, and checks all views.
     #[track_caller]
     fn checkpoint(&mut self, rig: &Rig) -> serde_json::Value {
         let info = rig.mount.checkpoint_json(&[]);
@@ -85,11 +85,11 @@ fn stores_between_checkpoints(v: Variant) {
         assert_eq!(rig.mount.dirty(), ["f"]);
         store(&mut expected, (round as usize) * 40 * 1024, round);
         expected.checkpoint(&rig);
-        // A page that was written back meanwhile is stored into again.
+        // A store into a page that has been written back since.
         File::open(&path).unwrap().sync_all().unwrap();
         store(&mut expected, 16, round + 100);
         expected.checkpoint(&rig);
-        // And none at all over two checkpoints.
+        // No store between two checkpoints.
         for _ in 0..2 {
             expected.checkpoint(&rig);
             assert_eq!(rig.mount.dirty(), [] as [&str; 0]);
@@ -106,8 +106,8 @@ fn stores_between_checkpoints(v: Variant) {
     assert!(fs::read(&path).unwrap() == bytes);
 }
 
-/// Mapped and never stored into: not dirty, not before and not after a checkpoint, and not when the
-/// mapping is gone.
+/// A file that is mapped without a store is not dirty: neither before nor after a checkpoint, nor
+/// after the unmap.
 fn a_mapping_without_a_store_is_not_dirty(v: Variant) {
     let rig = v.start();
     let path = rig.path().join("f");
@@ -131,7 +131,7 @@ fn a_mapping_without_a_store_is_not_dirty(v: Variant) {
     );
 }
 
-/// The file is renamed, then loses its name, while it is mapped.
+/// The file is renamed and then unlinked while mapped.
 fn a_mapped_file_moves_and_goes(v: Variant) {
     let rig = v.start();
     let (path, moved) = (rig.path().join("f"), rig.path().join("g"));
@@ -157,7 +157,7 @@ fn a_mapped_file_moves_and_goes(v: Variant) {
     assert_eq!((map.load(8), map.load(16)), (5, 3));
 }
 
-/// Stores what it is told, in a process of its own that keeps no descriptor.
+/// Stores its input in a separate process without an open descriptor.
 const HOLDER: &str = r#"
 import mmap, struct, sys
 with open(sys.argv[1], "r+b") as f:
@@ -240,7 +240,7 @@ fn held_by_another_process(v: Variant) {
         assert_eq!(rig.mount.dirty(), [] as [&str; 0]);
     }
     drop(holder);
-    // The last of the process may go a moment after it is reaped.
+    // The process may not be fully released until after it is reaped.
     wait_until("the mapping is gone", || {
         same(expected.checkpoint(&rig)["open_files"].clone(), 0)
     });

@@ -1,4 +1,4 @@
-//! Descriptors that were opened long before a checkpoint and are written to long after.
+//! Descriptors opened long before a checkpoint, with writes long after it.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -9,10 +9,10 @@ use std::path::Path;
 use crate::common::wait::{same, wait_until};
 use crate::common::{Rig, Variant, for_each_variant};
 
-/// Names and contents.
+/// Contents by name.
 type Files = BTreeMap<String, Vec<u8>>;
 
-/// The files of a directory and their contents.
+/// Returns the files of a directory with their contents.
 fn files(dir: &Path) -> Files {
     let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap());
     entries
@@ -25,12 +25,12 @@ fn files(dir: &Path) -> Files {
         .collect()
 }
 
-/// Checkpoints, and what each must show.
+/// Checkpoints with their expected contents.
 #[derive(Default)]
 struct History(Vec<(u64, Files)>);
 
 impl History {
-    /// Makes a checkpoint of what the tree must now be, and looks at the views of all.
+    /// Makes a checkpoint of a tree with the expected content, and checks all views.
     #[track_caller]
     fn checkpoint(&mut self, rig: &Rig, expected: &Files) {
         assert_eq!(shown(&files(rig.path())), shown(expected), "the live tree");
@@ -46,7 +46,7 @@ impl History {
     }
 }
 
-/// For messages: names, lengths, and the last bytes.
+/// Formats files for messages: names, lengths, hashes and last bytes.
 fn shown(files: &Files) -> Vec<String> {
     files
         .iter()
@@ -104,7 +104,7 @@ fn logs(v: Variant) {
         expected.entry("b".into()).or_default();
         history.checkpoint(&rig, &expected);
     }
-    // A log that is truncated under its writer, as logrotate does.
+    // A log truncated while its writer has it open, as by logrotate.
     rustix::fs::ftruncate(&logs[1].1, 0).unwrap();
     logs[1].1.write_all(b"anew\n").unwrap();
     expected.insert("a".into(), b"anew\n".to_vec());
@@ -167,7 +167,7 @@ fn several_handles_and_names(v: Variant) {
     );
 }
 
-/// Renamed, replaced and removed while it is open, over checkpoints.
+/// Files are renamed, replaced and removed while open, across checkpoints.
 fn names_that_go_while_the_file_is_open(v: Variant) {
     let rig = v.start();
     let path = |name: &str| rig.path().join(name);
@@ -190,7 +190,7 @@ fn names_that_go_while_the_file_is_open(v: Variant) {
     fs::rename(path("f"), path("moved")).unwrap();
     history.checkpoint(&rig, &files(&[("moved", "f2"), ("g", "g1"), ("h", "h1")]));
     f.write_all_at(b"f3", 0).unwrap();
-    // Replaced by a rename over it; the handle keeps the old one.
+    // Replaced by a rename; the handle refers to the old file.
     fs::write(path("new"), "new").unwrap();
     fs::rename(path("new"), path("g")).unwrap();
     g.write_all_at(b"g2 nobody sees", 0).unwrap();
@@ -215,7 +215,7 @@ fn names_that_go_while_the_file_is_open(v: Variant) {
     assert_eq!(shown(&self::files(rig.path())), shown(&then));
 }
 
-/// Opened for writing, and left alone: not dirty, whatever happens to be open at a checkpoint.
+/// A file opened for writing without a write is not dirty, even at a checkpoint.
 fn an_open_that_writes_nothing(v: Variant) {
     let rig = v.start();
     fs::write(rig.path().join("f"), "unchanged").unwrap();
@@ -238,8 +238,8 @@ fn an_open_that_writes_nothing(v: Variant) {
     );
 }
 
-/// Of a file whose end was dirty when it was opened the capture has that as a copy, which shares
-/// nothing with the file: it is the same all the same.
+/// The capture of a file with a dirty end contains that end as a copy, which shares no extent with
+/// the file; it compares equal nevertheless.
 fn a_log_that_is_opened_and_left_alone(v: Variant) {
     let rig = v.start();
     let sizes = [60_000, 70_000, 500_000];
@@ -253,7 +253,7 @@ fn a_log_that_is_opened_and_left_alone(v: Variant) {
         paths
             .iter()
             .for_each(|path| append(path).write_all(b"a line\n").unwrap());
-        // One that is not closed yet is written back by the checkpoint.
+        // A checkpoint writes back a file that is not closed yet.
         rig.mount.all_is_closed();
         rig.mount.checkpoint();
         let handles: Vec<File> = paths.iter().map(|path| read_write(path)).collect();
@@ -272,8 +272,7 @@ fn a_log_that_is_opened_and_left_alone(v: Variant) {
     }
 }
 
-/// Whoever reads on does not make a file that was written once look as if it were still being
-/// written.
+/// A remaining reader does not make a closed file count as open for writing.
 fn a_reader_that_stays(v: Variant) {
     let rig = v.start();
     let mut expected = Files::from([("f".to_owned(), b"first".to_vec())]);
@@ -295,12 +294,12 @@ fn a_reader_that_stays(v: Variant) {
     history.checkpoint(&rig, &expected);
 }
 
-/// Opened for each line, as `echo >> log` does: of what is dirty at the end the capture is a copy,
-/// of what comes before a clone.
+/// Logs opened for each line, as with `echo >> log`: the capture copies the dirty end, and clones
+/// the rest.
 fn logs_that_are_opened_for_each_line(v: Variant) {
     let rig = v.start();
     let mut expected = Files::new();
-    // Around the end that is copied, and its blocks.
+    // Sizes around that of the copied end, and its blocks.
     for size in [
         0, 100, 4096, 16_383, 16_384, 16_385, 20_480, 20_481, 65_536, 300_001,
     ] {
@@ -324,7 +323,7 @@ fn logs_that_are_opened_for_each_line(v: Variant) {
                 .write_all(line.as_bytes())
                 .unwrap();
             bytes.extend(line.as_bytes());
-            // And something that is not at the end.
+            // A write elsewhere than at the end.
             if round == 3 && bytes.len() > 20_000 {
                 read_write(&rig.path().join(name))
                     .write_all_at(b"changed", 10)

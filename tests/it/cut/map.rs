@@ -1,4 +1,4 @@
-//! A shared mapping of a file, kept after the descriptor was closed.
+//! A shared mapping of a file that outlives its descriptor.
 
 use std::fs::File;
 use std::ptr;
@@ -12,23 +12,23 @@ pub struct Map {
     len: usize,
 }
 
-// SAFETY: the memory belongs to the value until it is dropped, and is only accessed through
+// SAFETY: the memory belongs to the value until it is dropped, and is accessed only through
 // atomics.
 unsafe impl Send for Map {}
 
 impl Map {
-    /// Maps `len` bytes of `file` to be written; the descriptor is not kept.
+    /// Maps `len` bytes of `file` for writing, and closes the descriptor.
     pub fn new(file: File, len: usize) -> Map {
         Map::with(file, len, ProtFlags::READ | ProtFlags::WRITE)
     }
 
-    /// Maps `len` bytes of `file` to be read only.
+    /// Maps `len` bytes of `file` for reading.
     pub fn read_only(file: File, len: usize) -> Map {
         Map::with(file, len, ProtFlags::READ)
     }
 
     fn with(file: File, len: usize, protection: ProtFlags) -> Map {
-        // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
+        // SAFETY: a new mapping at an address chosen by the kernel affects no other memory.
         let start = unsafe { mmap(ptr::null_mut(), len, protection, MapFlags::SHARED, &file, 0) }
             .expect("the file can be mapped");
         Map {
@@ -42,16 +42,17 @@ impl Map {
             offset.is_multiple_of(8) && offset + 8 <= self.len,
             "the cell is in the mapping"
         );
-        // SAFETY: it is inside the mapping and aligned, as asserted, and lives as long as `self`.
+        // SAFETY: the cell is aligned and inside the mapping, as asserted, which lives as long as
+        // `self`.
         unsafe { AtomicU64::from_ptr(self.start.add(offset).cast()) }
     }
 
-    /// Stores `value` at `offset` bytes. Stores of one thread are seen in their order.
+    /// Stores `value` at `offset` bytes. Stores of one thread are visible in program order.
     pub fn store(&self, offset: usize, value: u64) {
         self.cell(offset).store(value, Ordering::SeqCst);
     }
 
-    /// The value at `offset` bytes.
+    /// Returns the value at `offset` bytes.
     pub fn load(&self, offset: usize) -> u64 {
         self.cell(offset).load(Ordering::SeqCst)
     }
@@ -59,7 +60,7 @@ impl Map {
 
 impl Drop for Map {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made in `with` and nothing refers to it any more.
+        // SAFETY: the mapping was made in `with` and has no references left.
         let _ = unsafe { munmap(self.start.cast(), self.len) };
     }
 }

@@ -1,8 +1,8 @@
-//! The cut: what a checkpoint shows of files that are being written while it is made, and what its
-//! view shows ever after.
+//! The cut: how a checkpoint captures files during concurrent writes, and that its view never
+//! changes.
 //!
-//! `CKPTFS_CUTS=1000` makes that many checkpoints for each way to write; without it each makes
-//! enough to notice a cut that is wrong now and then.
+//! `CKPTFS_CUTS=1000` makes that many checkpoints for each kind of write; the default is enough to
+//! detect a cut that is wrong occasionally.
 
 mod freed;
 mod held_mapping;

@@ -1,5 +1,5 @@
-//! A writer stores i into file A, then into file B, for ever: a checkpoint that says `atomic` shows
-//! A = B or A = B + 1.
+//! A writer stores i into file A, then into file B, in a loop: a checkpoint with `atomic` shows A =
+//! B or A = B + 1.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -14,21 +14,21 @@ use crate::common::mount_opts::MountOpts;
 use crate::common::{Io, Rig, Variant, for_each_variant};
 use crate::cut::writer::{Way, Writer, shown};
 
-/// Checkpoints in each variant unless `CKPTFS_CUTS` says otherwise.
+/// Default number of checkpoints in each variant (`CKPTFS_CUTS`).
 const CUTS: u64 = 40;
-/// Checkpoints after which a new writer begins with new files: logs must not grow without end.
+/// Checkpoints until a new writer starts with new files, which limits the size of logs.
 const CUTS_OF_A_WRITER: u64 = 20;
 /// With a pause of this length at least half of the checkpoints must be atomic.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Number of checkpoints.
+/// Returns the number of checkpoints.
 pub fn cuts() -> u64 {
     std::env::var("CKPTFS_CUTS")
         .ok()
         .map_or(CUTS, |cuts| cuts.parse().expect("CKPTFS_CUTS is a number"))
 }
 
-/// A connection to the daemon of a mount.
+/// Connects to the daemon of a mount.
 pub fn connect(mount: &Path) -> Client {
     let store: OwnedFd = rustix::fs::open(
         mount.join(".ckptfs"),
@@ -39,7 +39,7 @@ pub fn connect(mount: &Path) -> Client {
     Client::connect(&store).expect("the daemon listens")
 }
 
-/// A mount that may live as long as the checkpoints asked for take.
+/// Mounts with a lifetime that covers the requested checkpoints.
 pub fn start(v: Variant, arguments: &[&str]) -> Rig {
     let mut opts = arguments
         .iter()
@@ -48,24 +48,22 @@ pub fn start(v: Variant, arguments: &[&str]) -> Rig {
     v.start_with(opts, |_| {})
 }
 
-/// What was seen at one checkpoint.
+/// The content of one checkpoint.
 struct Seen {
     id: u64,
     atomic: bool,
     shown: Vec<u64>,
 }
 
-/// Counts of checkpoints: all, and atomic ones.
+/// The number of all, and of atomic checkpoints.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
-    /// Made.
     pub all: u64,
-    /// Of those the ones that said `atomic`.
     pub atomic: u64,
 }
 
-/// Makes a checkpoint while `writer` writes in `dir`, and checks what its view shows against what
-/// was written before and after the request.
+/// Makes a checkpoint while `writer` writes in `dir`, and checks its view against the rounds before
+/// and after the request.
 fn cut(rig: &Rig, client: &mut Client, writer: &Writer, dir: &Path) -> Seen {
     let done_before = writer.done();
     let info: CheckpointInfo = client
@@ -87,8 +85,8 @@ fn cut(rig: &Rig, client: &mut Client, writer: &Writer, dir: &Path) -> Seen {
     Seen { id, atomic, shown }
 }
 
-/// Some moment of the writer's life looks so: a round has stored its value up to some point of its
-/// order, the rest holds the one before.
+/// Returns whether these values existed at one instant: a round has stored its value up to some
+/// point of its order, and the rest has the previous one.
 fn of_one_instant(values: &[u64]) -> bool {
     let newest = values[0];
     let stored = values.iter().take_while(|value| **value == newest).count();
@@ -110,7 +108,7 @@ fn what_one_instant_looks_like() {
 }
 
 /// Makes `count` checkpoints for each pause while a writer writes in these ways. With the long
-/// pause there are more of them, if need be, until half of `count` were atomic.
+/// pause, makes more of them if necessary, until half of `count` were atomic.
 pub fn cut_many(rig: &Rig, ways: [Way; 2], pauses: &[Duration], count: u64) -> Counts {
     let mut client = connect(rig.path());
     let mut counts = Counts::default();
@@ -187,8 +185,8 @@ fn append(v: Variant) {
 
 for_each_variant! { reflink => pwrite, mmap, mmap_then_pwrite, pwrite_then_mmap, append }
 
-/// `--writes=daemon`: writes pass the daemon and wait while a checkpoint is made, so that every cut
-/// is exact, however hard they write.
+/// `--writes=daemon`: writes pass through the daemon and wait during a checkpoint, so every cut is
+/// exact under any load.
 fn strict(v: Variant) {
     let rig = start(
         Variant {

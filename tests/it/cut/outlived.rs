@@ -1,6 +1,6 @@
-//! Files that somebody can write to past the mount: through what outlived a daemon and its holder,
-//! or was there before the mount. No request tells of it, and where the page is dirty no time does:
-//! each view shows what was there at its checkpoint all the same.
+//! Files that a process can write to past the mount, through a mapping or descriptor that outlived
+//! a daemon and its holder, or that predates the mount. No request precedes such a write, and with
+//! a dirty page no time changes. Each view still shows the content at its checkpoint.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -12,7 +12,7 @@ use crate::cut::map::Map;
 /// Bytes of each file.
 const LEN: usize = 8192;
 
-/// A mapping through the mount is one of the backing file only where the kernel does the I/O.
+/// A mapping through the mount maps the backing file only in a passthrough mount.
 mod a_mapping_outlives_daemon_and_holder {
     crate::common::for_each_variant! { @test a_mapping_outlives_daemon_and_holder xfs_passthrough Xfs Passthrough }
     crate::common::for_each_variant! { @test a_mapping_outlives_daemon_and_holder btrfs_passthrough Btrfs Passthrough }
@@ -35,8 +35,7 @@ fn first_word(path: &Path) -> u64 {
     u64::from_le_bytes(bytes[..8].try_into().unwrap())
 }
 
-/// A checkpoint between two stores into pages that are dirty: its view shows the first one, and
-/// goes on to.
+/// Makes a checkpoint between two stores into dirty pages: its view shows the first, permanently.
 fn a_view_keeps_what_was_there(rig: &Rig, mapped: &[(&str, &Map)], value: u64) {
     mapped.iter().for_each(|(_, map)| map.store(0, value));
     let info = rig.mount.checkpoint_json(&[]);
@@ -53,9 +52,9 @@ fn a_view_keeps_what_was_there(rig: &Rig, mapped: &[(&str, &Map)], value: u64) {
     }
 }
 
-/// Recovery watched files alone that had a record of their data. What was made since the last
-/// checkpoint has none, and before the first checkpoint nothing has: a view showed what was stored
-/// after its checkpoint, and `verify` found nothing wrong.
+/// Failed before: recovery watched only files with a `Data` record. Files made since the last
+/// checkpoint have none, and before the first checkpoint no file has one. A view showed stores
+/// after its checkpoint, and `verify` found no damage.
 fn a_mapping_outlives_daemon_and_holder(v: Variant) {
     let mut rig = v.start_with(crate::common::MountOpts::new(v.io), |dir| {
         fs::create_dir_all(dir.join("a/b")).unwrap();
@@ -67,7 +66,7 @@ fn a_mapping_outlives_daemon_and_holder(v: Variant) {
     rig.mount.kill();
     rig.mount.remount();
     a_view_keeps_what_was_there(&rig, &[("a/b/before", &before)], 20);
-    // Made since: in an old directory, and in a new one.
+    // Files made since, in an old directory and in a new one.
     fs::create_dir_all(rig.path().join("a/new/er")).unwrap();
     let names = ["born", "a/new/er/born"];
     names
@@ -83,10 +82,10 @@ fn a_mapping_outlives_daemon_and_holder(v: Variant) {
         ("a/new/er/born", &other),
     ];
     a_view_keeps_what_was_there(&rig, &mapped, 40);
-    // Clean pages: the next store moves a time, and views showed EIO.
+    // Clean pages: the next store changes a time, and views returned EIO.
     rustix::fs::sync();
     a_view_keeps_what_was_there(&rig, &mapped, 50);
-    // Over a third daemon's death, with records of all of them.
+    // After the death of a third daemon, with records of all of them.
     rig.mount.kill();
     rig.mount.remount();
     a_view_keeps_what_was_there(&rig, &mapped, 60);
@@ -100,9 +99,9 @@ fn a_mapping_outlives_daemon_and_holder(v: Variant) {
 
 for_each_variant! { reflink => a_mapping_was_there_before_the_mount }
 
-/// Of a file that was mapped before `ckptfs mount` nobody knew: the view followed what was stored
-/// after its checkpoint. The same with a descriptor, and a loop device, which no process holds; and
-/// at a mount that finds checkpoints.
+/// Failed before: a file mapped before `ckptfs mount` was not hot, so the view followed stores
+/// after its checkpoint. The same for a descriptor, for a loop device, which no process has open,
+/// and at a mount with existing checkpoints.
 fn a_mapping_was_there_before_the_mount(v: Variant) {
     let mut before = Vec::new();
     let mut rig = v.start_with(crate::common::MountOpts::new(v.io), |dir| {
@@ -114,7 +113,7 @@ fn a_mapping_was_there_before_the_mount(v: Variant) {
     });
     let held = before.pop().unwrap();
     let mapped = Map::new(before.pop().unwrap(), LEN);
-    // Dirty pages from here on.
+    // The pages are dirty from here on.
     mapped.store(0, 10);
     held.write_all_at(&10_u64.to_le_bytes(), 0).unwrap();
     let round = |rig: &Rig, value: u64| {
@@ -140,7 +139,7 @@ fn a_mapping_was_there_before_the_mount(v: Variant) {
     };
     let first = round(&rig, 20);
     round(&rig, 30);
-    // Again, with checkpoints there.
+    // The same with existing checkpoints.
     rig.mount.umount();
     rig.mount.remount();
     round(&rig, 40);
@@ -197,8 +196,8 @@ impl Drop for LoopDevice {
     }
 }
 
-/// A daemon that was told to end while somebody had a file mapped ended in an orderly way, so
-/// nobody looked at the next mount.
+/// Failed before: a daemon that received SIGTERM while a file was mapped ended cleanly, so the next
+/// mount did not search for mappings.
 mod a_mapping_outlives_a_mount_that_was_taken_away {
     crate::common::for_each_variant! { @test a_mapping_outlives_a_mount_that_was_taken_away xfs_passthrough Xfs Passthrough }
 }

@@ -1,4 +1,4 @@
-//! Views that are being read while the live files change, move and go.
+//! Views that are read while the live files are changed, renamed and removed.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -14,15 +14,15 @@ use crate::cut::map::Map;
 
 /// Bytes of the file.
 const LEN: usize = 1 << 20;
-/// Times that the live file is overwritten under each checkpoint.
+/// How many times the live file is overwritten under each checkpoint.
 const ROUNDS: u64 = 12;
 
-/// A file that holds one number everywhere.
+/// Returns content with one number everywhere.
 fn filled(value: u64) -> Vec<u8> {
     value.to_le_bytes().repeat(LEN / 8)
 }
 
-/// Reads a file of a view over and over, in several ways, until told to stop: it holds `value`
+/// Reads a file of a view in several ways until `stop` is set, and asserts that it contains `value`
 /// everywhere.
 fn keep_reading(path: &Path, value: u64, stop: &AtomicBool, reads: &AtomicU64) {
     let file = File::open(path).unwrap();
@@ -39,13 +39,13 @@ fn keep_reading(path: &Path, value: u64, stop: &AtomicBool, reads: &AtomicU64) {
             fs::read(path).unwrap() == filled(value),
             "the view of {value}, opened anew"
         );
-        // The next round asks for the pages again.
+        // The next round reads the pages again.
         let _ = rustix::fs::fadvise(&file, 0, None, Advice::DontNeed);
         reads.fetch_add(1, Ordering::SeqCst);
     }
 }
 
-/// Changes the live file in every way; afterwards it holds `value` everywhere.
+/// Overwrites the live file with `value`, in one of several ways.
 fn overwrite(path: &Path, value: u64, way: u64) {
     let writable = || {
         OpenOptions::new()
@@ -96,8 +96,8 @@ fn no_byte_changes(v: Variant) {
     }
 }
 
-/// The record that a version is in the layer comes before the file is moved there. SQLite's
-/// journal, deleted at each commit, showed it: a view that was read in between said EIO.
+/// The record that a version is in the layer precedes the move of the file. Failed before: a view
+/// read in between returned EIO, as SQLite's journal, deleted at each commit, showed.
 fn files_that_are_removed_while_their_view_is_read(v: Variant) {
     const FILES: usize = 400;
     let rig = v.start();
@@ -127,7 +127,7 @@ fn files_that_are_removed_while_their_view_is_read(v: Variant) {
     }
 }
 
-/// Removes or replaces one file after the other; `at` is the one that is next.
+/// Removes or replaces one file after another; `at` is the next one.
 fn remove_each(rig: &Rig, files: usize, at: &AtomicU64) {
     for number in 0..files {
         let path = rig.path().join(number.to_string());

@@ -1,4 +1,5 @@
-//! Writers that store i into file A, then into file B, for ever, in every way that a program can.
+//! Writers that store i into file A, then into file B, in a loop, in every way available to a
+//! program.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -13,24 +14,24 @@ use crate::cut::map::Map;
 
 /// Bytes of a file that is written in place.
 const FILE_LEN: usize = 16 * 1024;
-/// Bytes of one write: more than a page, so that half a write can be seen.
+/// Bytes of one write: more than a page, so that a torn write is visible.
 const BLOCK_LEN: usize = 8 * 1024;
-/// Where in the file, in bytes.
+/// The offset of the write, in bytes.
 const BLOCK_START: usize = 1024;
-/// Where a mapped file is stored into, in bytes: two pages.
+/// The offsets of stores into a mapped file, in bytes: two pages.
 const CELLS: [usize; 2] = [8, 8 * 1024];
 
-/// Bytes at the end of a log that are looked at.
+/// Bytes checked at the end of a log.
 const LOG_END: u64 = 64 * 1024;
 
 /// How one file is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// pwrite(2) of a block that holds i everywhere.
+    /// pwrite(2) of a block with i everywhere.
     Pwrite,
-    /// Stores into two pages of a shared mapping, one before those of the other file, one after.
+    /// Stores into two pages of a shared mapping, one before and one after those of the other file.
     Mmap,
-    /// A record that holds i, to the end (`O_APPEND`).
+    /// A record with i, appended (`O_APPEND`).
     Append,
 }
 
@@ -70,7 +71,7 @@ impl Target {
     }
 }
 
-/// What the writer's thread and the test tell each other.
+/// State shared between the writer's thread and the test.
 #[derive(Default)]
 struct Progress {
     /// The round that has begun.
@@ -80,7 +81,7 @@ struct Progress {
     stop: AtomicBool,
 }
 
-/// A writer at work.
+/// A running writer.
 pub struct Writer {
     ways: [Way; 2],
     progress: Arc<Progress>,
@@ -88,7 +89,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Makes the files `a` and `b` in `dir` and begins to write. It waits `pause` after each round.
+    /// Creates the files `a` and `b` in `dir` and starts writing, with `pause` after each round.
     pub fn start(dir: &Path, ways: [Way; 2], pause: Duration) -> Writer {
         let mut targets = [
             Target::open(&path(dir, 0), ways[0]),
@@ -119,17 +120,17 @@ impl Writer {
         }
     }
 
-    /// Every round up to this one is complete.
+    /// Returns the last complete round.
     pub fn done(&self) -> u64 {
         self.progress.done.load(Ordering::SeqCst)
     }
 
-    /// No round after this one has begun.
+    /// Returns the last round that has begun.
     pub fn begun(&self) -> u64 {
         self.progress.begun.load(Ordering::SeqCst)
     }
 
-    /// Ends it; panics if it failed.
+    /// Ends the writer; panics if it failed.
     pub fn stop(mut self) {
         self.progress.stop.store(true, Ordering::SeqCst);
         if let Some(thread) = self.thread.take() {
@@ -137,7 +138,6 @@ impl Writer {
         }
     }
 
-    /// How it writes.
     pub fn ways(&self) -> [Way; 2] {
         self.ways
     }
@@ -153,7 +153,7 @@ fn path(dir: &Path, index: usize) -> PathBuf {
     dir.join(["a", "b"][index])
 }
 
-/// What a tree shows of the two files: the values in the order in which a round stores them.
+/// Returns the values of the two files in a tree, in the order in which a round stores them.
 pub fn shown(dir: &Path, ways: [Way; 2]) -> Vec<u64> {
     let files = [0, 1].map(|index| shown_of(&path(dir, index), ways[index]));
     (0..CELLS.len())
@@ -161,7 +161,7 @@ pub fn shown(dir: &Path, ways: [Way; 2]) -> Vec<u64> {
         .collect()
 }
 
-/// Reads a file, checks all that can be said of it alone, and gives the value of each step.
+/// Reads a file, checks its own consistency, and returns the value of each step.
 fn shown_of(path: &Path, way: Way) -> Vec<u64> {
     let name = path.display();
     let (bytes, skipped) = read_end(
@@ -201,7 +201,7 @@ fn shown_of(path: &Path, way: Way) -> Vec<u64> {
     }
 }
 
-/// The last bytes of a file, at most `most`, and how many are before them.
+/// Returns up to `most` bytes at the end of a file, and the number of bytes before them.
 fn read_end(path: &Path, most: u64) -> (Vec<u8>, u64) {
     let read = || -> io::Result<(Vec<u8>, u64)> {
         let mut file = File::open(path)?;

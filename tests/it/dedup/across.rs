@@ -1,4 +1,4 @@
-//! Several projects: what they have in common is there once, whoever serves them.
+//! Deduplication across projects, mounted or not.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,7 +16,7 @@ for_each_variant! { reflink => projects_share_what_they_have_in_common }
 
 const PACKAGES: u64 = 20;
 
-/// A project that has these packages, and a checkpoint with an older version of each.
+/// Makes a project with the packages, and one file of its own.
 fn fill(root: &Path, own: u64) {
     fs::create_dir_all(root.join("packages")).unwrap();
     for number in 0..PACKAGES {
@@ -28,7 +28,7 @@ fn fill(root: &Path, own: u64) {
     rewrite(&root.join("own"), &noise(50_000, 1000 + own));
 }
 
-/// And then others.
+/// Replaces the packages by other versions.
 fn change(root: &Path) {
     for number in 0..PACKAGES {
         rewrite(
@@ -38,7 +38,7 @@ fn change(root: &Path) {
     }
 }
 
-/// Files that share with another project.
+/// Returns the number of files shared with another project.
 fn across(report: &Value) -> u64 {
     let projects = report["projects"].as_array().unwrap();
     let shared = |one: &Value| one["across"]["shared"]["files"].as_u64().unwrap();
@@ -60,7 +60,7 @@ fn projects_share_what_they_have_in_common(v: Variant) {
         mount.checkpoint();
         change(mount.path());
         mount.checkpoint();
-        // What the last epoch has is captured in a closed one.
+        // The last epoch's content is captured in a closed one.
         rewrite(&mount.path().join("packages/0"), b"and on");
     }
     third.umount();
@@ -82,7 +82,7 @@ fn projects_share_what_they_have_in_common(v: Variant) {
     let space = free(rig.image.path());
     let done = dedup(&[]);
     assert_eq!(done["projects"].as_array().map(Vec::len), Some(4), "{done}");
-    // Each but the sources has its packages, old and new, from somebody else.
+    // Each project except the sources shares its old and new packages.
     let (shared, planned) = (across(&done), across(&plan));
     assert!(shared >= 3 * PACKAGES && shared == planned, "{plan} {done}");
     let told = done["freed_bytes"].as_u64().unwrap();
@@ -103,7 +103,7 @@ fn projects_share_what_they_have_in_common(v: Variant) {
     [&rig.mount, &other, &third]
         .into_iter()
         .for_each(assert_whole);
-    // A package that is written in one project is the other's own then.
+    // A package rewritten in one project leaves the others unchanged.
     rewrite(&plain.join("packages/3"), b"changed");
     let one = sh(rig.path(), "ls .ckptfs/layers/*/objects/* | head -1");
     assert!(place(&rig.path().join(one.trim())).0.is_some());
@@ -122,8 +122,8 @@ fn refused_twice(rig: &Rig) {
     );
 }
 
-/// A tree without what its last unmount has kept, which is given up: it has the extents that the
-/// files had.
+/// Returns a tree without the clones of its last unmount, which are dropped because they have the
+/// old extents of the files.
 fn but_kept(dir: &Path) -> BTreeMap<PathBuf, NodeInfo> {
     let mut tree = tree_of(dir);
     tree.retain(|path, _| !path.starts_with(".ckptfs/kept") && path != Path::new(".ckptfs"));

@@ -1,4 +1,4 @@
-//! A hash that leads to another content: nothing is shared that differs, and nothing changes.
+//! Forged hashes: files with different content are never shared, and nothing changes.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use crate::common::{Variant, for_each_variant};
 
 for_each_variant! { all => what_differs_is_not_shared_whatever_its_hash_says }
 
-/// Records for all objects of a store that nobody serves the hash of the first that has the same
-/// size: in the journal, and so in the index.
+/// Records, for each object of an unmounted store, the hash of the first object of the same size,
+/// in the journal and thus in the index.
 fn forge(dir: &std::path::Path) -> usize {
     let (store, _) = Store::open(File::open(dir).unwrap(), false).unwrap();
     let store = Arc::new(store);
@@ -57,7 +57,7 @@ fn what_differs_is_not_shared_whatever_its_hash_says(v: Variant) {
     let done = rig.mount.json(&["gc", "--dedup"]);
     assert_eq!(done["shared"], plan["shared"], "{plan} {done}");
     assert_eq!(trees(&rig.mount), before, "a forged hash changed something");
-    // Of those with one hash and several contents, the same ones share all the same.
+    // Among objects with one hash, equal ones are still shared.
     let again = rig.mount.json(&["gc", "--dedup"]);
     assert_eq!(again["shared"]["files"], 0, "{again}");
     if v.fs.has_reflink() {

@@ -1,4 +1,4 @@
-//! The daemon is killed in the middle: nothing is lost, and the next run goes on.
+//! After a kill of the daemon nothing is lost, and the next run continues.
 
 use crate::common::{Variant, for_each_variant};
 

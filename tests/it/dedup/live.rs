@@ -1,4 +1,4 @@
-//! Live files: they share too, while programs write, and no time and no dirty path changes.
+//! Deduplication of live files during writes, without changes of times or dirty paths.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -49,7 +49,7 @@ fn live_files_share_and_no_time_changes(v: Variant) {
     rewrite(&root.join("c"), &noise(LARGE, 1));
     let (before, was, dirty) = (tree_of(&root), times(&root), rig.mount.dirty());
     let done = rig.mount.json(&["gc", "--dedup", "--live"]);
-    // `c` has a version with what it holds still; one of the files is the source.
+    // `c` has a version with its current content; one of the files is the source.
     assert!(done["shared"]["files"].as_u64() >= Some(3), "{done}");
     assert_eq!(
         (tree_of(&root), times(&root), rig.mount.dirty()),
@@ -57,7 +57,7 @@ fn live_files_share_and_no_time_changes(v: Variant) {
     );
     let again = rig.mount.json(&["gc", "--dedup", "--live"]);
     assert_eq!(again["shared"]["files"], 0, "{again}");
-    // Once they are not as new as a coarse clock's tick, what they hold is known.
+    // Once the files are older than a tick of the coarse clock, their hashes are reused.
     wait_until("what live files hold is known", || {
         let told = rig.mount.json(&["gc", "--dedup", "--live"]);
         seen(told["projects"][0]["hashed"]["files"] == 0, told)
@@ -75,7 +75,7 @@ fn live_files_share_and_no_time_changes(v: Variant) {
     assert_ne!(place(&root.join("a")).0, place(&root.join("other")).0);
     rig.mount.remount();
     assert_eq!((tree_of(&root), times(&root)), (before, was));
-    // What shares is written apart.
+    // A write to a shared file does not change the others.
     rewrite(&root.join("a"), &noise(LARGE, 9));
     assert_eq!(fs::read(root.join("d/b")).unwrap(), noise(LARGE, 1));
     assert_eq!(fs::read(rig.view(1).join("a")).unwrap(), noise(LARGE, 1));
@@ -85,7 +85,7 @@ fn live_files_share_and_no_time_changes(v: Variant) {
 const FILES: u64 = 6;
 const ROUNDS: u64 = 6;
 
-/// What each file holds now, by its number: a seed.
+/// The seed of each file's content, by number.
 type Held = BTreeMap<u64, u64>;
 
 fn content(seed: u64) -> Vec<u8> {
@@ -96,7 +96,7 @@ fn writers_and_checkpoints_meanwhile_are_not_disturbed(v: Variant) {
     let rig = tell(v, "hash");
     let root = rig.path();
     let file = |number: u64| root.join(format!("busy{number}"));
-    // Each file under its own lock; who takes all of them makes a checkpoint.
+    // Each file has its own lock; a checkpoint takes all of them.
     let held: Vec<Mutex<u64>> = (0..FILES).map(|number| Mutex::new(number % 3)).collect();
     (0..FILES).for_each(|number| rewrite(&file(number), &content(number % 3)));
     let stop = AtomicBool::new(false);
@@ -149,7 +149,7 @@ fn writers_and_checkpoints_meanwhile_are_not_disturbed(v: Variant) {
     assert_whole(&rig.mount);
 }
 
-/// The other threads end also when this one fails.
+/// Stops the other threads even when this one panics.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {

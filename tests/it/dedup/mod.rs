@@ -1,5 +1,5 @@
-//! `dedup` and what the sealer shares by itself: the same content is there once, and nobody can
-//! tell but by the space.
+//! `gc --dedup` and sharing by the sealer: equal contents are stored once, visible only in the used
+//! space.
 
 mod across;
 mod forged;

@@ -1,4 +1,4 @@
-//! A history in which much is there several times, and what can be seen of it from outside.
+//! A history with many duplicates, and its externally visible state.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -13,11 +13,11 @@ use crate::common::tree::Tree;
 use crate::common::wait::{seen, wait_until};
 use crate::common::{Mount, MountOpts, Rig, Variant, tree_of};
 
-/// Bytes of the larger files.
+/// Size of the larger files, in bytes.
 pub const LARGE: usize = 600_001;
 
-/// Waits until about as many bytes have come free as were told, and gives their number: filesystems
-/// free what a removed file had beside.
+/// Waits until about as many bytes are free as reported, and returns the exact number. It may be
+/// larger, because a filesystem also frees other blocks of a removed file.
 pub fn came_free(dir: &Path, before: u64, told: u64) -> u64 {
     let mut came = 0;
     wait_until(&format!("{told} bytes come free"), || {
@@ -27,8 +27,7 @@ pub fn came_free(dir: &Path, before: u64, told: u64) -> u64 {
     came
 }
 
-/// Writes a file in place, as a program does that does not replace it: what it held is captured as
-/// a clone.
+/// Writes a file in place, so that its previous content is captured as a clone.
 pub fn rewrite(path: &Path, bytes: &[u8]) {
     let file = OpenOptions::new()
         .write(true)
@@ -40,9 +39,9 @@ pub fn rewrite(path: &Path, bytes: &[u8]) {
     file.set_len(bytes.len() as u64).unwrap();
 }
 
-/// Mounted with the sealer as it is told, with three checkpoints: each of three contents is in
-/// several files, and in several versions of them; some have become unnamed. Every file of the last
-/// state differs from all others.
+/// Mounts with the given sealer mode and makes three checkpoints. Each of three contents is in
+/// several files and in several versions of them, some without a name. All files of the last state
+/// differ.
 pub fn tell(v: Variant, seal: &str) -> Rig {
     let rig = v.start_with(MountOpts::new(v.io).arg(&format!("--seal={seal}")), |_| {});
     let root = rig.path();
@@ -58,7 +57,7 @@ pub fn tell(v: Variant, seal: &str) -> Rig {
         .collect();
     for round in 0..3_u64 {
         for (name, path) in names.iter().enumerate() {
-            // The same in two rounds of three, and in every second file.
+            // Equal in two rounds of three, and in every second file.
             let seed = name as u64 % 2 + 10 * (round / 2);
             let length = if name < 4 { LARGE } else { 7000 };
             rewrite(path, &noise(length, seed + 100 * u64::from(name < 4)));
@@ -80,7 +79,7 @@ pub fn tell(v: Variant, seal: &str) -> Rig {
     rig
 }
 
-/// What the checkpoints show, by number; and, as 0, the live tree.
+/// Returns the trees of the checkpoints by number, with the live tree as 0.
 pub fn trees(mount: &Mount) -> BTreeMap<u64, Tree> {
     let ids = mount.log_json();
     let ids = ids
@@ -93,7 +92,7 @@ pub fn trees(mount: &Mount) -> BTreeMap<u64, Tree> {
     trees
 }
 
-/// Where each object of a store is: its extents, and its inode.
+/// Returns the extents and inode number of each object of a store.
 pub fn places(root: &Path) -> BTreeMap<String, (Option<ExtentMap>, u64)> {
     let found = crate::common::command::sh(root, "find .ckptfs/layers/ -mindepth 3 -type f | sort");
     found
@@ -111,11 +110,11 @@ pub fn place(path: &Path) -> (Option<ExtentMap>, u64) {
     )
 }
 
-/// Where the captures are that can still be taken back, after [`tell`].
+/// The layer of the open epoch, whose captures can be voided, after [`tell`].
 pub const OPEN: &str = ".ckptfs/layers/4/";
 
-/// Objects of closed epochs, after [`tell`], that hold the same and neither share it nor are names
-/// of one file.
+/// Returns the number of equal objects of closed epochs, after [`tell`], that neither share extents
+/// nor are hard links.
 pub fn apart(root: &Path) -> usize {
     let mut known: BTreeMap<Vec<u8>, (Option<ExtentMap>, u64)> = BTreeMap::new();
     let mut apart = 0;
@@ -138,7 +137,7 @@ pub fn apart(root: &Path) -> usize {
     apart
 }
 
-/// Nothing is wrong with the history of a mount.
+/// Asserts that the history of a mount is undamaged.
 pub fn assert_whole(mount: &Mount) {
     let (status, report) = check(mount.path(), &["verify", "--deep"]);
     assert_eq!(status, 0, "{report}");

@@ -1,4 +1,4 @@
-//! Captured versions: what `dedup` shares, what it tells, and that nothing else changes.
+//! Deduplication of captured versions: shared objects, reported sizes, and no other changes.
 
 use std::fs;
 
@@ -49,7 +49,7 @@ fn what_is_there_twice_is_shared_and_nothing_else_changes(v: Variant) {
             "{done}"
         );
     } else {
-        // A moved inode stays the one that it is.
+        // A moved inode is not replaced.
         assert!(apart(rig.path()) <= moved && linked > 5, "{done}");
         assert_eq!(
             done["projects"][0]["left"],
@@ -77,7 +77,7 @@ fn what_is_there_twice_is_shared_and_nothing_else_changes(v: Variant) {
     assert_eq!((trees(&rig.mount), rig.mount.dirty()), (before, dirty));
 }
 
-/// Without its index the store knows the same.
+/// A store with a rebuilt index yields the same report.
 fn the_same_without_an_index(rig: &mut Rig, again: &Value) {
     rig.mount.umount();
     let (status, found) = check(rig.path(), &["verify", "--deep"]);
@@ -123,11 +123,11 @@ fn the_sealer_shares_what_is_known(v: Variant) {
     assert_whole(&rig.mount);
 }
 
-/// What versions share comes free with the last of them, and `du` and `gc` say so.
+/// Extents shared by versions are freed with the last of them, as `du` and `gc` report.
 fn what_comes_free_after_it_is_told_right(v: Variant) {
     let rig = tell(v, "off");
     rig.mount.ok(&["gc", "--dedup"]);
-    // Nothing of the live tree is shared with a version.
+    // The live tree shares no extents with a version.
     let kept = trees(&rig.mount);
     let space = free(rig.image.path());
     let told = rig.mount.json(&["du"]);
@@ -150,7 +150,7 @@ fn what_comes_free_after_it_is_told_right(v: Variant) {
     );
     assert_eq!(trees(&rig.mount)[&3], kept[&3]);
     assert_whole(&rig.mount);
-    // What is gone is no source for others: it is looked at as if it had never been.
+    // Freed objects are not a source; equal new content is handled as new.
     rewrite(
         &rig.path().join("again"),
         &crate::common::space::noise(super::story::LARGE, 100),

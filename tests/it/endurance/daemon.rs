@@ -1,4 +1,4 @@
-//! What the daemon holds: descriptors, memory, inodes that the kernel knows.
+//! Resources of the daemon: descriptors, memory, inodes cached by the kernel.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -7,24 +7,24 @@ use std::path::Path;
 use crate::common::Rig;
 use crate::common::wait::{seen, wait_until};
 
-/// Inodes that the kernel may know when it was told to forget: the root, and who uses it.
+/// Inodes that the kernel may cache after dropping its caches: the root and one in use.
 const INODES_MAX: u64 = 2;
-/// Sockets of a daemon that nobody talks to: the one that listens, and the one to the holder.
+/// Sockets of an idle daemon: the listening one and the one to the holder.
 const SOCKETS: usize = 2;
 
-/// What the daemon holds when nobody uses the mount and the kernel has forgotten what it knew.
+/// Resources of the daemon while the mount is idle and the kernel's caches are empty.
 pub struct Level {
     /// Resident set size.
     pub rss_kb: u64,
-    /// Descriptors by what they lead to.
+    /// Descriptors by target.
     open: BTreeMap<String, usize>,
 }
 
 impl Level {
-    /// Now.
+    /// Measures the current level.
     pub fn of(rig: &Rig) -> Level {
         wait_until("no file is open, and the kernel knows no inode", || {
-            // Inodes and entries that nobody uses: the daemon gets a FORGET for each.
+            // Unused inodes and dentries: the daemon gets a FORGET for each.
             fs::write("/proc/sys/vm/drop_caches", "2").expect("root may drop caches");
             let stats = rig.mount.stats();
             let number = |key: &str| {
@@ -32,7 +32,7 @@ impl Level {
                     .as_u64()
                     .unwrap_or_else(|| panic!("stats --json has {key}"))
             };
-            // The tree may be being written down, as it is once in idle time.
+            // The daemon may be writing the baseline, as it does once in idle time.
             let walks = open_of(rig.mount.pid())
                 .keys()
                 .any(|target| target.ends_with("/baseline.new"));
@@ -67,7 +67,7 @@ impl Level {
         }
     }
 
-    /// Number of descriptors.
+    /// Returns the number of descriptors.
     pub fn descriptors(&self) -> usize {
         self.open.values().sum()
     }
@@ -80,7 +80,8 @@ impl Level {
             .sum()
     }
 
-    /// All but the store's are as many as before; of those there are at most `more` more.
+    /// Asserts that descriptors outside the store have not increased, and those of the store by at
+    /// most `more`.
     #[track_caller]
     pub fn has_no_more_descriptors_than(&self, before: &Level, more: usize) {
         let others = |level: &Level| level.descriptors() - level.below_store();
@@ -105,7 +106,7 @@ fn open_of(pid: u32) -> BTreeMap<String, usize> {
         .expect("the daemon lives")
         .flatten()
     {
-        // It may have been closed since it was listed.
+        // It may have been closed since the listing.
         if let Ok(target) = fs::read_link(entry.path()) {
             *open.entry(target.display().to_string()).or_insert(0) += 1;
         }
@@ -113,7 +114,7 @@ fn open_of(pid: u32) -> BTreeMap<String, usize> {
     open
 }
 
-/// Number of captured versions in the store.
+/// Returns the number of captured versions in the store.
 pub fn kept(rig: &Rig) -> u64 {
     let count = |dir: &Path| fs::read_dir(dir).map_or(0, |entries| entries.count() as u64);
     let layers = fs::read_dir(rig.path().join(".ckptfs/layers")).expect("the store has layers");
@@ -123,7 +124,8 @@ pub fn kept(rig: &Rig) -> u64 {
         .sum()
 }
 
-/// A request that panics is answered with EIO; a thread that serves none says it only here.
+/// Asserts that no thread has panicked. A request that panics is answered with EIO; other threads
+/// report it only in the log.
 pub fn has_not_panicked(rig: &Rig) {
     let log = fs::read_to_string(rig.path().join(".ckptfs/daemon.log")).unwrap_or_default();
     let line = log.lines().find(|line| line.contains("panicked"));

@@ -22,7 +22,7 @@ fn git(dir: &Path, arguments: &[&str]) -> String {
     String::from_utf8_lossy(&succeeds(&mut command, GIT_SECONDS).stdout).into_owned()
 }
 
-/// A repository of this project's own sources, in three commits with the tags v1 to v3.
+/// Makes a repository of this project's sources, in three commits with the tags v1 to v3.
 pub fn make_origin(at: &Path) {
     git(at, &["init", "-q", "-b", "main"]);
     for (part, tag) in [("docs", "v1"), ("tests", "v2"), ("src", "v3")] {
@@ -37,7 +37,7 @@ pub fn make_origin(at: &Path) {
     }
 }
 
-/// Clones it, goes back and forth, commits, collects garbage and checks every object.
+/// Clones it, switches between tags, commits, collects garbage and checks every object.
 pub fn clone_gc_fsck(dir: &Path, origin: &Path) {
     git(
         dir,

@@ -1,4 +1,4 @@
-//! Other people's load: the filesystem stressors of stress-ng, and fio with verification.
+//! External load generators: the filesystem stressors of stress-ng, and fio with verification.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,10 +8,10 @@ use crate::common::process::is_used_by;
 use crate::common::wait::wait_longer;
 use crate::common::{has, run_limited, stdout_of, succeeds, tool};
 
-/// The stressors of stress-ng that work on a directory and look at what comes back. Left out: those
-/// that go beyond their directory (`bind-mount`, `fanotify`, which marks every mount of the
-/// machine, `procfs`, `sysfs`), those about no filesystem (`eventfd`, `ioprio`), and `verity`. They
-/// are in such an order that each quarter has some of every kind.
+/// The stressors of stress-ng that work on a directory and verify results. Excluded are those that
+/// affect the whole machine (`bind-mount`, `fanotify`, which marks every mount, `procfs`, `sysfs`),
+/// those unrelated to filesystems (`eventfd`, `ioprio`), and `verity`. Each quarter of the list has
+/// some of every kind.
 const STRESSORS: [&str; 52] = [
     "access",
     "chdir",
@@ -66,9 +66,9 @@ const STRESSORS: [&str; 52] = [
     "sync-file",
     "touch",
 ];
-/// What FUSE does not have at all: extents are asked for with an ioctl that it does not pass on.
+/// Unsupported by FUSE, which does not forward the ioctl that returns extents.
 const NOT_ON_FUSE: [&str; 1] = ["fiemap"];
-/// As much as a round shall write; the defaults are for whole disks.
+/// Limits for the writes of a round; the defaults are for whole disks.
 const SIZES: [&str; 28] = [
     "--hdd-bytes",
     "16M",
@@ -99,13 +99,13 @@ const SIZES: [&str; 28] = [
     "--aio-requests",
     "8",
 ];
-/// Stressors at a time.
+/// Concurrent stressors.
 const AT_ONCE: usize = 13;
-/// Seconds beyond its own time that stress-ng may take to clean up: it makes many files.
+/// Additional time for stress-ng to clean up its many files.
 const CLEAN_UP_SECONDS: u64 = 240;
 
-/// What is verified: random writes of three ways to write, checked block by block when all is
-/// written.
+/// fio jobs with verification: random writes by three I/O engines, and appends, verified block by
+/// block after all writes.
 const FIO: &str = "
 [global]
 bs=4k
@@ -133,14 +133,14 @@ bsrange=512-64k
 ";
 const FIO_SECONDS: u64 = 300;
 
-/// Why a test that needs these programs cannot run, if so.
+/// Returns the reason to skip a test if one of these programs is missing.
 pub fn missing(programs: &[&str]) -> Option<String> {
     programs
         .iter()
         .find_map(|name| (!has(name)).then(|| format!("{name} is not installed (make deps)")))
 }
 
-/// Those of the stressors that this version of stress-ng has.
+/// Returns the stressors that this version of stress-ng supports.
 pub fn stressors() -> Vec<&'static str> {
     let known = stdout_of(&mut tool("stress-ng", &["--stressors"]), 60);
     let known: BTreeSet<&str> = known.split_whitespace().collect();
@@ -155,8 +155,8 @@ pub fn stressors() -> Vec<&'static str> {
     found
 }
 
-/// Runs stressors for some seconds each, several at a time. Whoever fails, or does nothing, must do
-/// so in a plain directory too.
+/// Runs stressors for some seconds each, several concurrently. A stressor that fails or is skipped
+/// must also do so in a plain directory.
 pub fn stress(dir: &Path, plain: &Path, names: &[&str], seconds: u64) {
     for names in names.chunks(AT_ONCE) {
         let (said, failed) = run(dir, names, seconds);
@@ -174,8 +174,8 @@ pub fn stress(dir: &Path, plain: &Path, names: &[&str], seconds: u64) {
     }
 }
 
-/// Gives what stress-ng said, and the names of those that failed or were skipped; the empty name if
-/// it does not say who failed.
+/// Returns the output of stress-ng and the names of failed or skipped stressors, or the empty name
+/// if the output does not identify them.
 fn run(dir: &Path, names: &[&str], seconds: u64) -> (String, BTreeSet<String>) {
     let inside = dir.join("stress-ng");
     fs::create_dir(&inside).unwrap_or_else(|error| panic!("{}: {error}", inside.display()));
@@ -194,7 +194,7 @@ fn run(dir: &Path, names: &[&str], seconds: u64) -> (String, BTreeSet<String>) {
         command.arg(format!("--{name}")).arg("1");
     }
     let output = run_limited(command.current_dir(&inside), seconds + CLEAN_UP_SECONDS);
-    // What waits in sync(2) for the machine's disks outlives the stress-ng that started it.
+    // A process blocked in sync(2) on the machine's disks outlives the stress-ng that started it.
     wait_longer("the stressors have ended", CLEAN_UP_SECONDS, || {
         !is_used_by("stress-ng", dir)
     });
@@ -212,7 +212,7 @@ fn run(dir: &Path, names: &[&str], seconds: u64) -> (String, BTreeSet<String>) {
     (said, failed)
 }
 
-/// Who complains in a line such as `stress-ng: fail:  [123] link: what failed`.
+/// Returns the stressor that failed in a line such as `stress-ng: fail:  [123] link: what failed`.
 fn complaint(line: &str) -> Option<String> {
     let bad = line.contains(" fail: ")
         || line.contains("skipping stress")
@@ -221,7 +221,7 @@ fn complaint(line: &str) -> Option<String> {
     Some(rest.split_once(':')?.0.trim().to_owned())
 }
 
-/// Writes and verifies with fio; a block that comes back wrong is an error.
+/// Writes and verifies with fio, which fails on a wrong block.
 pub fn fio(dir: &Path) {
     let inside = dir.join("fio");
     fs::create_dir(&inside).unwrap();

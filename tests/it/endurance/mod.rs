@@ -1,8 +1,8 @@
-//! Endurance: other people's load for a while, with and without checkpoints; then nothing has
-//! failed, nothing hangs, no descriptor is left and no memory has gone.
+//! Endurance: external load for some time, with and without checkpoints, after which nothing has
+//! failed or hangs, and no descriptors or memory have leaked.
 //!
-//! `CKPTFS_SECONDS` is how long each stressor runs in a round, `CKPTFS_ROUNDS` how many rounds the
-//! memory is watched over; `make soak` sets both.
+//! `CKPTFS_SECONDS` is the duration of each stressor in a round, `CKPTFS_ROUNDS` the number of
+//! rounds for the memory check; `make soak` sets both.
 
 mod daemon;
 mod git;
@@ -17,18 +17,15 @@ use std::time::{Duration, Instant};
 use crate::common::{Fs, Image, Io, Mount, MountOpts, Rig, Variant, skip};
 use daemon::Level;
 
-/// Room for the load, what is kept of it, and the plain directory beside it. Only what is written
-/// is taken from the disk.
+/// Space for the load, its captures, and the plain directory. The image is sparse.
 const IMAGE_BYTES: u64 = 6 << 30;
-/// Between two checkpoints.
+/// Interval between checkpoints.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Growth of the daemon's memory over the watched rounds that is no leak, in percent.
+/// Tolerated growth of the daemon's memory over the rounds, in percent.
 const GROWTH_MAX_PERCENT: u64 = 10;
-/// Times that the rounds are begun anew: memory that has found its place stays, what leaks goes on
-/// growing.
+/// Repetitions of the rounds: memory that reaches a plateau is not a leak.
 const ATTEMPTS: u32 = 5;
-/// Descriptors below the store that a long history may use: layers and segments of the journal are
-/// kept open, up to a limit.
+/// Store descriptors for a long history: layers and journal segments stay open, up to a limit.
 const STORE_DESCRIPTORS_MAX: usize = 160;
 
 fn told(variable: &str, short: u64) -> u64 {
@@ -38,10 +35,10 @@ fn told(variable: &str, short: u64) -> u64 {
         .unwrap_or(short)
 }
 
-/// Checkpoints are made all the time while `work` runs; gives their number.
+/// Makes checkpoints continuously during `work`; returns their number.
 fn under_checkpoints(rig: &Rig, work: impl FnOnce()) -> u64 {
     let (stop, made) = (AtomicBool::new(false), AtomicU64::new(0));
-    /// Tells the thread to end even if the work panics.
+    /// Stops the thread even if the work panics.
     struct Stop<'a>(&'a AtomicBool);
     impl Drop for Stop<'_> {
         fn drop(&mut self) {
@@ -66,7 +63,7 @@ fn under_checkpoints(rig: &Rig, work: impl FnOnce()) -> u64 {
     made.load(Ordering::SeqCst)
 }
 
-/// One round of all the load in a directory that is gone after.
+/// Runs one round of all load generators in a temporary directory.
 fn round(rig: &Rig, stressors: &[&str]) {
     let (dir, plain) = (rig.path().join("round"), rig.image.dir("plain"));
     fs::create_dir(&dir).unwrap();
@@ -80,7 +77,7 @@ fn start(v: Variant) -> Rig {
     let image = Image::new(v.fs, IMAGE_BYTES);
     let dir = image.dir("project");
     let mut opts = MountOpts::new(v.io);
-    // Every stressor in turn, in each round, on a machine that is slow and busy.
+    // Each round runs every stressor in turn, on a slow and busy machine.
     opts.limit = Duration::from_secs(
         900 + (told("CKPTFS_SECONDS", 1) + 10)
             * 20
@@ -92,8 +89,8 @@ fn start(v: Variant) -> Rig {
     }
 }
 
-/// Rounds without a checkpoint: the memory stays what it was. One that has grown once and then
-/// stays has only found its place.
+/// Asserts constant memory over rounds without a checkpoint. A single increase to a plateau is
+/// accepted.
 fn flat_memory(rig: &Rig, stressors: &[&str]) -> Level {
     let mut before = Level::of(rig);
     for attempt in 1..=ATTEMPTS {
@@ -130,8 +127,8 @@ fn nothing_leaks(fs: Fs, io: Io) {
     let few = &stressors[..stressors.len() / 4];
     let new = Level::of(&rig);
 
-    // Of a checkpoint each further change may need a record, so there is one; and the daemon has
-    // done everything once.
+    // With a checkpoint each later change may need a record; the round also lets the daemon do all
+    // one-time work.
     rig.mount.checkpoint();
     round(&rig, &stressors);
     let level = flat_memory(&rig, few);
@@ -158,7 +155,7 @@ fn nothing_leaks(fs: Fs, io: Io) {
     old_views_can_be_read(&rig, checkpoints);
 }
 
-/// A few views of the round under checkpoints, each read whole.
+/// Reads some views of the round under checkpoints completely.
 fn old_views_can_be_read(rig: &Rig, checkpoints: u64) {
     for number in (0..checkpoints).step_by((checkpoints / 5).max(1) as usize) {
         let view = rig.path().join(format!(".snapshots/c{number}"));

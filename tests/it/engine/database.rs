@@ -1,12 +1,12 @@
-//! PostgreSQL under load: a checkpoint while it writes is a state that it recovers from, complete
-//! up to what it had acknowledged.
+//! PostgreSQL under load: from a checkpoint taken while it writes it recovers every acknowledged
+//! transaction.
 
 use crate::common::has;
 use crate::common::random::is_long;
 use crate::engine::on_an_engine;
 use crate::engine::rig::Rig;
 
-/// Where what is moved by a transaction would show, if half of one were there.
+/// Scale factor of pgbench, whose totals disagree if a checkpoint has half a transaction.
 const SCALE: u32 = 2;
 
 fn every_checkpoint_under_load_is_a_database() {
@@ -32,7 +32,7 @@ fn every_checkpoint_under_load_is_a_database() {
         rig.sh(&format!("until_true 60 pg_more db {after}"));
         acknowledged.push((before, after));
     }
-    // Each in a volume of its own, while the first goes on.
+    // Each checkpoint becomes a volume while the first volume stays in use.
     for (index, (before, after)) in acknowledged.iter().enumerate() {
         let id = index + 1;
         rig.sh(&format!("docker volume create -d ckptfs -o from=pgdata -o checkpoint={id} fork{id}; pg_start test{id} fork{id}"));
@@ -47,10 +47,10 @@ fn every_checkpoint_under_load_is_a_database() {
         );
         rig.sh(&format!("docker stop -t 20 test{id}"));
     }
-    // The check sees what is wrong.
+    // The check detects an inconsistency.
     rig.sh("docker start test1; pg_ready test1; pg test1 'update pgbench_accounts set abalance = abalance + 1 where aid = 1'");
     assert!(rig.fails("pg_check test1").contains("do not agree"));
-    // And the one that was written all the while is whole, also after going back under a stopped
+    // The volume under load is consistent, both directly and after a restore under a stopped
     // server.
     rig.sh("docker stop -t 20 db; docker start db; pg_ready db; pg_check db; docker stop -t 20 db; ckptfs restore --volume pgdata 1; docker start db; pg_ready db");
     let (before, after) = acknowledged[0];

@@ -1,4 +1,4 @@
-//! docs/containers.md: every command on it is run, in order, and says what the page says.
+//! docs/containers.md: every command runs, in order, and prints the output on the page.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use crate::common::page::{Step, fits, steps};
 use crate::engine::on_an_engine;
 use crate::engine::rig::Rig;
 
-/// Seconds for one command of the page: the first one of a database makes it.
+/// Seconds for one command of the page. The first start of a database initializes it.
 const COMMAND_SECONDS: u64 = 180;
 
 fn every_command_of_the_page_says_what_the_page_says() {
@@ -19,7 +19,7 @@ fn every_command_of_the_page_says_what_the_page_says() {
         }
     }
     let rig = Rig::new();
-    // Images have the names that they have in a registry; what is in them is the local files.
+    // Images have their registry names, but their content is local files.
     rig.sh("dk_start; dk_image; pm_image; pg_image; docker tag bb:local busybox; docker tag postgres:local postgres:17; podman tag bb:local busybox
         ln -s \"$PROJECT\" $W/ckptfs; mkdir $W/bin; page_programs; echo $W >$W/cwd");
     let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/containers.md"))

@@ -1,4 +1,5 @@
-//! The engines alone: what the other tests stand on works without us, and leaves nothing.
+//! The engines alone: the basis of the other tests works without our driver and leaves nothing
+//! behind.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -13,7 +14,7 @@ use crate::engine::{on_an_engine, on_podman};
 fn an_engine_runs_here() {
     let others = Image::new(Fs::Tmpfs, 1 << 20);
     let rig = Rig::docker();
-    // What others have mounted is not kept busy by a copy of it.
+    // The rig has no copies of other mounts, which would keep them busy.
     assert!(
         !rig.sh("cat /proc/self/mountinfo")
             .contains(&*others.path().to_string_lossy())
@@ -31,11 +32,11 @@ fn podman_runs_here() {
 /// Set for the test process that is killed.
 const VICTIM: &str = "CKPTFS_ENGINE_VICTIM";
 
-/// Says where its rig is, and waits to be killed.
+/// Prints the location of its rig, and waits to be killed.
 fn be_the_victim() {
     let rig = Rig::docker();
     rig.sh("dk_long stays; docker exec stays true");
-    // Not `println!`, which the test runner keeps to itself.
+    // Not `println!`, which the test runner captures.
     use std::io::Write;
     writeln!(
         std::io::stderr(),
@@ -47,7 +48,7 @@ fn be_the_victim() {
     std::thread::sleep(Duration::from_secs(600));
 }
 
-/// A test process that is killed takes engine, containers and disk with it.
+/// Engine, containers and disk end with a killed test process.
 fn nothing_outlives_a_killed_test() {
     if std::env::var_os(VICTIM).is_some() {
         be_the_victim();
@@ -80,7 +81,7 @@ fn nothing_outlives_a_killed_test() {
     let loops = || stdout_of(tool("losetup", &["-j"]).arg(&disk), 60);
     assert!(loops().contains("disk.img"));
     let pid = victim.id();
-    // The control groups are no part of the namespaces.
+    // Control groups do not end with the namespaces.
     let groups = || {
         let list = format!(
             "ls -d /sys/fs/cgroup/ckptfs-test-{pid}-* /sys/fs/cgroup/*/ckptfs-test-{pid}-* 2>/dev/null; true"
@@ -95,7 +96,7 @@ fn nothing_outlives_a_killed_test() {
         "the rig of a dead test lives on"
     );
     wait_until("the loop device is free", || same(loops(), ""));
-    // Whoever comes next removes them.
+    // The next rig removes them.
     wait_until("the control groups can be removed", || {
         remove_cgroups("");
         same(groups(), "")

@@ -1,5 +1,5 @@
-//! The life of a volume under Docker: what the engine does with it, event by event, and what it
-//! never tells us.
+//! The lifecycle of a volume under Docker: each event of the engine, and the events that it does
+//! not report to the driver.
 
 use crate::engine::on_an_engine;
 use crate::engine::rig::Rig;
@@ -8,11 +8,11 @@ fn volumes_come_and_go() {
     let rig = Rig::with_driver();
     rig.sh("docker volume create -d ckptfs vol1");
     assert_eq!(rig.sh("docker volume ls -q"), "vol1\n");
-    // For one that is there the engine asks nothing else, and says nothing of other options.
+    // For an existing volume the engine sends no other request and ignores different options.
     rig.sh("docker volume create -d ckptfs -o mode=0700 vol1");
     rig.sh("dr -v vol1:/data bb:local sh -c 'echo kept >/data/file'; is_unmounted vol1");
     assert_eq!(rig.sh("dr -v vol1:/data bb:local cat /data/file"), "kept\n");
-    // In use it stays, whoever asks and however.
+    // A volume in use cannot be removed, with or without `-f`.
     rig.sh("dk_long user -v vol1:/data; [ -n \"$(mounted vol1)\" ]");
     for flags in ["", "-f"] {
         assert!(
@@ -31,16 +31,16 @@ fn volumes_come_and_go() {
 
 fn volumes_that_nobody_created() {
     let rig = Rig::with_driver();
-    // Created by running; options are null then.
+    // Created implicitly by `docker run`; its options are null.
     rig.sh("dr --volume-driver ckptfs -v implicit:/data bb:local sh -c 'echo x >/data/file'");
     assert_eq!(rig.sh("docker volume ls -q"), "implicit\n");
-    // Without a name, and gone with its container.
+    // An anonymous volume is removed with its container.
     rig.sh("dr --volume-driver ckptfs -v /data bb:local sh -c 'echo x >/data/file'");
     assert_eq!(rig.sh("docker volume ls -q"), "implicit\n");
-    // Made with our own command: there at once.
+    // A volume created with `ckptfs volumes create` is listed at once.
     rig.sh("ckptfs volumes create ours; dr -v ours:/data bb:local true");
     assert_eq!(rig.sh("docker volume ls -q | sort"), "implicit\nours\n");
-    // The engine leaves a plugin's volumes alone when it prunes.
+    // `docker volume prune` does not remove a plugin's volumes.
     rig.sh("docker volume prune -f");
     assert_eq!(rig.sh("docker volume ls -q | sort"), "implicit\nours\n");
 }
@@ -54,7 +54,7 @@ fn an_empty_volume_is_filled_from_the_image() {
         )),
         "from-the-image\n1000:1000 750\nfile\n"
     );
-    // What is not empty stays as it is, and what is not to be filled empty.
+    // A volume with content is not filled, and `nocopy` leaves one empty.
     rig.sh("dr -v seeded:/seeded bb:local sh -c 'echo ours >/seeded/file'");
     assert_eq!(
         rig.sh("dr -v seeded:/seeded bb:local cat /seeded/file"),
@@ -76,13 +76,13 @@ fn containers_share_stop_and_start_again() {
             .contains("Permission denied")
     );
     rig.sh("docker stop one >/dev/null; docker exec two cat /data/file; docker kill two >/dev/null; until_true 60 is_unmounted shared");
-    // Started and restarted: another id each time.
+    // Start and restart mount with a new id each time.
     rig.sh("docker start one two >/dev/null; docker restart -t 5 one >/dev/null; docker restart -t 0 two >/dev/null");
     assert_eq!(
         rig.sh("docker exec one cat /data/file; docker exec two cat /data/file"),
         "hello\nhello\n"
     );
-    // Into and out of a container that is stopped.
+    // Copies into and out of a stopped container.
     rig.sh("docker stop -t 1 one two >/dev/null; until_true 60 is_unmounted shared; echo copied >$W/in; docker cp $W/in one:/data/in; docker cp one:/data/in $W/out");
     assert_eq!(
         rig.sh("cat $W/out; until_true 60 is_unmounted shared"),

@@ -1,8 +1,8 @@
-//! Real container engines, Docker and Podman, with our volume driver: each row of an engine's life,
-//! and what happens when something in it dies.
+//! Container engines, Docker and Podman, with our volume driver: each event of an engine's
+//! lifecycle, and the death of each process involved.
 //!
-//! Everything runs in namespaces of its own (`rig.rs`): nothing of the machine's engine, if it has
-//! one, is touched, and nothing stays.
+//! Everything runs in private namespaces (`rig.rs`): an engine of the machine is not touched, and
+//! nothing stays behind.
 
 mod database;
 mod docs;
@@ -18,7 +18,7 @@ mod survival;
 use crate::common::skip;
 use rig::{podman_unavailable, unavailable};
 
-/// Makes a test of each named function `fn()`, skipped with the reason where no engine can run.
+/// Defines a test for each named function `fn()`, skipped with the reason where no engine can run.
 macro_rules! on_an_engine {
     (@with $engine:ident $unavailable:ident $body:ident) => {
         mod $body {

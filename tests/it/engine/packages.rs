@@ -1,5 +1,5 @@
-//! What is shipped: the image, the managed plugin, the compose example. All made from local files,
-//! as their users make them.
+//! The packages: image, managed plugin, compose example. All are made from local files, as users
+//! make them.
 
 use std::fs;
 use std::path::Path;
@@ -8,26 +8,26 @@ use crate::common::{has, stdout_of, succeeds, tool};
 use crate::engine::on_an_engine;
 use crate::engine::rig::Rig;
 
-/// Debian's certificate authorities, all in one file.
+/// Debian's certificate authorities in one file.
 const AUTHORITIES: &str = "/etc/ssl/certs/ca-certificates.crt";
 
 fn the_image_has_the_program_and_nothing_else() {
     let rig = Rig::docker();
     rig.sh("\"$PROJECT\"/docker/image.sh \"$(command -v ckptfs)\" ckptfs:test");
     assert!(rig.sh("dr ckptfs:test --version").starts_with("ckptfs "));
-    // Remotes are reached with TLS, by the word of those whom the machine believes.
+    // TLS connections to remotes need the machine's certificate authorities.
     if Path::new(AUTHORITIES).exists() {
         rig.sh(&format!(
             "docker create --name made ckptfs:test; docker cp made:{AUTHORITIES} - | tar -xO | cmp - {AUTHORITIES}; docker rm made"
         ));
     }
-    // Nobody else's program is in it.
+    // The image has no other program.
     assert!(
         rig.fails("docker run --rm --network none --entrypoint /bin/sh ckptfs:test -c true")
             .contains("/bin/sh")
     );
-    // It serves a directory of the host's, seen outside and by other containers, and leaves a plain
-    // one.
+    // It serves a directory of the host, visible outside and in other containers, and leaves a
+    // plain directory.
     rig.sh("mkdir -p $DISK/project; echo old >$DISK/project/file; mount --make-rshared $DISK
         docker run -d --name server --network none --device /dev/fuse --cap-add SYS_ADMIN -v $DISK/project:/project:rshared ckptfs:test mount --foreground /project
         until_true 60 mkdir $DISK/project/.snapshots/before; echo new >$DISK/project/file");
@@ -60,7 +60,7 @@ fn the_managed_plugin_serves_a_container() {
         rig.sh("docker volume create -d ckptfs:local -o from=vol1 -o checkpoint=before copy >/dev/null; dr -v copy:/data bb:local cat /data/file"),
         "old\n"
     );
-    // What another node has sent: the remotes are beside the volumes.
+    // A volume pushed by another node: the remotes directory is in the pool, next to the volumes.
     rig.sh("cd /var/lib/ckptfs/volumes; mkdir .remotes; cd .remotes; (umask 077; echo secret >password)
         export CKPTFS_REMOTES=$PWD/remotes.toml; ckptfs remote add home $PWD/repository --password-file $PWD/password
         docker plugin disable -f ckptfs:local; ckptfs push home --volume vol1; docker plugin enable ckptfs:local");
@@ -68,8 +68,8 @@ fn the_managed_plugin_serves_a_container() {
         rig.sh("docker volume create -d ckptfs:local -o remote=home -o from=vol1@before far >/dev/null; dr -v far:/data bb:local cat /data/file"),
         "old\n"
     );
-    // Killed, it is started again by the engine. Its containers lost their mounts, which is why the
-    // units are the better way; their data is there.
+    // The engine restarts a killed plugin. Its containers lose their mounts, which is why the units
+    // are preferable; their data stays.
     rig.sh("dk_long user -v vol1:/data; kill -KILL $(pidof ckptfs)
         docker exec user cat /data/file && exit 1; docker rm -f user");
     assert_eq!(
@@ -78,7 +78,7 @@ fn the_managed_plugin_serves_a_container() {
         ),
         "new\n"
     );
-    // What is kept is kept on the host, whatever becomes of the plugin.
+    // The data is on the host and outlives the plugin.
     rig.sh("docker plugin disable -f ckptfs:local; docker plugin rm -f ckptfs:local");
     assert_eq!(
         rig.sh("ckptfs volumes ls | grep -c -e '^vol1' -e '^copy' -e '^far'"),
@@ -105,8 +105,8 @@ export DATABASE_IMAGE=postgres:local BACKUP_IMAGE=bb:local EVERY=1 KEEP=2
 compose() { docker-compose -p shop --project-directory \"$PROJECT/docker/compose\" -f \"$PROJECT/docker/compose/compose.yaml\" -f $W/no-network.yaml \"$@\"; }
 END
         . $W/env.sh; compose up -d; until_true 120 pg_ready shop_db_1; pg shop_db_1 'create table t as select 1 as a'");
-    // Two whole backups newer than the newest of now: the second began when the first had ended, so
-    // it has the table. An older one may still be listed.
+    // Waits for two complete backups newer than the newest at this point. The second began after
+    // the first ended, so it contains the table. An older backup may still be listed.
     rig.sh("list() { ls $(mounted shop_backups) | grep tar; }
         first=$(list | tail -n 1 || true); newer() { [ \"$(list | awk -v first=\"$first\" '$0 > first' | wc -l)\" -ge 2 ]; }; until_true 120 newer");
     rig.sh(". $W/env.sh; compose stop backup; path=$(docker run -d --network none -v shop_backups:/backup bb:local sleep 600)
@@ -119,8 +119,7 @@ END
     );
 }
 
-/// The package is built where cargo-deb is; that everything is there which it names is known
-/// without.
+/// Building the package needs cargo-deb; checking that every listed file exists does not.
 #[test]
 fn every_file_of_the_debian_package_is_there() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -141,7 +140,7 @@ fn every_file_of_the_debian_package_is_there() {
             .as_array()
             .and_then(|pair| pair.get(0)?.as_str())
             .expect("a path");
-        // The binary is made for it.
+        // The binary is built with the package.
         if from != "target/release/ckptfs" {
             stdout_of(
                 tool(

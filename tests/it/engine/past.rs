@@ -1,4 +1,4 @@
-//! The past of a volume: made, seen, brought back and copied while containers run.
+//! Checkpoints of a volume: created, viewed, restored and cloned while containers run.
 
 use serde_json::Value;
 
@@ -6,7 +6,7 @@ use crate::engine::on_an_engine;
 use crate::engine::rig::Rig;
 
 impl Rig {
-    /// The `Status` that the engine shows of a volume.
+    /// Returns the `Status` that the engine shows for a volume.
     fn status(&self, volume: &str) -> Value {
         serde_json::from_str(&self.sh(&format!(
             "docker volume inspect -f '{{{{json .Status}}}}' {volume}"
@@ -75,8 +75,7 @@ fn new_volumes_from_old_states() {
     assert_eq!(rig.sh("docker exec user cat /data/file"), "three\n");
     let status = rig.status("copy");
     assert!(status["parent"].to_string().contains("base"), "{status}");
-    // Past states as volumes of their own, read-only whatever the engine is told, and never created
-    // by anybody.
+    // Past states are read-only volumes, whatever the engine requests, and need no create.
     assert_eq!(
         rig.sh("dr -v base@1:/old:ro -v base@2:/newer:ro bb:local cat /old/file /newer/file"),
         "one\ntwo\n"
@@ -90,7 +89,7 @@ fn new_volumes_from_old_states() {
         rig.fails("docker volume create -d ckptfs -o from=base -o checkpoint=77 other")
             .contains("77")
     );
-    // The copy needs nothing of what it was made from.
+    // The copy does not depend on its source.
     rig.sh("docker rm -f user >/dev/null; until_true 60 is_unmounted base; docker volume rm base");
     assert_eq!(rig.sh("dr -v copy:/data bb:local cat /data/file"), "mine\n");
 }
@@ -99,7 +98,7 @@ fn new_volumes_from_old_states() {
 fn branches_of_a_volume() {
     let rig = Rig::with_driver();
     rig.sh("docker volume create -d ckptfs -o uid=1000 work; dk_long user -u 1000 --cap-drop ALL -v work:/data; docker exec user sh -c 'echo one >/data/file'; ckptfs branch create --volume work inside");
-    // An existing branch, and one that the volume name creates.
+    // One existing branch, and one that the volume name creates.
     assert_eq!(
         rig.sh("for name in inside outside; do dr -u 1000 -v work@branch/$name:/data bb:local sh -c \"cat /data/file; echo $name >/data/file\"; done
             for name in inside outside; do dr -v work@branch/$name:/data bb:local cat /data/file; done; docker exec user cat /data/file"),
@@ -120,8 +119,8 @@ fn branches_of_a_volume() {
     rig.sh("docker rm -f user >/dev/null; until_true 60 is_unmounted work; docker volume rm work");
 }
 
-/// Two containers write, each number into one file and then into another: at any one instant the
-/// first is ahead by one at most.
+/// Two containers write each number to one file and then to another. At any instant the first file
+/// is ahead by at most one.
 fn checkpoints_while_two_containers_write() {
     let rig = Rig::with_driver();
     rig.sh("docker volume create -d ckptfs shared; dk_counter one /data/one -v shared:/data; dk_counter two /data/two -v shared:/data");
@@ -146,7 +145,8 @@ fn checkpoints_while_two_containers_write() {
         let (made, ahead) = said.trim().split_once('\n').expect("two lines");
         let made: Value = serde_json::from_str(made).expect("checkpoint --json");
         assert_eq!(made["id"], checkpoint);
-        // Where writers leave no gap to find an instant in, the checkpoint says so.
+        // If the writers leave no pause for a consistent cut, the checkpoint reports `atomic:
+        // false`.
         if made["atomic"] == true {
             atomic += 1;
             assert!(

@@ -1,5 +1,5 @@
-//! Podman, the second engine: another form of every call, one id for everything, and errors that
-//! are none unless the status says so.
+//! Podman: every call has another form, all containers share one id, and only the HTTP status marks
+//! an error.
 
 use crate::engine::on_podman;
 use crate::engine::rig::Rig;
@@ -46,8 +46,8 @@ fn made_outside_copied_and_pruned() {
     rig.sh("ckptfs volumes create base; podman volume reload; pm -v base:/data bb:local sh -c 'echo one >/data/file; mkdir /data/.snapshots/first; echo two >/data/file'
         podman volume create --driver ckptfs --opt from=base --opt checkpoint=first copy");
     assert_eq!(rig.sh("pm -v copy:/data bb:local cat /data/file"), "one\n");
-    // Podman removes a plugin's volumes too when it prunes; one that says so comes back from the
-    // trash.
+    // `podman volume prune` removes a plugin's volumes. With `on-remove=trash`, a volume can be
+    // restored from the trash.
     rig.sh(
         "podman volume create --driver ckptfs --opt on-remove=trash dear; podman volume prune -f",
     );

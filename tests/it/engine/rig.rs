@@ -1,5 +1,5 @@
-//! A private machine with a container engine in it, made by `rig.sh`: everything in it dies with
-//! the pipe that this process holds, however this process ends.
+//! A private machine with a container engine, created by `rig.sh`. Every process in it ends when
+//! the pipe of this process closes, however this process ends.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -12,24 +12,24 @@ use crate::common::command::try_run_limited;
 use crate::common::run_dir::{RunDir, script};
 use crate::common::{has, process, tool};
 
-/// Seconds for one script. A dead plugin alone makes an engine try for 15.
+/// Seconds for one script. An engine retries for 15 when a plugin is dead.
 const SCRIPT_SECONDS: u64 = 240;
-/// How long the namespaces may take to come and to go.
+/// Limit for the namespaces to start and to end.
 const RIG_LIMIT: Duration = Duration::from_secs(90);
 
-/// The namespaces. Dropping them ends all that runs in them.
+/// The namespaces. Dropping them ends every process in them.
 pub struct Rig {
     unshare: Child,
-    /// Its end is the end of everything in there.
+    /// Closing it ends every process in the namespaces.
     stdin: Option<ChildStdin>,
-    /// The first process in there, as this side numbers it.
+    /// The init process of the namespaces, as a process id outside.
     init: u32,
     dir: PathBuf,
     name: String,
     _run: Arc<RunDir>,
 }
 
-/// Why no engine can run here, if so.
+/// Returns why no engine can run here.
 pub fn unavailable() -> Option<String> {
     if !rustix::process::geteuid().is_root() {
         return Some("a container engine needs root".to_owned());
@@ -72,7 +72,7 @@ pub fn unavailable() -> Option<String> {
     }
 }
 
-/// Why Podman cannot run here, if so.
+/// Returns why Podman cannot run here.
 pub fn podman_unavailable() -> Option<String> {
     unavailable().or_else(|| missing(&[("podman", "podman"), ("runc", "runc")]))
 }
@@ -85,7 +85,7 @@ fn missing(programs: &[(&str, &str)]) -> Option<String> {
 }
 
 impl Rig {
-    /// The namespaces with a disk in them, no engine started.
+    /// Starts the namespaces with a disk, without an engine.
     pub fn new() -> Rig {
         let run = RunDir::get();
         let dir = run.slot("engine");
@@ -145,7 +145,7 @@ impl Rig {
         rig
     }
 
-    /// Docker and our driver.
+    /// Docker with the image and our driver.
     pub fn with_driver() -> Rig {
         let rig = Rig::new();
         rig.sh("vol_start; dk_start; dk_image");
@@ -159,14 +159,14 @@ impl Rig {
         rig
     }
 
-    /// Podman's image and our driver.
+    /// Podman with the image and our driver.
     pub fn podman() -> Rig {
         let rig = Rig::new();
         rig.sh("vol_start; pm_image");
         rig
     }
 
-    /// Runs a script in there; panics with what it said unless it ends with 0.
+    /// Runs a script in the namespaces and returns its stdout. Panics with its output if it fails.
     #[track_caller]
     pub fn sh(&self, text: &str) -> String {
         let output = self.output(text);
@@ -181,7 +181,7 @@ impl Rig {
         said
     }
 
-    /// Runs a script that must fail, and returns what it said.
+    /// Runs a script that must fail, and returns its output.
     #[track_caller]
     pub fn fails(&self, text: &str) -> String {
         let output = self.output(text);
@@ -198,7 +198,7 @@ impl Rig {
         said
     }
 
-    /// Runs a script in there.
+    /// Runs a script in the namespaces.
     #[track_caller]
     pub fn output(&self, text: &str) -> Output {
         let mut command = self.enter();
@@ -209,7 +209,7 @@ impl Rig {
             .unwrap_or_else(|problem| panic!("{text}\n{problem}{}", self.logs()))
     }
 
-    /// A bash in there.
+    /// Returns a command that starts bash in the namespaces.
     pub fn enter(&self) -> Command {
         let init = self.init.to_string();
         let mut command = tool(
@@ -220,12 +220,11 @@ impl Rig {
         command
     }
 
-    /// The first process in there, as this side numbers it.
     pub fn init(&self) -> u32 {
         self.init
     }
 
-    /// The directory of this rig, outside and inside.
+    /// The directory of the rig, with the same path outside and inside.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
@@ -237,7 +236,7 @@ impl Rig {
         format!("\n-- {name}\n{tail}")
     }
 
-    /// The ends of the logs, for a test that fails.
+    /// Returns the last lines of the logs, for a failed test.
     pub fn logs(&self) -> String {
         ["hold.log", "driver.log", "dockerd.log"]
             .map(|name| self.log(name))
@@ -268,7 +267,6 @@ impl Drop for Rig {
     }
 }
 
-/// The script of this directory.
 fn rig_sh() -> PathBuf {
     script("it/engine/rig.sh")
 }
@@ -288,7 +286,7 @@ fn environment<'a>(command: &'a mut Command, dir: &Path, name: &str) -> &'a mut 
         .env("PROJECT", env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The one child of process `parent`.
+/// Returns the only child of process `parent`.
 fn child_of(parent: u32) -> Option<u32> {
     let numbers = fs::read_dir("/proc")
         .ok()?
@@ -301,8 +299,8 @@ fn child_of(parent: u32) -> Option<u32> {
     })
 }
 
-/// Control groups are no part of any namespace here: those of the rig `name` are removed, and those
-/// of rigs whose test process is dead.
+/// Removes the control groups of the rig `name` and of rigs whose test process is dead. No
+/// namespace contains control groups here.
 pub fn remove_cgroups(name: &str) {
     let ours = |group: &str| {
         let maker = group
@@ -322,13 +320,13 @@ pub fn remove_cgroups(name: &str) {
                 remove_group(&entry.path());
             }
         }
-        // Podman's, which have one name for all: only what is empty goes.
+        // Podman's groups have one name for all rigs: removed only when empty.
         let _ = fs::remove_dir(hierarchy.join("libpod_parent/conmon"));
         let _ = fs::remove_dir(hierarchy.join("libpod_parent"));
     }
 }
 
-/// The files in a control group go with it; one that is in use stays.
+/// Removes a control group and its children. The kernel removes the files; a group in use stays.
 fn remove_group(group: &Path) {
     for entry in fs::read_dir(group)
         .into_iter()

@@ -1,10 +1,10 @@
-//! Something dies: the engine, the driver, a filesystem's daemon. Containers go on, nothing is
-//! lost, and no volume is in use for ever.
+//! The engine, the driver, or a filesystem's daemon dies. Containers continue, no data is lost, and
+//! no volume stays in use.
 
 use crate::engine::on_an_engine;
 use crate::engine::rig::Rig;
 
-/// Afterwards the volume can be removed: nobody is believed to use it who does not.
+/// Checks that the volume can be removed afterwards: no stale user remains.
 fn is_removable(rig: &Rig, containers: &str, volume: &str) {
     rig.sh(&format!(
         "[ -z \"{containers}\" ] || docker rm -f {containers} >/dev/null; docker volume rm {volume}; is_unmounted {volume}; [ -z \"$(docker volume ls -q)\" ]"
@@ -21,8 +21,8 @@ fn the_engine_is_stopped_and_started() {
 fn the_engine_is_killed_and_started() {
     let rig = Rig::with_driver();
     rig.sh("docker volume create -d ckptfs vol1; dk_long again -v vol1:/data --restart always; dk_long once -v vol1:/data; docker exec once sh -c 'echo kept >/data/file'");
-    // No unmount is sent for these: the ones that restart mount with the same id, the others' are
-    // never given back.
+    // No unmount is sent for these. Containers that restart mount with the same id; the ids of the
+    // others are never released.
     rig.sh(
         "dk_kill; dk_start; until_true 60 docker exec again true; docker exec again cat /data/file",
     );
@@ -33,8 +33,7 @@ fn containers_outlive_an_engine_with_live_restore() {
     let rig = Rig::new();
     rig.sh("vol_start; dk_start --live-restore; dk_image; docker volume create -d ckptfs vol1; dk_counter writer /data/log -v vol1:/data");
     for end in ["dk_stop", "dk_kill"] {
-        // What the container writes meanwhile is seen through its mount, for there is no engine to
-        // ask.
+        // Reads the container's file through its mount, because no engine runs.
         rig.sh(&format!(
             "log=$(mounted vol1)/log; {end}
             lines() {{ wc -l <\"$log\"; }}; more() {{ [ $(lines) -gt $1 ]; }}
@@ -55,8 +54,7 @@ fn the_driver_is_killed() {
         "2\n"
     );
     rig.sh("vol_start; still_counts writer /data/log; dr -v vol1:/data bb:local sh -c '[ -s /data/.snapshots/meanwhile/log ]'");
-    // An end it was not told of: the container's unmount finds no driver, and waits for one that
-    // comes back.
+    // A missed end: the container's unmount finds no driver, and waits for one to return.
     rig.sh("vol_kill; docker rm -f writer >/dev/null & job=$!; vol_start; wait $job; until_true 60 is_unmounted vol1");
     is_removable(&rig, "$(docker ps -aq)", "vol1");
 }
@@ -72,7 +70,8 @@ fn the_daemon_is_killed_while_a_container_writes() {
     let rig = Rig::with_driver();
     rig.sh("docker volume create -d ckptfs vol1; dk_counter writer /data/log -v vol1:/data");
     for _ in 0..3 {
-        // One that dies soon after it began is taken for one that cannot live; this one has served.
+        // A daemon that dies soon after its start counts as unable to run; this one has served
+        // requests.
         rig.sh("pid() { ckptfs -C $(mounted vol1) status --json | grep -o '\"pid\":[0-9]*' | head -n1 | cut -d: -f2; }
             still_counts writer /data/log; before=$(pid); sleep 0.3; kill -KILL $before
             still_counts writer /data/log; [ $(pid) != $before ]; ckptfs checkpoint --volume vol1");
@@ -84,7 +83,7 @@ fn the_daemon_is_killed_while_a_container_writes() {
     is_removable(&rig, "writer", "vol1");
 }
 
-/// Driver, engine and daemons at once, as a power cut leaves them but for the disk.
+/// Kills driver, engine and daemons at once, like a power cut except for the disk.
 fn all_of_it_is_killed() {
     let rig = Rig::with_driver();
     rig.sh("docker volume create -d ckptfs vol1; dk_counter writer /data/log -v vol1:/data --restart always; ckptfs checkpoint --volume vol1");
@@ -107,8 +106,8 @@ fn all_of_it_is_killed() {
     is_removable(&rig, "writer", "vol1");
 }
 
-/// Nobody gave the volume back for the container that the engine's death took along: the next one
-/// found what it had written.
+/// Failed before: no unmount released the volume of the container that died with the engine, so the
+/// next container found its data.
 fn an_ephemeral_volume_is_fresh_after_the_engine_was_killed() {
     let rig = Rig::with_driver();
     rig.sh("docker volume create -d ckptfs base; dr -v base:/data bb:local sh -c 'echo base >/data/file'

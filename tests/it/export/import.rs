@@ -1,4 +1,4 @@
-//! Histories of others.
+//! Import of foreign snapshot histories.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use crate::common::command::sh;
 use crate::common::tree::{Tree, assert_same, tree_without};
 use crate::common::{Mount, MountOpts, TreeOpts, Variant, for_each_variant, sample_tree, tree_of};
 
-/// Directories as `rsync -aHAX --link-dest` makes them.
+/// Directories made by `rsync -aHAX --link-dest`.
 const SNAPSHOTS: &str = "
     one() { rsync -aHAX ${2:-} project/ snaps/$1/; }
     one 2026-01-01
@@ -45,9 +45,9 @@ fn snapshots_become_checkpoints(v: Variant) {
         let found = mount.json(&["log", "--label", &format!("Snapshot={name}")]);
         assert_eq!(found[0]["id"], id, "{found}");
     }
-    // What rsync left alone is not copied again: nothing but what changed is in the history.
+    // Files that rsync left unchanged are not copied again: the history has only changes.
     let changed = mount.json(&["diff", "2", "3"]);
-    // rsync gives some directories another time.
+    // rsync changes the mtimes of some directories.
     let files: Vec<_> = changed
         .as_array()
         .expect("changes")
@@ -88,8 +88,8 @@ fn snapper_s_are_found_with_their_dates(v: Variant) {
         ),
         (Some(2), Some("before <10>"))
     );
-    // They had the time of the import: whoever asked for a day got nothing, and a rule of a day
-    // kept one of them all.
+    // Failed before: imported snapshots had the time of the import, so that a search by date found
+    // none, and a daily retention rule kept only one of all.
     assert_eq!(found[0]["created"], "2026-01-11T10:00:00Z");
     assert_eq!(mount.json(&["show", "@{2026-01-10T12:00:00Z}"])["id"], 1);
     assert_eq!(

@@ -1,5 +1,5 @@
-//! A checkpoint's tree elsewhere: exports, whole and from one state to the next, tar streams,
-//! forks, and histories brought in from plain snapshots.
+//! Export of checkpoints, complete and incremental, tar streams, forks, and imports of plain
+//! snapshots.
 
 mod import;
 mod refused;

@@ -1,4 +1,4 @@
-//! What is not done, and what is said then.
+//! Refused exports, forks and imports, and their errors.
 
 use super::support::copies;
 use crate::common::command::sh;
@@ -87,7 +87,8 @@ fn a_destination_that_is_somebody_s_is_left_alone() {
         refused(&rig, &["import", &at("file"), "--into", &at("x")]).0,
         "not-a-directory"
     );
-    // A plain tree may be imported, but holds no snapshots, and not into what is somebody's.
+    // A plain tree can be imported, but is not a series, and the import refuses a non-empty
+    // destination.
     assert_eq!(
         refused(&rig, &["import", "--series", &at("full")]).0,
         "not-found"

@@ -1,4 +1,4 @@
-//! Exports as a tar stream, read by the real tar.
+//! Exports as a tar stream, read by tar(1).
 
 use std::fs::File;
 use std::path::Path;
@@ -37,7 +37,7 @@ fn a_stream_is_the_tree(v: Variant) {
         );
         succeeds(untar.arg(&file).arg("-C").arg(&to), 60);
         let mut expected = expected.clone();
-        // The format has none.
+        // The format does not support sockets.
         expected.remove(Path::new("socket"));
         assert_same(&copy_at(&to), &expected);
     }
@@ -46,12 +46,11 @@ fn a_stream_is_the_tree(v: Variant) {
 for_each_variant! { xfs => a_stream_is_the_tree }
 for_each_variant! { xfs => writers_do_not_reach_a_stream }
 
-/// A stream that is read slowly is held up wherever the pipe is full, and everything is changed
-/// meanwhile.
+/// A slow reader blocks the stream when the pipe is full, while everything changes.
 fn writers_do_not_reach_a_stream(v: Variant) {
     let rig = v.start_with(MountOpts::new(v.io), |dir| {
         sample_tree(dir);
-        // More than a pipe and the command hold: what is told before and after the change.
+        // More than the pipe and the command buffer, so that the stream spans the changes.
         sh(
             dir,
             "mkdir many; for i in $(seq 900); do head -c 9000 /dev/zero | tr '\\0' a > many/$i; done; ln many/1 many/linked; ln many/900 many/early",

@@ -1,4 +1,4 @@
-//! Random histories: whatever two checkpoints are, the copy of one becomes the copy of the other.
+//! Random histories: the copy of any checkpoint becomes the copy of any other.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use crate::common::random::seed;
 use crate::common::tree::{Tree, tree};
 use crate::common::{Rig, Variant, for_each_variant};
 
-/// A small generator with a seed (xorshift64): the same every time.
+/// A seeded random number generator (xorshift64).
 struct Random(u64);
 
 impl Random {
@@ -28,7 +28,7 @@ impl Random {
     }
 }
 
-/// One operation; many do nothing, which is fine.
+/// Makes one random operation, which may fail.
 fn operate(root: &Path, random: &mut Random, number: u64) {
     let (one, other) = (root.join(random.path()), root.join(random.path()));
     match random.below(9) {

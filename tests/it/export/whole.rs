@@ -21,7 +21,7 @@ fn export(rig: &Rig, id: u64, dest: &Path) -> serde_json::Value {
         .json(&["export", &id.to_string(), &dest.display().to_string()])
 }
 
-/// Forward, over several states at once, back, and to a filesystem that shares nothing with the
+/// Forward, across several states, backward, and to a filesystem that shares no extents with the
 /// tree's.
 fn an_export_is_the_tree_and_goes_on_from_any_other(v: Variant) {
     let rig = start(v);
@@ -62,7 +62,7 @@ fn an_export_is_the_tree_and_goes_on_from_any_other(v: Variant) {
     }
 }
 
-/// What did not change keeps its inode and was not even looked at: its ctime would tell.
+/// Unchanged files keep their inodes and ctimes.
 fn only_what_changed_is_touched(v: Variant) {
     let rig = start(v);
     let dest = copies(&rig).join("c");
@@ -102,14 +102,14 @@ fn only_what_changed_is_touched(v: Variant) {
     let said = export(&rig, second, &dest);
     assert_eq!(said["from"], first);
     let after = names.map(stamp);
-    // The directory in which the file was replaced has its times set.
+    // The directory of the replaced file has its times set.
     assert_eq!((&before[..3], &before[4..]), (&after[..3], &after[4..]));
     assert_ne!(changed, stamp("wide/file-101"));
     assert_is(&dest, &tree(rig.path()));
 }
 
-/// A directory that was removed while nothing was mounted has left its inode number to another (XFS):
-/// the names that were made in that have no record, and the copy did not get them.
+/// Failed before: XFS reused the inode number of a directory removed during an absence; the names
+/// in the new directory had no record and were missing from the copy.
 fn a_directory_with_the_number_of_a_removed_one_is_exported_whole(v: Variant) {
     let mut rig = start(v);
     let dest = copies(&rig).join("c");
@@ -122,7 +122,7 @@ fn a_directory_with_the_number_of_a_removed_one_is_exported_whole(v: Variant) {
     rig.mount.umount();
     sh(rig.path(), "rm -r r*");
     rig.mount.remount();
-    // The filesystem gives them a moment later, and other free numbers before.
+    // The filesystem reuses the numbers with a delay, after other free ones.
     let mut made = 0;
     let mut next = || {
         made += 1;
@@ -145,7 +145,7 @@ fn a_directory_with_the_number_of_a_removed_one_is_exported_whole(v: Variant) {
     assert_is(&dest, &tree(&rig.mount.view(first)));
 }
 
-/// Killed at some moment, and run again; and a state in which anything may be there.
+/// A killed export is repeated, also into a directory in an arbitrary state.
 fn an_interrupted_export_is_finished_by_the_next(v: Variant) {
     let rig = v.start_with(MountOpts::new(v.io), |dir| {
         sample_tree(dir);
@@ -187,7 +187,7 @@ fn an_interrupted_export_is_finished_by_the_next(v: Variant) {
     assert_eq!(export(&rig, second, &dest)["from"], second);
 }
 
-/// A copy that somebody changed is found by `--check`, with every path, and put right by `--full`.
+/// `--check` reports every path changed in the copy, and `--full` restores them.
 fn changes_to_the_copy_are_found_when_asked_for(v: Variant) {
     let rig = start(v);
     let id = rig.mount.checkpoint().to_string();
@@ -216,15 +216,15 @@ fn changes_to_the_copy_are_found_when_asked_for(v: Variant) {
         copy_at(&dest).get(Path::new("wide/file-001")),
         "without --full nothing is looked at"
     );
-    // The byte that hides behind size and time is what --check is for; what differs otherwise is
-    // made anew.
+    // A changed byte with the same size and times is found only by `--check`; other differences are
+    // repaired.
     sh(&dest, "touch wide/file-001");
     rig.mount.ok(&["export", "--full", &id, &at]);
     assert_is(&dest, &tree(rig.path()));
 }
 
-/// What was cloned from a live file counts only once it is proven that the file had not changed:
-/// deterministically, by hand.
+/// A clone of a live file counts only after a check that the file was unchanged. This test provokes
+/// the change deterministically.
 fn what_changes_while_it_is_exported_is_given_again(v: Variant) {
     use ckptfs::Client;
     use ckptfs::api::StateName;
@@ -268,7 +268,7 @@ fn what_changes_while_it_is_exported_is_given_again(v: Variant) {
                 bytes[..read].to_vec()
             };
             if entry.path.0 == b"wide/file-123" && !entry.again {
-                // Given, and changed before it was confirmed.
+                // Sent, and changed before the confirmation.
                 fs::write(rig.path().join("wide/file-123"), "changed").expect("write");
                 changed = true;
                 assert_eq!(begins(), b"changed", "it was the live file");
@@ -282,7 +282,7 @@ fn what_changes_while_it_is_exported_is_given_again(v: Variant) {
     }
     assert!(changed && given > 300);
     assert_eq!(again, [("wide/file-123".to_owned(), b"123".to_vec())]);
-    // What is held for it is let go of with the connection on which it was begun.
+    // Resources of the export are released when its connection closes.
     drop(client);
     let mut other = Client::connect(&store).expect("connect");
     wait_until("the export is not known any more", || {
@@ -295,7 +295,7 @@ fn what_changes_while_it_is_exported_is_given_again(v: Variant) {
     });
 }
 
-/// The same with the real program and writers that never rest.
+/// The same with the program and continuous writers.
 fn writers_do_not_reach_an_export(v: Variant) {
     let rig = start(v);
     let expected = tree(rig.path());
@@ -318,7 +318,7 @@ fn writers_do_not_reach_an_export(v: Variant) {
     }
 }
 
-/// A fork is a tree of its own: with `--mount` it has a history of its own.
+/// A fork is independent; with `--mount` it has its own history.
 fn a_fork_is_independent(v: Variant) {
     let rig = start(v);
     let history = history(&rig);

@@ -1,9 +1,9 @@
-//! A disk without one free block or inode, and nothing in reserve: it is mounted, taken over, and
-//! freed all the same, and nothing is lost.
+//! A disk without a free block or inode, and without a reserve: it is mounted, taken over and freed
+//! without any loss.
 //!
-//! Story: on an XFS that its user had filled, the worker was killed. Five others failed to make an
-//! index, and the mount was gone; `ckptfs mount` set the good index aside as unreadable and failed
-//! too; and `gc` and `delete` wanted a mount.
+//! Failed before: on an XFS filled by its user the worker was killed. Five successors failed to
+//! create an index, and the mount was gone. `ckptfs mount` set the intact index aside as unreadable
+//! and also failed; `gc` and `delete` required a mount.
 
 use std::fs;
 use std::io;
@@ -16,14 +16,14 @@ use crate::common::tree::{Tree, assert_tree_is, tree_without};
 use crate::common::wait::{seen, wait_until};
 use crate::common::{Fs, Image, Io, Mount, MountOpts, TreeOpts, Variant, skip};
 
-/// Who filled it.
+/// The cause of the full disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
-    /// Somebody's files.
+    /// Files outside the store.
     User,
     /// Captured versions.
     Captures,
-    /// Files without content.
+    /// Empty files.
     Inodes,
 }
 
@@ -65,8 +65,8 @@ fn works(output: &Output) {
     assert!(output.status.success(), "{}: {said:?}", output.status);
 }
 
-/// Every checkpoint from the one given on is what it was, and the live tree too; and nothing was
-/// taken for damage.
+/// Checks that the live tree and all checkpoints from `from` on are unchanged, and that nothing was
+/// set aside as damaged.
 #[track_caller]
 fn nothing_is_lost(full: &Full, views: &[(u64, Tree)], from: u64, live: &Tree) {
     views
@@ -98,9 +98,8 @@ fn history(full: &Full) -> Vec<(u64, Tree)> {
     (0..CHECKPOINTS).map(work).collect()
 }
 
-/// Mounts again. XFS refuses a new inode, and so a control socket, without some hundred blocks
-/// beside those that it keeps for itself: then the tree is served, and who removes something has
-/// the verbs back.
+/// Mounts again. XFS refuses a new inode, and therefore a control socket, without several hundred
+/// free blocks beyond its own reserve. The tree is then served without verbs, until space is freed.
 fn mount_again(full: &mut Full, io: Io) {
     let opts = MountOpts {
         mountpoint: Some(full.mount.path().to_owned()),
@@ -124,7 +123,7 @@ fn mount_again(full: &mut Full, io: Io) {
     full.mount.adopt();
 }
 
-/// Takes what has come free meanwhile, past the mount.
+/// Fills the freed space, outside the mount.
 fn fill_again(full: &Full, by: By) {
     fill(full, if by == By::Captures { By::User } else { by });
 }
@@ -167,7 +166,7 @@ fn a_full_disk(fs: Fs, by: By) {
     let reserve = full.backing.join(".ckptfs/reserve");
     wait_until("the reserve is made", || reserve.join("ballast-0").exists());
     fill(&full, by);
-    // All is used up but what the past never gets.
+    // Nothing is left of the reserve except the part not available to captures.
     for entry in fs::read_dir(&reserve)
         .unwrap()
         .map(|entry| entry.unwrap().path())
@@ -177,7 +176,7 @@ fn a_full_disk(fs: Fs, by: By) {
             true => fs::remove_dir_all(entry),
             false => fs::remove_file(entry),
         };
-        // The daemon gives up an empty file itself where inodes are lacking.
+        // Without free inodes the daemon releases an empty file itself.
         let gone = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
         assert!(removed.as_ref().err().is_none_or(gone), "{removed:?}");
     }
@@ -206,7 +205,7 @@ fn a_full_disk(fs: Fs, by: By) {
     works(&offline(&full, &["gc", "--yes", "--keep-last", "3"]));
     mount_again(&mut full, io);
     nothing_is_lost(&full, &views, CHECKPOINTS + 1, &live);
-    // There is room again: what was in memory only is on disk.
+    // With free space the index, which was only in memory, is written to disk.
     full.free();
     full.mount.umount();
     mount_again(&mut full, io);

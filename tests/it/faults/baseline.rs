@@ -1,6 +1,6 @@
-//! A disk that is full while the tree is written down, in idle time or at the unmount, and while
-//! content is kept: the unmount succeeds, and whatever is done to the tree then, older views are
-//! what they were, or say that they do not know.
+//! A full disk while the baseline is written, in idle time or at the unmount, and while content is
+//! captured. The unmount succeeds. After later changes of the unmounted tree, older views are exact
+//! or return EIO.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -37,12 +37,12 @@ mod without_reflink {
     }
 }
 
-/// When there is no room.
+/// When the disk is full.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum When {
-    /// While the tree is served: the first walk, content that is kept ahead.
+    /// While the tree is served: the first walk, captures ahead of the unmount.
     Idle,
-    /// At the unmount: what changed, or all of it.
+    /// At the unmount: incremental or full baseline.
     End,
 }
 
@@ -59,7 +59,7 @@ fn fill(root: &Path) {
     }
 }
 
-/// Some of each: written, made, moved, removed. Every round leaves the tree as large as it was.
+/// Writes, creates, moves and removes some files, with a constant total size.
 fn change(root: &Path, round: usize, by: &str) {
     let (dir, other) = (
         root.join(format!("d{}", round % 4)),
@@ -82,7 +82,7 @@ fn change(root: &Path, round: usize, by: &str) {
     });
 }
 
-/// What is not known is EIO; how much of it was. Everything else is as it was.
+/// Checks that every difference is an EIO, and returns the number of these.
 fn assert_never_wrong(view: &Path, copy: &Path, what: &str) -> usize {
     fn known<T>(result: io::Result<T>, path: &Path, what: &str) -> Option<T> {
         match result {
@@ -144,7 +144,7 @@ fn arm(rig: &Rig, plan: Option<Plan>) -> (u64, u64) {
         .unwrap()
 }
 
-/// Waits until the tree is written down, but not for ever.
+/// Waits up to two seconds for a new baseline.
 fn wait_for_baseline(root: &Path, since: Option<std::time::SystemTime>) {
     let until = Instant::now() + Duration::from_secs(2);
     while Instant::now() < until && written(root) == since {
@@ -174,13 +174,13 @@ fn no_room_while_the_tree_is_written_down(v: Variant) {
                 && copies.len() > 1
                 && let Some((oldest, _)) = copies.pop_first()
             {
-                // What was kept goes with it, so all is walked again.
+                // Frees its versions, which causes a new full walk.
                 rig.mount
                     .ok(&["delete", "--now", "--yes", &oldest.to_string()]);
             }
             let copy = rig.image.path().join(format!("copy-{round}"));
             copy_tree(&root, &copy);
-            // The idle thread lets a moment go by.
+            // The idle thread waits a moment after it.
             copies.insert(rig.mount.checkpoint(), copy);
             if when == When::Idle {
                 arm(&rig, Some(plan));
@@ -217,7 +217,7 @@ fn no_room_while_the_tree_is_written_down(v: Variant) {
     with_room_all_is_known(&mut rig, round + 2);
 }
 
-/// With room again everything is known.
+/// Checks that with free space everything is readable.
 fn with_room_all_is_known(rig: &mut Rig, round: usize) {
     let root = rig.path().to_owned();
     let id = rig.mount.checkpoint();
@@ -232,7 +232,7 @@ fn with_room_all_is_known(rig: &mut Rig, round: usize) {
     );
 }
 
-/// What has no room, when.
+/// Returns the calls that fail with ENOSPC.
 fn plans(when: When) -> Vec<Plan> {
     let any = |nth| Plan::nth(nth, Errno::ENOSPC).lasting();
     let one = [Call::Clone, Call::Rename, Call::Create, Call::Unlink].map(|call| any(1).only(call));

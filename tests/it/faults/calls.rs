@@ -1,5 +1,5 @@
-//! Every call of every operation fails once: what was kept stays, what is live is what it was, and
-//! the operation works once the fault is gone.
+//! Every call of every operation fails once: versions stay intact, the live tree is unchanged, and
+//! the operation succeeds after the fault.
 
 use std::path::Path;
 
@@ -15,14 +15,14 @@ use crate::common::{Fs, Image, Io, Variant, for_each_variant};
 
 for_each_variant! { all => each_call_fails_once }
 
-/// The short form takes one call in so many, another one for each operation and errno;
-/// `CKPTFS_LONG=1` takes all.
+/// The short form tests one call in this many, different ones for each operation and errno;
+/// `CKPTFS_LONG=1` tests all.
 const STRIDE: u64 = 13;
 
-/// Beyond this an operation makes no more calls.
+/// Upper bound of the calls of an operation.
 const CALLS_MAX: u64 = 2000;
 
-/// What the calls of an operation have come to.
+/// Counts of the cases and their outcomes.
 #[derive(Default)]
 struct Tally {
     cases: u64,
@@ -61,7 +61,7 @@ fn each_call_fails_once(v: Variant) {
         if is_long() {
             run.anew(&image.dir(&format!("project{index}")));
         }
-        // The short form takes two of four.
+        // The short form runs two of the four plans.
         let turn = run.turn();
         let others = [
             Plan::nth(1, Errno::ENOSPC),
@@ -98,8 +98,8 @@ fn each_call_fails_once(v: Variant) {
     );
 }
 
-/// The short form shares the operations out: each of XFS and btrfs meets all of them in one I/O
-/// path or the other, the copying filesystems a third each.
+/// The short form divides the operations: XFS and btrfs run each of them in one of the two I/O
+/// paths, filesystems without reflink one third each.
 fn takes(v: Variant, index: usize) -> bool {
     match (v.fs, v.io) {
         (Fs::Xfs, Io::Daemon) | (Fs::Btrfs, Io::Passthrough) => index.is_multiple_of(2),
@@ -136,7 +136,7 @@ impl Run {
         }
     }
 
-    /// Goes on in another directory: a journal of a thousand cases would be read at each remount.
+    /// Continues in another directory: every remount would read a journal of a thousand cases.
     fn anew(&mut self, dir: &Path) {
         let done = std::mem::replace(&mut self.served, Served::new(dir, self.passthrough));
         let dir = done.dir().to_owned();
@@ -144,13 +144,13 @@ impl Run {
         std::fs::remove_dir_all(dir).unwrap();
     }
 
-    /// A number that goes round: 0, 1, 2.
+    /// Returns 0, 1, 2, 0, ...
     fn turn(&mut self) -> usize {
         self.turns += 1;
         self.turns % 3
     }
 
-    /// One operation with its first, second, third ... call failing, until none is left to fail.
+    /// Runs an operation with its first, second, third ... call failing, until none fails.
     fn operation(&mut self, op: &Op, plan: impl Fn(u64) -> Plan) {
         let reference = self.reference(op);
         self.plans += 1;
@@ -169,7 +169,7 @@ impl Run {
         panic!("{} makes calls without end", op.name);
     }
 
-    /// What the operation makes of the directory when nothing fails.
+    /// Returns the result of the operation without a fault.
     fn reference(&mut self, op: &Op) -> Tree {
         let (dir, id, _) = self.prepare(op);
         (op.run)(&self.served, &dir, id).unwrap_or_else(|why| panic!("{}: {why:?}", op.name));
@@ -178,7 +178,7 @@ impl Run {
         without_times(&after)
     }
 
-    /// A directory of its own, a checkpoint, and what comes between that and the operation.
+    /// Creates a directory with a checkpoint and the setup of the operation.
     fn prepare(&mut self, op: &Op) -> (String, u64, Tree) {
         self.number += 1;
         let dir = format!("d{}", self.number);
@@ -211,12 +211,11 @@ impl Run {
                     self.undo(&what, id, &dir, &before);
                 } else {
                     let now = self.served.plain(&dir);
-                    // The change was made, and how the inode looks since cannot be told: the one
-                    // error that comes too late.
+                    // The change was made, but the stat after it failed: the only error that comes
+                    // too late.
                     let told_late =
                         seen.first == Some(Call::Stat) && without_times(&now) == *reference;
-                    // The live file's own write, which wrote half: write(2) says so to whoever
-                    // asks, and not more.
+                    // A write to the live file stopped half-way; write(2) reports only that.
                     let half = plan.half && seen.first == Some(Call::Write);
                     let differs = differing(&now, &before);
                     if plan.lasting && !differs.is_empty() {
@@ -255,7 +254,7 @@ impl Run {
         (seen, done)
     }
 
-    /// What was done is there after a remount, now and then.
+    /// Checks in some of the cases that the result survives a remount.
     fn remounted(&mut self, what: &str, (id, dir): (u64, &str), kept: &Tree, after: &Tree) {
         if self.tally.cases.is_multiple_of(self.remount_every) {
             self.tally.remounts += 1;
@@ -270,8 +269,8 @@ impl Run {
         }
     }
 
-    /// The way back failed too: the live tree is neither as before nor as it should be. It has lost
-    /// nothing, and history knows how it is.
+    /// Operation and rollback failed: the live tree is in an intermediate state. Nothing is lost,
+    /// and the history agrees with the tree.
     fn half_way(
         &mut self,
         what: &str,
@@ -283,7 +282,7 @@ impl Run {
         self.served.forget();
         self.mend(what);
         let now = self.served.plain(dir);
-        // A remount may have finished it: then it is as it should be.
+        // A remount may have completed the operation.
         for (path, seen) in before.iter().filter(|_| without_times(&now) != *reference) {
             assert!(
                 now.values().any(|other| other.content == seen.content),
@@ -317,8 +316,7 @@ impl Run {
         );
     }
 
-    /// Files that half of something was appended to are as long as they were: who does it once more
-    /// appends all of it.
+    /// Truncates files to which a partial append was made, because the retry appends everything.
     fn cut_back(&self, dir: &str, before: &Tree) {
         let now = self.served.plain(dir);
         for (path, seen) in before.iter().filter(|(path, seen)| {
@@ -333,8 +331,8 @@ impl Run {
         }
     }
 
-    /// The fault is gone: the same operation works. A journal that failed takes nothing more before
-    /// the next mount, and says so.
+    /// Repeats the operation without the fault, which must succeed. A failed journal refuses
+    /// records until the next mount, and reports this.
     fn again(&mut self, what: &str, op: &Op, dir: &str, id: u64) {
         self.served.forget();
         self.mend(what);
@@ -343,11 +341,11 @@ impl Run {
         }
     }
 
-    /// What keeps the past may be in trouble, and then says so; the next mount mends it.
+    /// A failed journal or index is reported by `status`; the next mount repairs it.
     #[track_caller]
     fn mend(&mut self, what: &str) {
         let mut warnings = self.served.status().expect("status works").warnings;
-        // That a change was refused is no trouble that lasts.
+        // A refused change is not a persistent problem.
         warnings.retain(|warning| !warning.contains("the filesystem was full"));
         if warnings.is_empty() {
             return;
@@ -365,7 +363,7 @@ impl Run {
         );
     }
 
-    /// An operation of many steps that failed has a guard, which brings back what was there.
+    /// Restores the guard of a failed operation of many steps and checks the tree.
     fn undo(&mut self, what: &str, id: u64, dir: &str, before: &Tree) {
         let guard = self
             .served
@@ -404,7 +402,7 @@ impl Run {
         let (dirty, renames) = self.served.dirty(dir);
         let mut expected = differing(&then, &now);
         for (from, to) in renames {
-            // What went with its directory is told by that.
+            // Entries of a renamed directory are covered by its rename.
             let below = |path: &String, dir: &str| {
                 path.strip_prefix(dir)
                     .and_then(|rest| rest.strip_prefix('/'))
@@ -422,7 +420,7 @@ impl Run {
         assert_eq!(dirty, expected, "{what}: dirty since checkpoint {latest}");
     }
 
-    /// Removes the directory and every checkpoint: the next case is alone.
+    /// Removes the directory and all checkpoints, for the next case.
     fn clear(&mut self, dir: &str) {
         self.served.forget();
         let mut paths: Vec<_> = self.served.plain(dir).into_iter().collect();
@@ -445,7 +443,7 @@ impl Run {
     }
 }
 
-/// The caller is told what failed, or that something did.
+/// Checks that the caller receives the injected error, or a general one.
 fn check_errno(what: &str, why: &Why, plan: Plan) {
     match why {
         Why::Errno(errno) => assert!(

@@ -1,5 +1,5 @@
-//! A disk that fails for real: the image lies sparse on a small tmpfs that runs full, so that
-//! writes to blocks it has not yet got give EIO.
+//! A failing disk: a sparse image on a small tmpfs that runs full, so that writes to unallocated
+//! blocks return EIO.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -8,13 +8,13 @@ use std::path::PathBuf;
 use crate::common::tree::{assert_tree_is, tree_without};
 use crate::common::{Fs, Image, Io, Mount, MountOpts, TreeOpts, run_limited, skip, succeeds, tool};
 
-/// Of the tmpfs: what mkfs, the tree and the first checkpoint take, and a little more.
+/// Size of the tmpfs: the filesystem, the tree, the first checkpoint, and a small margin.
 const TMPFS_BYTES: u64 = 96 << 20;
 const DISK_BYTES: u64 = 1 << 30;
 
 /// A filesystem on a disk that can be made to fail.
 struct Disk {
-    // In the order in which they must be dropped.
+    // In drop order.
     point: PathBuf,
     below: Image,
 }
@@ -32,7 +32,7 @@ impl Disk {
             .arg(&image),
             60,
         );
-        // As the disk of a server does: it goes on.
+        // Continues after errors, as is usual for servers.
         succeeds(
             tool("mount", &["-t", "ext4", "-o", "loop,errors=continue"])
                 .arg(&image)
@@ -42,7 +42,7 @@ impl Disk {
         Disk { point, below }
     }
 
-    /// From now on no block can be written that was not written before.
+    /// From now on writes to unallocated blocks fail.
     fn breaks(&self) {
         let mut number = 0;
         for size in [1 << 20, 4 << 10] {
@@ -92,8 +92,7 @@ fn a_disk_that_fails_ends_the_keeping_and_loses_nothing() {
     let id: u64 = mount.ok(&["checkpoint", "--sync"]).trim().parse().unwrap();
     let was = tree_without(&backing, &[".ckptfs".to_owned()]);
     disk.breaks();
-    // Each first write copies 50,000 bytes to blocks that the disk has not got; what is synced
-    // meets the error.
+    // Each first write copies 50,000 bytes to unallocated blocks; the fsync reports the error.
     let mut errors = 0;
     for number in 0..20 {
         let file = OpenOptions::new()
@@ -116,7 +115,7 @@ fn a_disk_that_fails_ends_the_keeping_and_loses_nothing() {
     let status = mount.run(&["status"]);
     let said = String::from_utf8_lossy(&[status.stdout, status.stderr].concat()).into_owned();
     assert!(said.contains("cannot be written"), "status says so: {said}");
-    // What can be read is what it was: in memory, or on a block that the disk has.
+    // The content is in the page cache or on an allocated block.
     assert_tree_is(&mount.view(id), &was, &TreeOpts::default());
     for number in 0..20 {
         assert_eq!(

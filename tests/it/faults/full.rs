@@ -1,4 +1,4 @@
-//! Filesystems that are really full: of blocks, and of inodes.
+//! Filesystems without free blocks or free inodes.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -15,7 +15,7 @@ for_each_variant! { reflink => what_keeps_the_past_goes_on }
 const SMALL: usize = 240;
 const LARGE: usize = 20;
 
-/// A full filesystem with a mount beside the directory that it serves.
+/// A full filesystem with a mount at another place than its backing directory.
 pub struct Full {
     pub mount: Mount,
     pub backing: PathBuf,
@@ -43,7 +43,7 @@ impl Full {
         self.mount.path().join(name)
     }
 
-    /// Takes every block, large ones first, and then what small files can take.
+    /// Allocates all blocks, first with a large file, then with small ones.
     pub fn fill(&self) {
         if let Ok(mut file) = OpenOptions::new()
             .create(true)
@@ -54,7 +54,7 @@ impl Full {
                 let block = vec![0xa5; size];
                 while file.write_all(&block).is_ok() {}
             }
-            // What is still in memory may find no room either.
+            // Delayed allocation may find no space.
             let _ = file.sync_all();
         }
         let mut number = 0;
@@ -112,7 +112,8 @@ fn populate(root: &Path) {
     }
 }
 
-/// Either it works, or there is no space.
+/// Checks that the operation succeeds or fails with ENOSPC or EDQUOT, and reports whether it
+/// succeeded.
 #[track_caller]
 fn works_or_full(done: io::Result<()>) -> bool {
     match done {
@@ -134,7 +135,7 @@ fn write(path: &Path, offset: u64, data: &[u8]) -> io::Result<()> {
         .write_all_at(data, offset)
 }
 
-/// Ten of each operation that needs no new space of its own: how many were refused.
+/// Performs ten of each operation that needs no new space, and returns the number refused.
 fn operate(full: &Full, from: usize) -> Vec<(&'static str, usize)> {
     let root = full.mount.path();
     let at = |number: usize| root.join(small(from + number));
@@ -175,7 +176,7 @@ fn operate(full: &Full, from: usize) -> Vec<(&'static str, usize)> {
     ]
 }
 
-/// The negative control: what the reserve is for.
+/// Negative control: without the reserve some operations fail.
 #[test]
 fn without_the_reserve_it_does_not() {
     if let Some(reason) = (Variant {
@@ -234,14 +235,14 @@ fn what_keeps_the_past_goes_on(v: Variant) {
     full.kept(id, &was);
     assert!(refused.iter().all(|(_, count)| *count == 0), "{refused:?}");
     let live = full.live();
-    // The next day begins with the disk as full as it was.
+    // Mounted again with the disk still full.
     full.mount.umount();
     full.mount.remount();
     full.kept(id, &was);
     assert_tree_is(full.mount.path(), &live, &TreeOpts::default());
     let second = full.mount.checkpoint();
     full.mount.ok(&["delete", &second.to_string()]);
-    // Room comes from deleting: first what is there, then what is kept of it.
+    // Deletions free space: first of live files, then of their versions.
     fs::remove_dir_all(full.path("sub")).unwrap();
     fs::remove_dir(full.path("empty")).unwrap();
     full.kept(id, &was);
@@ -256,14 +257,14 @@ fn what_keeps_the_past_goes_on(v: Variant) {
         b"there"
     );
     full.kept(id, &was);
-    // What was in memory for want of room is on disk after the next mount.
+    // After a mount the index, which was only in memory, is on disk.
     full.mount.umount();
     full.mount.remount();
     assert_eq!(full.mount.status_json()["warnings"].to_string(), "[]");
 }
 
-/// A quota of btrfs that is used up: there, unlike on a full disk, pwrite(2) into space that was
-/// taken before and ftruncate(2) fail too, so that the journal failed for good.
+/// A btrfs quota that is used up. Failed before: unlike on a full disk, pwrite(2) to allocated
+/// space and ftruncate(2) fail there, which made the journal fail permanently.
 #[test]
 fn a_quota_of_btrfs_that_is_used_up() {
     let v = Variant {
@@ -298,7 +299,7 @@ fn a_quota_of_btrfs_that_is_used_up() {
     while works_or_full(file.write_all(&block)) {}
     let _ = file.sync_all();
     drop(file);
-    // Whatever works, nothing fails in another way.
+    // No operation fails with another error.
     for number in 0..LARGE / 4 {
         let large = |n: usize| full.path(&format!("large-{}", 4 * number + n));
         let _ = works_or_full(fs::remove_file(large(0)));
@@ -325,7 +326,7 @@ fn a_quota_of_btrfs_that_is_used_up() {
     assert_eq!(full.mount.status_json()["warnings"].to_string(), "[]");
 }
 
-/// Small filesystems, without reflink: everything works or says that there is no space.
+/// Small filesystems without reflink: every operation succeeds or fails with ENOSPC.
 fn everything_works_or_says_so(image: Image) {
     let mut full = Full::new(image, Io::Daemon);
     for number in 0..12 {

@@ -1,8 +1,9 @@
-//! What fails: the Nth system call, the whole disk, the index; and a disk that is really full.
+//! Fault injection: failures of the Nth system call, of the whole disk, or of the index; and full
+//! disks.
 //!
-//! Most of it drives the engine in this process, over a plain directory on a real filesystem: there
-//! the seam of `sys::fault` can make any call fail and the directory can be looked at past the
-//! engine. The seam is compiled in debug builds only.
+//! Most tests drive the engine in this process, over a plain directory on a real filesystem:
+//! `sys::fault` can make any call fail, and the directory can be inspected independently of the
+//! engine. Fault injection exists in debug builds only.
 
 mod always;
 #[cfg(debug_assertions)]

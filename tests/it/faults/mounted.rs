@@ -1,4 +1,4 @@
-//! The same through real mounts: the daemon is told over its socket which call is to fail.
+//! Fault injection in real mounts: the daemon receives the call to fail over its socket.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -18,7 +18,7 @@ use crate::common::{Image, Mount, MountOpts, TreeOpts, Variant, for_each_variant
 for_each_variant! { reflink => calls_of_the_daemon_fail }
 for_each_variant! { xfs => a_past_file_is_read_while_it_is_renamed, a_failed_sync_ends_the_keeping, an_index_that_fails_refuses_checkpoints, an_eio_is_told_in_the_log }
 
-/// A mount beside the directory that it serves, and the socket of its daemon.
+/// A mount at another place than its backing directory.
 struct Beside {
     mount: Mount,
     backing: PathBuf,
@@ -47,7 +47,7 @@ impl Beside {
         self.mount.path().join(name)
     }
 
-    /// Arms the daemon, or disarms it: how many calls counted before, and how many failed.
+    /// Arms or disarms the daemon. Returns the number of calls counted and of calls failed before.
     fn fault(&self, plan: Option<Plan>) -> (u64, u64) {
         let store = File::open(self.backing.join(".ckptfs")).unwrap();
         Client::connect(store).unwrap().ask(Fault { plan }).unwrap()
@@ -57,7 +57,7 @@ impl Beside {
         self.mount.status_json()["warnings"].to_string()
     }
 
-    /// What keeps the past may be in trouble, and then says so; the next mount mends it.
+    /// A failed journal or index is reported by `status`; the next mount repairs it.
     fn mend(&mut self) {
         if self.warnings() != "[]" {
             self.mount.umount();
@@ -77,12 +77,11 @@ fn write(path: &Path, offset: u64, data: &[u8]) -> io::Result<()> {
         .write_all_at(data, offset)
 }
 
-/// A rename over another file takes two steps. Between them the file is at the new name and the
-/// tables say the old: a busy machine can stop there for as long as it likes, and a view said that
-/// the file was stale.
+/// A rename over another file takes two steps, between which the tables have the old name. Failed
+/// before: a view returned ESTALE in between.
 fn a_past_file_is_read_while_it_is_renamed(v: Variant) {
     let rig = Beside::new(v);
-    // Not in the root, which the kernel locks meanwhile, with `.snapshots` in it.
+    // Not in the root, which contains `.snapshots` and is locked by the kernel during the rename.
     let dir = rig.path("dir");
     fs::create_dir(&dir).unwrap();
     for (name, content) in [("from", "as it was"), ("to", "other")] {
@@ -108,7 +107,7 @@ fn a_past_file_is_read_while_it_is_renamed(v: Variant) {
     assert_eq!(fs::read_to_string(dir.join("to")).unwrap(), "as it was");
 }
 
-/// Which request it was, of what, and which call failed.
+/// The log names the request, the node, and the failed call.
 fn an_eio_is_told_in_the_log(v: Variant) {
     let rig = Beside::new(v);
     fs::write(rig.path("f"), "content").unwrap();
@@ -127,7 +126,7 @@ fn an_eio_is_told_in_the_log(v: Variant) {
     assert!(log.contains(&line), "{log}");
 }
 
-/// An operation and what must be there before it.
+/// Name and function of an operation.
 type Case = (&'static str, fn(&Path) -> io::Result<()>);
 
 const CASES: [Case; 9] = [
@@ -189,8 +188,7 @@ fn calls_of_the_daemon_fail(v: Variant) {
                     refused += 1;
                     assert!(fired > 0, "{what} although nothing failed");
                     rig.mend();
-                    // The one error that comes too late: what was done cannot be looked at. Then it
-                    // is done.
+                    // The only error that comes too late: the stat after the change failed.
                     let again = run(&dir);
                     assert!(
                         again.is_ok() || matches!(*name, "truncate" | "chmod"),
@@ -213,7 +211,7 @@ fn calls_of_the_daemon_fail(v: Variant) {
                         ..TreeOpts::default()
                     },
                 );
-                // The fault may have met a thread of the daemon's own.
+                // The fault may have hit a thread of the daemon.
                 rig.mend();
                 failed += fired;
                 if fired == 0 {
@@ -233,7 +231,7 @@ fn a_failed_sync_ends_the_keeping(v: Variant) {
     fs::create_dir(rig.path("new")).unwrap();
     fs::write(rig.path("new/born"), "born").unwrap();
     rig.fault(Some(Plan::nth(1, Errno::EIO).only(Call::Sync)));
-    // The journal is synced within a second, for something was written to it.
+    // The syncer runs within a second because the journal is dirty.
     wait_until("the journal's sync has failed", || {
         let said = rig.warnings();
         seen(said.contains("cannot be written"), said)
@@ -288,7 +286,7 @@ fn an_index_that_fails_refuses_checkpoints(v: Variant) {
     let first = rig.mount.checkpoint();
     rig.fault(Some(Plan::nth(1, Errno::EIO).only(Call::Index).lasting()));
     write(&rig.path("f"), 0, b"2").unwrap();
-    // It may have failed already, over the first one's epoch.
+    // The index may have failed already with the epoch of the first checkpoint.
     let answer = rig.mount.run(&["checkpoint"]);
     let second: Option<u64> = answer.status.success().then(|| {
         String::from_utf8_lossy(&answer.stdout)
@@ -322,7 +320,7 @@ fn an_index_that_fails_refuses_checkpoints(v: Variant) {
             .raw_os_error(),
         Some(libc::EIO)
     );
-    // The live tree goes on, and what it changes is kept.
+    // The live tree remains writable, and changes are captured.
     write(&rig.path("f"), 0, b"3").unwrap();
     fs::write(rig.path("g"), "new").unwrap();
     fs::rename(rig.path("g"), rig.path("h")).unwrap();

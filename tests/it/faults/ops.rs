@@ -1,4 +1,4 @@
-//! The operations whose every call is made to fail.
+//! The operations for fault injection.
 
 use ckptfs::api::VerbError;
 use ckptfs::internals::engine::request::{RenameMode, SetAttr};
@@ -6,7 +6,7 @@ use ckptfs::internals::sys::{Errno, Kind};
 
 use super::served::{Served, at, libc_flags};
 
-/// Why an operation failed: an errno, or in words.
+/// The error of an operation: of a request, or of a verb.
 #[derive(Debug)]
 pub enum Why {
     Errno(Errno),
@@ -27,18 +27,18 @@ impl From<VerbError> for Why {
 
 pub type Done = Result<(), Why>;
 
-/// One operation in a directory of its own.
+/// An operation in a separate directory.
 pub struct Op {
     pub name: &'static str,
-    /// What is done after the checkpoint and before the operation. Nothing fails yet.
+    /// Setup after the checkpoint, without faults.
     pub before: fn(&Served, &str) -> Done,
-    /// The operation; the number is that of the checkpoint.
+    /// The operation, given the id of the checkpoint.
     pub run: fn(&Served, &str, u64) -> Done,
-    /// It is of many steps: one that fails leaves some of them done, and its own way back.
+    /// Consists of many steps: a failure leaves some of them done, and a guard to undo them.
     pub steps: bool,
 }
 
-/// What is in the directory at the checkpoint.
+/// Creates the content of the directory before the checkpoint.
 pub fn fill(tree: &Served, dir: &str) -> Done {
     tree.make(dir, Kind::Dir)?;
     let p = |name: &str| format!("{dir}/{name}");
@@ -61,7 +61,7 @@ fn nothing(_: &Served, _: &str) -> Done {
     Ok(())
 }
 
-/// A working day after the checkpoint, for the operations that look at or undo one.
+/// Typical changes after the checkpoint, for operations that compare or restore.
 fn day(tree: &Served, dir: &str) -> Done {
     let p = |name: &str| format!("{dir}/{name}");
     tree.write(&p("small"), 2, b"CHANGED")?;
@@ -101,7 +101,6 @@ macro_rules! op {
     };
 }
 
-/// Every operation.
 pub fn all() -> Vec<Op> {
     let mut ops = files();
     ops.extend(new_names());

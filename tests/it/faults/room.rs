@@ -1,4 +1,4 @@
-//! What `status` says of a filesystem that is full.
+//! Warnings of `status` about a full filesystem.
 
 use std::fs;
 
@@ -16,7 +16,7 @@ fn warnings(full: &Full, word: &str) -> Vec<String> {
     texts.filter(|text| text.contains(word)).collect()
 }
 
-/// `status` had no warning while writes failed with ENOSPC.
+/// Failed before: `status` had no warning while writes failed with ENOSPC.
 fn a_full_disk_is_told(v: Variant) {
     let full = Full::new(Image::in_memory(v.fs, 320 << 20), v.io);
     for number in 0..20 {
@@ -38,7 +38,8 @@ fn a_full_disk_is_told(v: Variant) {
         .find(|line| line.starts_with("ckptfs_filesystem_avail_bytes{"))
         .and_then(|line| line.rsplit(' ').next()?.parse::<u64>().ok());
     assert!(free.is_some_and(|free| free < 8 << 20), "{metrics}");
-    // A change whose past finds no room fails, and is told of also when there is room again.
+    // A change fails if its capture finds no space. The warning remains when space is available
+    // again.
     let refused = (0..20).any(|number| {
         let changed = fs::write(full.path(&format!("f{number}")), vec![2; 1 << 20]);
         changed.is_err()
@@ -52,7 +53,7 @@ fn a_full_disk_is_told(v: Variant) {
     );
     println!("{v:?}: {told:?}");
     if v.fs == crate::common::Fs::Ext4 {
-        // There the content is copied, which needs as much room again.
+        // Without reflink a capture needs as much space as the file.
         assert!(
             told.iter().any(|told| told.contains("was full ")),
             "{told:?}"

@@ -1,4 +1,4 @@
-//! A tree as it can be seen, and how two differ.
+//! A snapshot of a tree, and the comparison of two.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -7,20 +7,20 @@ use std::path::Path;
 
 use ckptfs::internals::sys::{self, Kind};
 
-/// One inode as it can be seen.
+/// The observable state of an inode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
     pub kind: Kind,
     pub mode: u32,
     pub owner: (u32, u32),
-    /// Of files and links; a directory's follows its entries.
+    /// Of files and symbolic links; the mtime of a directory depends on its entries.
     pub mtime: (i64, u32),
     pub content: Vec<u8>,
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
 impl Seen {
-    /// A directory of which nothing else is known.
+    /// Returns a placeholder for a directory.
     pub fn dir() -> Seen {
         Seen {
             kind: Kind::Dir,
@@ -90,7 +90,7 @@ pub(super) fn plain(dir: &Path, path: &str, tree: &mut Tree) {
     }
 }
 
-/// The paths at which two trees differ, sorted.
+/// Returns the paths at which two trees differ, sorted.
 pub fn differing(a: &Tree, b: &Tree) -> Vec<String> {
     let mut paths: Vec<String> = a
         .iter()
@@ -102,7 +102,7 @@ pub fn differing(a: &Tree, b: &Tree) -> Vec<String> {
     paths
 }
 
-/// The same with times left out: two runs of one operation.
+/// Returns a tree without times, to compare two runs of an operation.
 pub fn without_times(tree: &Tree) -> Tree {
     tree.iter()
         .map(|(path, seen)| {

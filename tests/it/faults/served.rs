@@ -1,5 +1,4 @@
-//! A directory that the engine serves in this process: requests as the kernel makes them, and the
-//! state of a tree as a person sees it.
+//! A directory served by an engine in this process, driven by requests as the kernel makes them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -28,12 +27,11 @@ const CALLER: Caller = Caller {
 };
 const SNAPSHOTS: &str = ".snapshots";
 
-/// A directory and the engine that serves it.
 pub struct Served {
     pub dir: PathBuf,
     engine: Option<Arc<Engine>>,
     passthrough: bool,
-    /// What the "kernel" was told of and has not forgotten.
+    /// Lookup counts of the nodes, as the kernel has them.
     known: Mutex<HashMap<NodeId, u64>>,
 }
 
@@ -49,7 +47,7 @@ impl Served {
         served
     }
 
-    /// Begins to serve.
+    /// Starts to serve.
     pub fn open(&mut self) -> VerbResult<()> {
         let root = sys::open_root(&self.dir).map_err(|errno| ckptfs::api::VerbError {
             code: ckptfs::api::Code::Internal,
@@ -72,7 +70,7 @@ impl Served {
         Ok(())
     }
 
-    /// Ends in an orderly way.
+    /// Stops in an orderly way.
     pub fn close(&mut self) {
         self.known.lock().unwrap().clear();
         if let Some(engine) = self.engine.take() {
@@ -80,12 +78,12 @@ impl Served {
         }
     }
 
-    /// What is served.
+    /// Returns the backing directory.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Ends and begins.
+    /// Stops and starts.
     pub fn remount(&mut self) {
         self.close();
         self.open().expect("it can be served again");
@@ -99,7 +97,7 @@ impl Served {
         verb.run(self.engine(), &CALLER.actor().into())
     }
 
-    /// The kernel forgets everything.
+    /// Forgets all nodes.
     pub fn forget(&self) {
         for (node, count) in self.known.lock().unwrap().drain() {
             if node != ROOT {
@@ -130,7 +128,7 @@ impl Served {
             .try_fold(ROOT, |at, name| self.child(at, name.as_bytes()))
     }
 
-    /// The directory and the last name of a path.
+    /// Returns the parent directory and the last component of a path.
     fn place<'a>(&self, path: &'a str) -> SysResult<(NodeId, &'a [u8])> {
         let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
         Ok((self.node(dir)?, name.as_bytes()))
@@ -151,7 +149,8 @@ impl Served {
         written
     }
 
-    /// Writes as whoever does the I/O: in passthrough the kernel, past the engine.
+    /// Writes through the engine, or in passthrough directly to the backing file as the kernel
+    /// does.
     fn write_to(
         &self,
         node: NodeId,
@@ -332,7 +331,7 @@ impl Served {
             times: Some(Times::Kept),
         };
         let unknown = self.ask(options)?.unknown;
-        // What could not be read is named, and the rest is done: the verb fails then too.
+        // The restore is complete except for unreadable files, and the verb fails.
         if unknown.is_empty() {
             Ok(())
         } else {
@@ -378,8 +377,8 @@ impl Served {
             .collect()
     }
 
-    /// The newest that somebody asked for: what `status` compares with where only paths were
-    /// restored.
+    /// Returns the newest requested checkpoint, with which `status` compares after a restore of
+    /// paths.
     pub fn latest(&self) -> u64 {
         let log = self
             .ask(ListCheckpoints)
@@ -395,8 +394,8 @@ impl Served {
         self.ask(GetStatus)
     }
 
-    /// What `status` calls dirty below `dir`: the paths, sorted, and the directories that were
-    /// renamed, with where they were.
+    /// Returns the dirty paths below `dir`, sorted, and the renamed directories as pairs of old and
+    /// new path.
     pub fn dirty(&self, dir: &str) -> (Vec<String>, Vec<(String, String)>) {
         let (mut paths, mut renames) = (Vec::new(), Vec::new());
         let inside = |path: TreePath| {
@@ -415,14 +414,14 @@ impl Served {
         (paths, renames)
     }
 
-    /// A directory as it is, past the engine.
+    /// Reads the backing directory.
     pub fn plain(&self, dir: &str) -> Tree {
         let mut tree = Tree::new();
         plain(&self.dir.join(dir), "", &mut tree);
         tree
     }
 
-    /// A directory as it was at a checkpoint; the error if something of it cannot be read.
+    /// Reads a directory of a view; fails if any part cannot be read.
     pub fn view(&self, id: u64, dir: &str) -> SysResult<Tree> {
         let mut tree = Tree::new();
         match self.node(&format!("{SNAPSHOTS}/{id}/{dir}")) {
@@ -503,7 +502,7 @@ impl Drop for Served {
     }
 }
 
-/// A new time for both.
+/// Returns a request that sets atime and mtime.
 pub fn at(sec: i64) -> SetAttr {
     let time = SetTime::At(sys::Time { sec, nsec: 5 });
     SetAttr {

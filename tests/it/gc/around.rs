@@ -1,4 +1,4 @@
-//! What deleting one checkpoint costs, with few and with many around it.
+//! The cost of deleting one checkpoint does not depend on the number of checkpoints.
 
 use std::fs::{self, File};
 use std::time::Instant;
@@ -24,18 +24,19 @@ fn deleting_one_costs_what_changed_around_it(v: Variant) {
     println!(
         "{v:?}: deleting one of 10: {few_calls} calls, {few_us} us; one of {many}: {many_calls} calls, {many_us} us"
     );
-    // Threads of the daemon's own make calls too.
+    // Background threads of the daemon also make calls.
     assert!(
         many_calls <= few_calls + 100,
         "{many_calls} calls among {many}, {few_calls} among 10"
     );
 }
 
-/// System calls of the daemon and time for deleting the one in the middle of so many.
+/// Returns the daemon's system calls and the time for deleting the middle one of `count`
+/// checkpoints.
 fn delete_among(v: Variant, count: u64) -> (u64, u64) {
     let image = Image::in_memory(v.fs, 512 << 20);
     let (backing, point) = (image.dir("project"), image.dir("here"));
-    // The sealer hashes what was captured and shares what is the same, all the while.
+    // The sealer would hash captured versions and share equal ones at the same time.
     let mount = Mount::start(
         &backing,
         &MountOpts {

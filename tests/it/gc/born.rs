@@ -1,6 +1,6 @@
-//! A file that was made after the newest checkpoint is in no view: removing or rewriting it keeps
-//! nothing, also after a restart of the daemon and after a mark of the tripwire that was freed. All
-//! that a view shows is kept, and what was made so is shown by the next checkpoint as it is.
+//! A file made after the newest checkpoint is in no view. Removing or rewriting it captures
+//! nothing, even after a restart of the daemon or after the tripwire freed a mark. Everything that
+//! a view shows is kept, and the next checkpoint shows the new files unchanged.
 
 use std::fs;
 use std::path::Path;
@@ -13,19 +13,19 @@ use crate::common::{
     MountOpts, Rig, TreeOpts, Variant, for_each_variant, sample_tree, tool, tree_of,
 };
 
-/// What is in the tree before the checkpoint.
+/// Makes files before the checkpoint.
 const OLD: &str = "mkdir old; for n in 1 2 3 linked away cut over; do head -c 30000 /dev/zero | tr '\\0' $n > old/$n; done";
-/// Files of a megabyte each that come after it; and old ones that seem new by where they are.
+/// Makes files of a megabyte after the checkpoint, and moves old ones to where new files are.
 const NEW: &str = "mkdir -p new/below; for name in new/removed new/below/removed new/emptied new/cut new/rewritten new/replaced new/moved new/one; do
     head -c 1000000 /dev/zero | tr '\\0' x > $name; done; mv new/moved old/moved; ln new/one new/two; rm new/one
     ln old/linked new/linked; rm old/linked; mv old/away new/away; mv old/cut new/below/cut; mv old/over new/over; echo > old/over";
-/// What makes a capture if a checkpoint sees the file.
+/// Makes changes that capture files shown by a checkpoint.
 const CHANGE: &str = "chmod 600 new/removed; rm new/removed; : > new/emptied; truncate -s 10 new/cut; truncate -s 10 new/below/cut
     dd if=/dev/zero of=new/rewritten bs=1000000 count=1 conv=notrunc status=none; echo > new/other; mv new/other new/replaced; rm old/moved new/two
     rm old/1; : > old/2; mv old/3 new/3; rm new/3; : > new/linked; rm new/away; echo > new/over; mv new/over old/over; rm -r new/below
     mkdir new/later; mv new/emptied new/later; mv new/later later; echo more >> later/emptied; echo last > new/last";
 
-/// Bytes of the objects in the layers.
+/// Returns the size of the objects in the layers, in bytes.
 fn kept(root: &Path) -> u64 {
     let sizes = sh(
         root,
@@ -37,14 +37,14 @@ fn kept(root: &Path) -> u64 {
         .sum()
 }
 
-/// `ckptfs -C ROOT ...`; what it printed.
+/// Runs `ckptfs -C ROOT ...` and returns its output.
 fn ask(root: &Path, arguments: &[&str]) -> String {
     let mut command = tool(env!("CARGO_BIN_EXE_ckptfs"), &[] as &[&str]);
     let said = stdout_of(command.arg("-C").arg(root).args(arguments), VERB_SECONDS);
     said.trim_end().to_owned()
 }
 
-/// Waits until the tripwire has freed its mark, and what only that needed.
+/// Waits until the tripwire has freed its mark, and the versions that only the mark needed.
 fn await_no_mark(root: &Path) {
     wait_until("the mark is freed", || {
         same(ask(root, &["log", "--deleted", "--json"]), "[]")
@@ -99,7 +99,7 @@ fn changes_after_restarts(rig: &mut Rig, root: &Path) {
     });
 }
 
-/// What was changed without a record would be told as changed while nothing was mounted.
+/// With `absence` on, a change without a record would be reported as an absence.
 fn opts(variant: Variant) -> MountOpts {
     let mut opts = MountOpts::new(variant.io).comparing();
     opts.env.push(("CKPTFS_AUTO_ABSENCE".into(), "on".into()));
@@ -125,12 +125,12 @@ fn a_new_file_is_not_kept_after_a_mark(variant: Variant) {
     changes_after(&mut rig, &root.clone(), |_| {
         sh(&root, "echo > temporary; sleep 0.2; rm temporary");
         await_no_mark(&root);
-        // Only then it counts as freed.
+        // The deletion counts only once it is on disk.
         sh(&root, "sync -f .");
     });
 }
 
-/// A file that only a checkpoint showed that was deleted is in no view.
+/// A file shown only by a deleted checkpoint is in no view.
 fn a_new_file_is_not_kept_after_its_checkpoint_was_deleted(variant: Variant) {
     let mut rig = variant.start_with(opts(variant).arg("--tripwire=off"), sample_tree);
     let root = rig.path().to_owned();

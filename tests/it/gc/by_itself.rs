@@ -1,4 +1,4 @@
-//! The daemon thins out the history by itself, if the configuration says so.
+//! The daemon runs `gc` automatically if the configuration enables it.
 
 use std::fs;
 
@@ -42,7 +42,8 @@ fn the_daemon_thins_out_by_itself(v: Variant) {
         "{told}"
     );
     wait_until("two are left", || same(ids(&rig.mount), [4, 5]));
-    // None is freed yet, and each can come back; `undo` finds only operations of users.
+    // The deleted checkpoints are hidden, not freed, and can be restored; `undo` selects only
+    // operations of users.
     wait_until("the others can come back", || {
         same(deleted(&rig.mount), [1, 2, 3])
     });
@@ -73,7 +74,8 @@ fn the_daemon_thins_out_by_itself(v: Variant) {
         fs::read_to_string(rig.view(1).join("dir0/small")).unwrap(),
         "small 0\n"
     );
-    // What the file says later counts. What is deleted is freed when its time is over.
+    // A later configuration applies immediately. Deleted checkpoints are freed when `keep-undone`
+    // expires.
     config("retention.keep-last", "1");
     config("retention.keep-undone", "1s");
     config("retention.auto", "1s");
@@ -83,8 +85,8 @@ fn the_daemon_thins_out_by_itself(v: Variant) {
     });
 }
 
-/// `retention.keep-daily 7` and `retention.auto 1h` removed all checkpoints with a note but the
-/// newest, for good, ten seconds after the mount.
+/// Failed before: with `retention.keep-daily 7` and `retention.auto 1h`, all checkpoints with a
+/// note except the newest were freed ten seconds after the mount.
 fn what_was_made_on_request_neither_goes_nor_counts(v: Variant) {
     let rig = v.start_with(MountOpts::new(v.io).arg("--auto-every=200ms"), |_| {});
     rig.mount.ok(&["config", "set", "retention.keep-last", "2"]);

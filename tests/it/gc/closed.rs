@@ -1,4 +1,4 @@
-//! What a run says is free when it answers.
+//! `gc` reports only space that is free when it returns.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -11,7 +11,8 @@ for_each_variant! { reflink => what_is_freed_is_free_or_is_said_to_be_open }
 
 const BIG: usize = 160 << 20;
 
-/// The descriptors of a process that name versions; `removed`: only removed ones.
+/// Returns the descriptors of a process that refer to versions; with `removed`, only to removed
+/// ones.
 fn open_versions(pid: u32, removed: bool) -> Vec<String> {
     let entries = fs::read_dir(format!("/proc/{pid}/fd")).expect("its descriptors");
     let targets = entries
@@ -24,7 +25,8 @@ fn open_versions(pid: u32, removed: bool) -> Vec<String> {
     targets.filter(is_one).collect()
 }
 
-/// "900 MiB freed", and `df` showed as much as before: the sealer was hashing the version.
+/// Failed before: `gc` reported "900 MiB freed" while `df` was unchanged, because the sealer was
+/// hashing the version.
 fn what_is_freed_is_free_or_is_said_to_be_open(v: Variant) {
     let rig = v.start();
     let big = rig.path().join("big");
@@ -52,7 +54,7 @@ fn what_is_freed_is_free_or_is_said_to_be_open(v: Variant) {
         let open = open_versions(rig.mount.pid(), true);
         seen(open.is_empty(), open)
     });
-    // A client that reads a version keeps it, which is said.
+    // A client that reads a version keeps it allocated, which the report mentions.
     fs::write(&big, noise(BIG / 8, 2)).expect("a file");
     let id = rig.mount.checkpoint();
     fs::remove_file(&big).expect("it goes");

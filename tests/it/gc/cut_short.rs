@@ -1,5 +1,5 @@
-//! A run that is cut short, at each of its calls: nothing that is kept is lost, and the next run
-//! finishes it.
+//! A `gc` interrupted at each of its calls loses nothing that is kept, and the next run completes
+//! it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,7 +16,7 @@ for_each_variant! { reflink => a_run_that_is_cut_short_is_finished_by_the_next }
 const UNIT: usize = 8192;
 const KEPT: [u64; 3] = [2, 5, 6];
 
-/// A tree beside its mount, so that its daemon can be armed.
+/// A backing directory mounted elsewhere, so that faults can be injected into its daemon.
 struct Beside {
     mount: Mount,
     kept: BTreeMap<u64, Tree>,
@@ -36,7 +36,7 @@ impl Beside {
         mount.ok(&["tag", "2", "stays"]);
         let mut kept = views(&mount);
         kept.retain(|id, _| KEPT.contains(id));
-        // Nobody is to take over: what is left is what the daemon left.
+        // No takeover: the store remains as the daemon left it.
         mount.kill_holder();
         Beside { mount, kept }
     }
@@ -52,7 +52,7 @@ impl Beside {
 
 fn a_run_that_is_cut_short_is_finished_by_the_next(v: Variant) {
     let image = Image::in_memory(v.fs, 512 << 20);
-    // What is there when nothing was cut short.
+    // The store after an uninterrupted run.
     let whole = Beside::new(v, &image, "whole");
     assert!(whole.mount.run(&["gc", "--keep-last=2"]).status.success());
     let wanted = objects(&image.path().join("whole")).len();
@@ -79,7 +79,7 @@ fn a_run_that_is_cut_short_is_finished_by_the_next(v: Variant) {
     assert!(left > 0, "no run left anything for the next to find");
 }
 
-/// How many versions the run left that nobody needed; `None`: it was not cut short at all.
+/// Returns the number of unneeded versions that the run left, or `None` if it was not interrupted.
 fn cut(
     v: Variant,
     image: &Image,

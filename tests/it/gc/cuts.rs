@@ -1,4 +1,4 @@
-//! Runs that are cut short, at each of their calls.
+//! Runs interrupted at each of their calls.
 
 use std::fs::File;
 use std::path::Path;
@@ -14,9 +14,10 @@ use crate::common::random::is_long;
 /// No run of these tests makes more calls.
 const CALLS_MAX: u64 = 4000;
 
-/// Has a run killed at these calls, and then killed and failed at any, at the first, the second, the
-/// third ... until it gets by; the short form leaves out ever more, `stride` at least of any.
-/// `cut` is given a name, what is done, and when; `false`: the run was not cut short.
+/// Kills a run at the Nth of each of `calls`, then fails it, then kills it at the Nth call of any
+/// kind. N grows from 1 until the run completes. The short form skips increasingly many calls, for
+/// any kind at least `stride`. `cut` receives a name, a description and the plan, and returns
+/// `false` if the run was not interrupted.
 pub fn at_each_call(
     calls: &[(&str, Call)],
     stride: u64,
@@ -46,7 +47,8 @@ pub fn at_each_call(
     }
 }
 
-/// Runs a verb with that at its daemon; what was cut short is mounted again. `false`: it was not.
+/// Runs a verb with a fault plan, and remounts after an interruption. Returns `false` if the plan
+/// did not fire.
 pub fn cut_short(mount: &mut Mount, backing: &Path, plan: Plan, verb: &[&str]) -> bool {
     let fault = |plan| {
         Client::connect(File::open(backing.join(".ckptfs")).ok()?)
@@ -61,7 +63,7 @@ pub fn cut_short(mount: &mut Mount, backing: &Path, plan: Plan, verb: &[&str]) -
         mount.kill();
         mount.remount();
     } else if !ran.status.success() {
-        // What cannot be written any more is mended by the next mount.
+        // The next mount repairs a journal that cannot be written.
         mount.umount();
         mount.remount();
     }

@@ -1,5 +1,5 @@
-//! After a deletion the store has the size of one that never had what was deleted, and nothing that
-//! is left is another.
+//! After a deletion the store is as small as one that never had the deleted checkpoints, and the
+//! remaining ones are unchanged.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
@@ -23,7 +23,7 @@ for_each_variant! { xfs =>
 }
 for_each_variant! { reflink => what_is_left_is_what_it_was }
 
-/// Checkpoints, changes before each, files in the tree, and how many checkpoints are left.
+/// Checkpoints, changes before each, files in the tree, and remaining checkpoints.
 const COUNT: u64 = 400;
 const CHANGES: u64 = 20;
 const FILES: u64 = 1000;
@@ -41,7 +41,7 @@ fn change(root: &Path, step: u64) {
     }
 }
 
-/// Bytes that the parts of a store take on the disk.
+/// Returns the disk usage of the parts of a store, in bytes.
 fn sizes(root: &Path) -> BTreeMap<&'static str, u64> {
     fn of(path: &Path) -> u64 {
         let Ok(stat) = fs::symlink_metadata(path) else {
@@ -69,8 +69,8 @@ fn total(sizes: &BTreeMap<&str, u64>) -> u64 {
     sizes.values().sum()
 }
 
-/// A store that has all the checkpoints, and how many bytes it may have without those that a store
-/// with a few never had.
+/// Returns a store with all checkpoints, and its size limit after their deletion, from a store that
+/// never had them.
 fn many(v: Variant) -> (Rig, u64) {
     let mut few = v.start_with(MountOpts::new(v.io), files);
     (0..COUNT - KEPT).for_each(|step| change(few.path(), step));
@@ -93,14 +93,14 @@ fn many(v: Variant) -> (Rig, u64) {
     (many, total(&few) + total(&few) / 20 + (1 << 20))
 }
 
-/// Waits until the store is small enough, and looks at what is left.
+/// Waits until the store is small enough, and checks the remaining checkpoints.
 fn assert_small(mut many: Rig, bound: u64) {
     let begun = Instant::now();
     wait_longer(&format!("the store has {bound} bytes at most"), 120, || {
         let now = sizes(many.path());
         seen(total(&now) <= bound, now)
     });
-    // A segment and its pack are there at the same time.
+    // A segment and its pack exist at the same time.
     wait_until("nothing is left to do", || {
         !many.mount.path().join(".ckptfs/unpacked").exists()
     });
@@ -123,7 +123,7 @@ fn the_size_is_that_of_a_store_that_never_had_them(v: Variant) {
     assert_small(many, bound);
 }
 
-/// What follows a `gc` in idle time was left to the next `gc` once the mount ended.
+/// Failed before: an unmount left the idle work after a `gc` to the next `gc`.
 fn what_an_unmount_cuts_short_the_next_mount_goes_on_with(v: Variant) {
     let (mut many, bound) = many(v);
     many.mount.ok(&["gc", "--keep-last", &KEPT.to_string()]);
@@ -136,7 +136,7 @@ fn what_an_unmount_cuts_short_the_next_mount_goes_on_with(v: Variant) {
     assert_small(many, bound);
 }
 
-/// How many records of the journal tell of a checkpoint: what `audit` shows of them.
+/// Returns the number of audit events that name a checkpoint.
 fn audited(mount: &Mount) -> usize {
     let told = mount.json(&["ops", "--all"]);
     told.as_array()
@@ -150,7 +150,7 @@ fn what_is_left_is_what_it_was(v: Variant) {
     let mut rig = v.start_with(MountOpts::new(v.io).packing(), |_| {});
     let root = rig.path().to_path_buf();
     all_kinds_of_work(&rig.mount);
-    // What undo needs is not held for a day.
+    // Releases the data that undo needs at once instead of after a day.
     rig.mount
         .ok(&["config", "set", "retention.keep-undone", "1s"]);
     let before = (rig.mount.log_json(), audited(&rig.mount));
@@ -203,7 +203,7 @@ fn what_is_left_is_what_it_was(v: Variant) {
     );
 }
 
-/// Rounds of work, with checkpoints that are named, pinned, deleted and gone back to.
+/// Rounds of work, with checkpoints that are tagged, pinned, deleted and restored.
 fn all_kinds_of_work(mount: &Mount) {
     let root = mount.path().to_path_buf();
     let mut made = Vec::new();
@@ -228,13 +228,13 @@ fn all_kinds_of_work(mount: &Mount) {
     }
 }
 
-/// The names in a directory that is younger than a checkpoint have no record of what they led to
-/// then. Found by the random story under tiers, where a pin kept such a file.
+/// Names in a directory younger than a checkpoint have no record for it, and files below it are not
+/// kept for older checkpoints. Found by the random story under tiers, where a pin kept such a file.
 fn what_lay_in_a_new_directory_is_not_kept_for_older_checkpoints(v: Variant) {
     let rig = v.start();
     fs::write(rig.path().join("old"), noise(5000, 1)).unwrap();
     rig.mount.checkpoint();
-    // An inode that was made within a tick of the clock (at most 10 ms) may be older.
+    // An inode made within a tick of the clock (at most 10 ms) may seem older.
     std::thread::sleep(Duration::from_millis(20));
     fs::create_dir_all(rig.path().join("new/deep")).unwrap();
     fs::write(rig.path().join("new/deep/file"), noise(5000, 2)).unwrap();

@@ -1,5 +1,5 @@
-//! `gc` and `du`: what is told comes free and nothing else, what is kept stays as it was, and a run
-//! that is cut short is finished by the next.
+//! `gc` and `du`: exactly the reported space is freed, kept checkpoints are unchanged, and the next
+//! run completes an interrupted one.
 
 mod around;
 mod born;

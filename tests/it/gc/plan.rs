@@ -1,4 +1,4 @@
-//! What is told, and what comes free.
+//! Reported and actually freed space.
 
 use serde_json::{Value, json};
 
@@ -11,10 +11,9 @@ use crate::common::{TreeOpts, Variant, for_each_variant};
 for_each_variant! { xfs => each_rule_is_told_and_pins_and_tags_stay, the_history_is_kept_below_its_size }
 for_each_variant! { reflink => the_plan_is_what_comes_free, du_tells_what_deleting_one_frees }
 
-/// A whole file of the story.
+/// Size of a whole file of the story.
 const UNIT: usize = 2 << 20;
-/// What a filesystem may take or free besides: metadata, and parts of extents that btrfs keeps
-/// whole.
+/// Tolerance for metadata, and for extents that btrfs keeps whole.
 const GRAIN: u64 = 256 << 10;
 
 fn number(value: &Value) -> u64 {
@@ -59,7 +58,7 @@ fn the_plan_is_what_comes_free(v: Variant) {
     for (id, tree) in kept.iter().filter(|(id, _)| ids(&rig.mount).contains(id)) {
         assert_tree_is(&rig.view(*id), tree, &TreeOpts::default());
     }
-    // Nothing is left to do, and nothing is wrong.
+    // Nothing is left to do, and no damage is found.
     let again = rig.mount.json(&["gc", "--keep-last", "2"]);
     assert_eq!(
         (
@@ -86,7 +85,7 @@ fn du_tells_what_deleting_one_frees(v: Variant) {
             "{all} {one}"
         );
         let (before, exclusive) = (free(rig.image.path()), number(&one["exclusive_bytes"]));
-        // By either way: at once, or deleted first so that it could come back, and freed then.
+        // Both ways: deleted immediately, or deleted with undo and freed later.
         if id % 2 == 0 {
             rig.mount.ok(&["delete", "--now", &id.to_string()]);
         } else {
@@ -140,7 +139,7 @@ fn each_rule_is_told_and_pins_and_tags_stay(v: Variant) {
         {"id": 6, "rules": ["newest", "last", "daily"]},
     ]);
     assert_eq!(report["kept"], kept);
-    // From the configuration too; the command line goes before it.
+    // Rules of the configuration apply; the command line overrides them.
     rig.mount.ok(&["config", "set", "retention.keep-last", "3"]);
     assert_eq!(gone(&rig.mount.json(&["gc", "-n"])), [3]);
     assert_eq!(
@@ -176,8 +175,8 @@ fn the_history_is_kept_below_its_size(v: Variant) {
         "{report}"
     );
     let expected = history - number(&report["freed_bytes"]);
-    // XFS lets go of what a removed file had a moment later (inode inactivation): until then what
-    // it shared with others seems to be shared still.
+    // XFS frees the extents of a removed file later (inode inactivation); until then shared extents
+    // still seem shared.
     let left = || number(&rig.mount.json(&["du"])["history_bytes"]);
     wait_until("what was told came free", || {
         seen(left().abs_diff(expected) <= GRAIN, (left(), expected))
@@ -186,7 +185,7 @@ fn the_history_is_kept_below_its_size(v: Variant) {
     assert!(left <= max, "{left} of {max}: {report}");
     let kept_one_more = left + number(&report["gone"].as_array().unwrap().last().unwrap()["bytes"]);
     assert!(kept_one_more > max, "one would have been enough less");
-    // What is pinned stays, and status says that it is too much.
+    // Pinned checkpoints are kept, and `status` warns about the size.
     for id in ids(&rig.mount) {
         rig.mount.ok(&["pin", &id.to_string()]);
     }

@@ -1,4 +1,4 @@
-//! A history with everything in it that makes it hard to say who needs what.
+//! A history in which it is hard to determine which checkpoint needs which version.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
@@ -9,8 +9,8 @@ use crate::common::space::noise;
 use crate::common::tree::Tree;
 use crate::common::{Mount, tree_of};
 
-/// One round of work, with files of `unit` bytes: a file is written anew, one in part, one is made,
-/// one that an earlier round made is changed and one removed, a directory is renamed.
+/// Runs one round of work with files of `unit` bytes: rewrites a file, overwrites part of one,
+/// makes one, changes and removes files of earlier rounds, and renames a directory.
 pub fn work(root: &Path, round: u64, unit: usize) {
     fs::write(root.join("whole"), noise(unit, round)).unwrap();
     let part = OpenOptions::new()
@@ -58,7 +58,7 @@ pub fn work(root: &Path, round: u64, unit: usize) {
     }
 }
 
-/// So many rounds, with a checkpoint after each.
+/// Runs `count` rounds, with a checkpoint after each.
 pub fn rounds(mount: &Mount, count: u64, unit: usize) {
     for round in 0..count {
         work(mount.path(), round, unit);
@@ -67,7 +67,7 @@ pub fn rounds(mount: &Mount, count: u64, unit: usize) {
     work(mount.path(), count, unit);
 }
 
-/// What the kept checkpoints show, by number.
+/// Returns the trees of the kept checkpoints, by number.
 pub fn views(mount: &Mount) -> BTreeMap<u64, Tree> {
     ids(mount)
         .into_iter()
@@ -75,7 +75,7 @@ pub fn views(mount: &Mount) -> BTreeMap<u64, Tree> {
         .collect()
 }
 
-/// The checkpoints that are kept, oldest first.
+/// Returns the kept checkpoints, oldest first.
 pub fn ids(mount: &Mount) -> Vec<u64> {
     mount
         .log_json()
@@ -87,7 +87,7 @@ pub fn ids(mount: &Mount) -> Vec<u64> {
         .collect()
 }
 
-/// The objects in the store of a directory that is served at `root` or was.
+/// Returns the objects in the store of `root`, mounted or not.
 pub fn objects(root: &Path) -> Vec<String> {
     let found = crate::common::command::sh(
         root,

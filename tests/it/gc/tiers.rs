@@ -1,4 +1,4 @@
-//! Tiers: what they drop, what they leave, and who says so.
+//! Tiers: dropped content, retained content, and how the verbs report both.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -26,13 +26,13 @@ const MADE: [&str; 3] = [
     "a.tmp",
 ];
 
-/// Writes the configuration: one tier.
+/// Writes a configuration with one tier.
 pub fn configure(mount: &Mount, paths: &str, keep: &str) {
     let text = format!("[[tiers]]\npaths = {paths}\nkeep = \"{keep}\"\n");
     OpenStore::of(mount.path()).configure(&text);
 }
 
-/// The paths of a view whose content was dropped.
+/// Returns the paths of a view whose content was dropped.
 pub fn dropped(tree: &Tree) -> Vec<&Path> {
     tree.iter()
         .filter(|(_, node)| node.kind == NodeKind::Dropped)
@@ -40,7 +40,7 @@ pub fn dropped(tree: &Tree) -> Vec<&Path> {
         .collect()
 }
 
-/// A view is what it was but for what was dropped of it, which shows all but its content.
+/// Asserts that a view is unchanged except for dropped files, which lack only their content.
 #[track_caller]
 pub fn assert_whole_but_dropped(shown: &str, now: &Tree, then: &Tree) {
     let mut now = now.clone();
@@ -57,13 +57,13 @@ pub fn assert_whole_but_dropped(shown: &str, now: &Tree, then: &Tree) {
     assert!(differences.is_empty(), "{shown}: {differences:#?}");
 }
 
-/// A tree with things that can be made again, changed and removed between checkpoints.
+/// Makes a tree with reproducible files that are changed and removed between checkpoints.
 fn history(root: &Path, mount: &Mount, unit: usize) {
     fs::create_dir_all(root.join("app/node_modules/lib")).unwrap();
     fs::create_dir_all(root.join("src")).unwrap();
     for round in 0..4_u64 {
         fs::write(root.join(MADE[0]), noise(unit, round)).unwrap();
-        // Made anew: what was there is moved into the layer.
+        // Recreated: the old inode is moved into the layer.
         let _ = fs::remove_file(root.join(MADE[1]));
         fs::write(root.join(MADE[1]), noise(unit, 100 + round)).unwrap();
         fs::write(root.join("src/main.c"), noise(unit, 200 + round)).unwrap();
@@ -79,7 +79,7 @@ fn a_tier_drops_what_it_says_and_nothing_else(v: Variant) {
     let kept = views(&rig.mount);
     configure(&rig.mount, r#"["node_modules", "*.tmp"]"#, "1ms");
     let plan = rig.mount.json(&["gc", "--dry-run"]);
-    // Three of 1, three of 3. What 2 shows is pinned, and 4 is the newest.
+    // Three of checkpoint 1, three of 3. Checkpoint 2 is pinned, and 4 is the newest.
     assert_eq!(
         (&plan["tiers"][0]["versions"], &plan["tiers"][0]["paths"]),
         (&json!(6), &json!(["node_modules", "*.tmp"])),
@@ -98,7 +98,7 @@ fn a_tier_drops_what_it_says_and_nothing_else(v: Variant) {
         (&plan["tiers"], &plan["freed_bytes"], &json!([]))
     );
     let planned = plan["tiers"][0]["bytes"].as_u64().unwrap();
-    // What the sealer is just reading is freed by a later run.
+    // A version that the sealer is reading is freed by a later run.
     wait_longer("what the plan told is free", 120, || {
         rig.mount.ok(&["gc"]);
         free(rig.image.path())
@@ -128,7 +128,7 @@ fn a_tier_drops_what_it_says_and_nothing_else(v: Variant) {
         said(&rig.mount);
     };
     check();
-    // Nothing is wrong, and nothing is left to do.
+    // No damage is found, and nothing is left to do.
     assert_eq!(rig.mount.json(&["verify", "--deep"])["findings"], json!([]));
     let again = rig.mount.json(&["gc"]);
     assert_eq!(
@@ -143,7 +143,7 @@ fn a_tier_drops_what_it_says_and_nothing_else(v: Variant) {
     check();
 }
 
-/// Checkpoints 1 and 3 say that something was dropped of them.
+/// Asserts that checkpoints 1 and 3 report dropped content.
 fn said(mount: &Mount) {
     let marked = |log: Value| -> Vec<u64> {
         let marked = log
@@ -192,22 +192,21 @@ fn what_is_young_pinned_or_linked_stays(v: Variant) {
             .map(|tree| dropped(tree).len())
             .sum::<usize>()
     };
-    // An hour is not over: all of it can be undone, from however old a checkpoint.
+    // Within the hour everything can be undone, regardless of the age of the checkpoint.
     configure(&rig.mount, r#"["node_modules", "*.tmp"]"#, "1h");
     assert_eq!(dropped_now(), 0);
     assert_eq!(views(&rig.mount), kept);
-    // No flag, no tier.
+    // `--no-tiers` disables tiers.
     configure(&rig.mount, r#"["node_modules", "*.tmp"]"#, "1ms");
     rig.mount.ok(&["gc", "--no-tiers"]);
     assert_eq!(views(&rig.mount), kept);
-    // What the newest checkpoint shows was changed after it, however old that is.
+    // Content shown by the newest checkpoint was changed only after it, whatever its age.
     fs::write(root.join("a.tmp"), "changed since").unwrap();
     for id in ["1", "2", "3"] {
         rig.mount.ok(&["pin", id]);
     }
     assert_eq!(dropped_now(), 0, "what is pinned stays");
-    // A file with another name somewhere else, and one that was somewhere else in an older
-    // checkpoint.
+    // A file with a second name outside the tier, and one that was outside in an older checkpoint.
     fs::create_dir(root.join("kept")).unwrap();
     fs::write(root.join("kept/linked"), noise(4096, 1)).unwrap();
     fs::hard_link(root.join("kept/linked"), root.join("linked.tmp")).unwrap();
@@ -230,7 +229,7 @@ fn what_is_young_pinned_or_linked_stays(v: Variant) {
         (&kept[&both].get(Path::new("moved")), &kept[&in_tier])
     );
     assert_eq!(dropped(&now[&in_tier]), Vec::<&Path>::new());
-    // Once the checkpoint that had it elsewhere is gone, nothing but the tier speaks of it.
+    // Once the checkpoint that shows it outside is deleted, only the tier applies.
     rig.mount.ok(&["delete", "--now", &both.to_string()]);
     rig.mount.ok(&["gc"]);
     assert_eq!(
@@ -239,7 +238,7 @@ fn what_is_young_pinned_or_linked_stays(v: Variant) {
     );
 }
 
-/// A restore of 1, whose `node_modules` and `a.tmp` lack something.
+/// Restores checkpoint 1, whose `node_modules` and `a.tmp` have dropped content.
 fn restored(rig: &Rig, then: &BTreeMap<u64, Tree>) {
     let root = rig.path();
     let unit_of = |tree: &Tree| -> Tree {
@@ -289,8 +288,8 @@ fn restored(rig: &Rig, then: &BTreeMap<u64, Tree>) {
         ),
         Vec::<String>::new()
     );
-    // The directory around it was removed and made anew: it comes back, with what is there now in
-    // the unit.
+    // The parent directory was recreated: it is restored, and the unit in it keeps its current
+    // content.
     fs::rename(root.join("app/node_modules"), root.join("aside")).unwrap();
     fs::remove_dir(root.join("app")).unwrap();
     fs::create_dir(root.join("app")).unwrap();
@@ -304,8 +303,8 @@ fn restored(rig: &Rig, then: &BTreeMap<u64, Tree>) {
     restored_by_path(rig, &plan, then);
 }
 
-/// What is not there does not come, and nothing is made up; by path, what is whole comes. `plan` is
-/// what a dry run of a restore of 1 said.
+/// Dropped content is not restored or replaced; by path, intact files are restored. `plan` is the
+/// result of a dry run of a restore of 1.
 fn restored_by_path(rig: &Rig, plan: &Value, then: &BTreeMap<u64, Tree>) {
     let root = rig.path();
     fs::remove_dir_all(root.join("app")).unwrap();
@@ -317,7 +316,7 @@ fn restored_by_path(rig: &Rig, plan: &Value, then: &BTreeMap<u64, Tree>) {
             && !root.join("app/node_modules").exists()
             && !root.join("a.tmp").exists()
     );
-    // A path inside the unit that is whole is brought back if somebody asks for it.
+    // An intact path inside the unit is restored on request.
     let told = rig.mount.json(&[
         "restore",
         "1",
@@ -367,7 +366,7 @@ fn every_verb_knows_dropped_from_missing(v: Variant) {
     told(&rig);
     copied(&rig);
     restored(&rig, &kept);
-    // After kill -9, with another index, and to who has no daemon.
+    // After kill -9, with a rebuilt index, and without a daemon.
     rig.mount.kill();
     rig.mount.remount();
     assert_eq!(dropped(&tree_of(&rig.view(1))).len(), 3);
@@ -386,7 +385,7 @@ fn every_verb_knows_dropped_from_missing(v: Variant) {
     fs::remove_dir_all(rig.path().join(".ckptfs/index")).unwrap();
     rig.mount.remount();
     assert_eq!(dropped(&tree_of(&rig.view(1))).len(), 3);
-    // The control: what is missing and was not dropped is damage.
+    // Control: a missing version that was not dropped is damage.
     let object = objects(rig.path()).into_iter().find(|name| {
         fs::metadata(rig.path().join(name)).is_ok_and(|meta| meta.is_file() && meta.size() > 0)
     });
@@ -395,7 +394,7 @@ fn every_verb_knows_dropped_from_missing(v: Variant) {
     assert_eq!(rig.mount.run(&["verify"]).status.code(), Some(4));
 }
 
-/// `diff` names it, `log PATH` has each version, and a patch says that it cannot.
+/// `diff` names dropped files, `log PATH` lists each version, and a patch fails.
 fn told(rig: &Rig) {
     let changes = rig.mount.diff_json("1", Some("3"));
     let paths: Vec<&str> = changes
@@ -423,7 +422,7 @@ fn told(rig: &Rig) {
     );
 }
 
-/// A copy that lacks something is made only if that is wanted.
+/// An incomplete copy is made only on request.
 fn copied(rig: &Rig) {
     let copy = rig.image.path().join("copy");
     let (dest, at) = (copy.display().to_string(), |id: &str| {
@@ -448,7 +447,7 @@ fn copied(rig: &Rig) {
             && copy.join("src/main.c").exists()
             && copy.join("app/node_modules/whole").exists()
     );
-    // From a state that has it to one that lacks it: the old bytes do not stay.
+    // From a complete state to an incomplete one: the old content is removed.
     rig.mount.ok(&[at("2"), vec![dest.clone()]].concat());
     assert!(copy.join("a.tmp").exists());
     let told = rig
@@ -473,7 +472,7 @@ fn copied(rig: &Rig) {
     );
 }
 
-/// Who reads a version while it is dropped goes on reading it.
+/// An open version remains readable after it is dropped.
 fn what_somebody_reads_is_freed_later(v: Variant) {
     use std::io::Read;
     let rig = v.start();
@@ -502,15 +501,14 @@ fn what_somebody_reads_is_freed_later(v: Variant) {
         assert!(fs::File::open(path).is_err(), "nobody else opens it");
     }
     drop(open);
-    // What was not freed is the file that was moved, which is emptied under a lease: a later run
-    // does.
+    // The remaining version is the moved inode, which is emptied under a lease by a later run.
     wait_longer("the daemon has closed it", 120, || {
         same(rig.mount.json(&["gc"])["leftovers"].clone(), 0)
     });
 }
 
-/// A file that comes back in place keeps its number, and all names show it; one of them may be in
-/// what stays. Found by the random story.
+/// A file restored in place keeps its inode number and changes all its names, one of which may be
+/// in a retained unit. Found by the random story.
 fn what_stays_is_not_written_through_a_link(v: Variant) {
     let rig = v.start();
     configure(&rig.mount, r#"["node_modules"]"#, "1ms");

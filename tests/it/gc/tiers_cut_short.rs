@@ -1,5 +1,5 @@
-//! A run by tiers that is cut short, at each of its calls: nothing else is lost, wrong bytes are
-//! never shown, and the next run finishes it.
+//! A tier interrupted at each of its calls loses nothing else, never shows wrong content, and is
+//! completed by the next run.
 
 use std::fs;
 use std::path::Path;
@@ -18,7 +18,7 @@ use crate::common::{Image, Mount, MountOpts, Variant, for_each_variant, tree_of}
 for_each_variant! { xfs => a_tier_that_is_cut_short_is_finished_by_the_next }
 
 const UNIT: usize = 8192;
-/// Versions that go.
+/// Versions to drop.
 const VERSIONS: usize = 6;
 
 fn story(v: Variant, image: &Image, name: &str) -> (Mount, Vec<(u64, Tree)>) {
@@ -40,7 +40,7 @@ fn story(v: Variant, image: &Image, name: &str) -> (Mount, Vec<(u64, Tree)>) {
         mount.checkpoint();
     }
     configure(&mount, r#"["target/"]"#, "1ms");
-    // Nobody is to take over: what is left is what the daemon left.
+    // No takeover: the store remains as the daemon left it.
     mount.kill_holder();
     let kept = views(&mount).into_iter().collect();
     (mount, kept)
@@ -97,7 +97,7 @@ fn a_tier_that_is_cut_short_is_finished_by_the_next(v: Variant) {
     );
 }
 
-/// Name and size of every object.
+/// Returns the total size of all objects.
 fn sizes(backing: &Path) -> usize {
     objects(backing)
         .iter()
@@ -105,8 +105,8 @@ fn sizes(backing: &Path) -> usize {
         .sum()
 }
 
-/// How many versions the run left that were on record, and how many were dropped; `None`: it was
-/// not cut short at all.
+/// Returns the number of recorded versions that the run left, and the number of dropped files, or
+/// `None` if it was not interrupted.
 fn cut(
     v: Variant,
     image: &Image,
@@ -126,7 +126,7 @@ fn cut(
     );
     let report = mount.json(&["gc"]);
     assert_eq!(check(shown, &mount, &kept), VERSIONS, "{shown}: {report}");
-    // What the sealer is just reading is freed by the run after that.
+    // A version that the sealer is reading is freed by a later run.
     wait_longer(
         &format!("{shown}: the next run frees what was left: {report}"),
         120,

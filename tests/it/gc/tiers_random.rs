@@ -1,5 +1,5 @@
-//! Random work, checkpoints, pins, runs, restores and kills, against a copy of each state that was
-//! kept: nothing that no tier speaks of is lost, and wrong bytes are never shown.
+//! Random work, checkpoints, pins, runs, restores and kills, compared with copies of each kept
+//! state: only content of the tier is dropped, and views never show wrong content.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -20,7 +20,7 @@ const STEPS: usize = 120;
 const STEPS_LONG: usize = 4000;
 const DIRS: [&str; 5] = ["src", "node_modules", "a", "a/node_modules", "a/out"];
 const NAMES: [&str; 4] = ["one", "two", "three.tmp", "four"];
-/// What the tier speaks of.
+/// The patterns of the tier.
 const PATTERNS: &str = r#"["node_modules", "*.tmp", "a/out/"]"#;
 
 struct Random(u64);
@@ -38,7 +38,7 @@ impl Random {
     }
 }
 
-/// By another code than ours.
+/// Implemented independently of the code under test.
 fn in_tier(path: &Path) -> bool {
     let text = path.to_str().unwrap();
     text.split('/')
@@ -104,7 +104,7 @@ impl Story {
         }
     }
 
-    /// What fails because something is missing or in the way has done nothing.
+    /// An operation that fails on a missing or conflicting path has no effect.
     fn work(&mut self) {
         let root = self.rig.path().to_owned();
         let (path, other) = (self.random.path(), self.random.path());
@@ -122,8 +122,8 @@ impl Story {
         };
     }
 
-    /// Pins, empty files and luck may keep all that the work made; this version of a file nothing
-    /// keeps.
+    /// Makes a version that is certainly dropped, because pins, empty files or chance may keep all
+    /// others.
     fn one_that_is_dropped(&mut self) {
         let path = self.rig.path().join("src/last.tmp");
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -146,7 +146,7 @@ impl Story {
         (!ids.is_empty()).then(|| ids[self.random.below(ids.len())])
     }
 
-    /// Only one of which nothing was dropped yet is whole for ever.
+    /// Pins only a checkpoint without dropped content, which must stay complete.
     fn pin(&mut self) {
         let Some(id) = self.some() else { return };
         if dropped(&tree_of(&self.rig.view(id))).is_empty() {
@@ -177,7 +177,7 @@ impl Story {
         });
         let spared = |path: &Path| units.iter().any(|unit| path.starts_with(unit));
         let strip = |tree: &Tree, wanted: bool| -> BTreeMap<PathBuf, String> {
-            // A link to a name that stays is another file now.
+            // Links are not compared, because a link to a retained name is another file now.
             let of = |(path, node): (&PathBuf, &crate::common::NodeInfo)| {
                 (
                     path.clone(),
@@ -214,7 +214,7 @@ impl Story {
         );
     }
 
-    /// How many versions were dropped from what is kept.
+    /// Returns the number of versions dropped from kept checkpoints.
     fn check(&mut self) -> usize {
         assert!(
             self.kept.keys().all(|id| ids(&self.rig.mount).contains(id)),

@@ -1,4 +1,4 @@
-//! A run while the tree is in use, and views of what it frees are open.
+//! `gc` while the tree is in use and views of freed checkpoints are open.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -56,7 +56,7 @@ fn a_run_while_the_tree_is_in_use(v: Variant) {
     for id in [18, 19, 20] {
         assert_tree_is(&rig.view(id), &kept[&id], &TreeOpts::default());
     }
-    // What was opened before is read as it was, or not at all; what was not is gone.
+    // An open file shows its old content or fails; the rest is gone.
     let mut bytes = Vec::new();
     match past.read_to_end(&mut bytes) {
         Ok(_) => assert!(
@@ -78,7 +78,7 @@ fn a_run_while_the_tree_is_in_use(v: Variant) {
     );
 }
 
-/// Whoever reads a view that goes reads what was there, or is told that it is gone.
+/// Reads of a view being deleted return the original content or fail because it is gone.
 fn read_views(rig: &Rig, stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) {
         for id in 1..=20 {
@@ -101,7 +101,7 @@ fn libc_enoent() -> i32 {
     rustix::io::Errno::NOENT.raw_os_error()
 }
 
-/// The other threads end also when this one fails.
+/// Stops the other threads even when this one panics.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {

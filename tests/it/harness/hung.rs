@@ -1,5 +1,4 @@
-//! A filesystem whose daemon never answers: whoever looks at it hangs until the connection is
-//! aborted.
+//! A filesystem whose daemon never replies: callers block until the connection is aborted.
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -15,8 +14,8 @@ use crate::common::run_dir::script;
 use crate::common::wait::{WAIT, wait_until};
 use crate::common::{Fs, RunDir, scratch, skip, succeeds, tool};
 
-/// Mounts a FUSE filesystem on `point` that nobody serves. It hangs as long as the returned
-/// descriptor is open.
+/// Mounts a FUSE filesystem on `point` without a daemon. It hangs while the returned descriptor is
+/// open.
 fn hung_mount(point: &Path) -> File {
     let device = File::options()
         .read(true)
@@ -28,7 +27,7 @@ fn hung_mount(point: &Path) -> File {
         device.as_raw_fd()
     ))
     .unwrap();
-    // No path: programs look for the device of each mount.
+    // The source is not a path, because programs look up the device of each mount.
     mount(
         format!("ckptfs-test#{}", point.display()),
         point,
@@ -78,8 +77,8 @@ fn an_abort_frees_who_waits_for_a_hung_mount() {
     fs::remove_dir_all(slot).unwrap();
 }
 
-/// The driver's harness aborted by the number of a connection, after the unmount. Mounts of other tests had that number then: one
-/// of a few hundred ended at once.
+/// Failed before: the driver's harness aborted connections by number after the unmount. Mounts of
+/// other tests had received these numbers: one of a few hundred ended at once.
 #[test]
 fn a_number_that_another_filesystem_has_now_is_no_copy() {
     if let Some(reason) = cannot_mount() {
@@ -98,7 +97,7 @@ fn a_number_that_another_filesystem_has_now_is_no_copy() {
     umount(&points[0]);
     drop(one);
     assert!(!copies.are_left());
-    // The lowest free number is next; other tests may take it.
+    // The kernel assigns the lowest free number; another test may receive it.
     for _ in 0..50 {
         let _other = hung_mount(&points[1]);
         let taken = minor_of(&points[1]) == Some(minor);
@@ -133,7 +132,7 @@ fn the_script_removes_a_run_directory_with_a_hung_mount() {
     assert!(started.elapsed() < WAIT);
 }
 
-/// The script removes whole trees as root: a name that is not a run directory is refused.
+/// The script removes whole trees as root, so it must reject any other directory.
 #[test]
 fn the_script_refuses_what_is_no_run_directory() {
     let base = scratch();

@@ -1,4 +1,4 @@
-//! Filesystems on image files, and commands with a limit.
+//! Filesystems on image files, and commands with a time limit.
 
 use std::fs;
 use std::path::Path;
@@ -140,7 +140,7 @@ fn output_larger_than_a_pipe_arrives_whole() {
     assert_eq!(output.stdout.len(), 3_000_000);
 }
 
-/// What a killed test process left is removed by the script: its mounts, loop devices, daemons and
+/// The script removes the leftovers of a killed test process: mounts, loop devices, daemons and
 /// files.
 #[test]
 fn leftovers_of_a_dead_process_are_removed() {
@@ -171,8 +171,7 @@ fn leftovers_of_a_dead_process_are_removed() {
         format!("{} {start}\n{} 1\n", daemon.id(), std::process::id()),
     )
     .unwrap();
-    // Our own id with another start time stands for an id that was given out again: that process
-    // must live.
+    // Our process id with another start time stands for a reused id: that process must survive.
     fs::write(run.join("owner"), format!("{} 1\n", std::process::id())).unwrap();
     let script = crate::common::run_dir::script("cleanup.sh");
     succeeds(

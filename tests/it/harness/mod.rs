@@ -1,5 +1,5 @@
-//! The harness itself: images mount and are gone afterwards, hung commands end, trees differ where
-//! they should, and the scripts around the tests count and clean correctly.
+//! The harness itself: images mount and are removed afterwards, hung commands end, tree comparison
+//! detects differences, and the scripts around the tests count and clean correctly.
 
 mod hung;
 mod images;

@@ -1,11 +1,11 @@
-//! The scripts around the tests, and the helper that `mount -t ckptfs` calls.
+//! The scripts around the tests, and `mount.ckptfs`, the helper of `mount -t ckptfs`.
 
 use std::fs;
 use std::path::Path;
 
 use crate::common::{fails, scratch, stdout_of, succeeds, tool};
 
-/// What `mount.ckptfs` would run for these arguments.
+/// Returns the command that `mount.ckptfs` runs for these arguments.
 fn mount_helper(arguments: &[&str]) -> String {
     let helper = Path::new(env!("CARGO_MANIFEST_DIR")).join("mount/mount.ckptfs");
     stdout_of(
@@ -36,7 +36,7 @@ fn mount_options_become_arguments() {
     );
 }
 
-/// `noatime`, as half of all lines in fstab have it, was refused.
+/// Failed before: `noatime`, common in fstab, was rejected.
 #[test]
 fn mount_options_of_others_are_accepted() {
     let options = "defaults,noatime,relatime,nodiratime,lazytime,strictatime,async,user_xattr,acl,_netdev,nofail,x-gvfs-show,users";

@@ -1,4 +1,4 @@
-//! Whole-tree comparison: what is the same is the same, and each kind of difference is seen.
+//! Tree comparison: equal trees compare equal, and each kind of difference is detected.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -9,7 +9,7 @@ use crate::common::{
     Fs, Image, TreeOpts, assert_same_tree, copy_tree, sample_tree, scratch, skip, tree_of,
 };
 
-/// A tree and its copy, on a filesystem that keeps every attribute.
+/// Calls `check` with a tree and its copy, on a filesystem that stores every attribute.
 fn two_trees(check: impl Fn(&Path, &Path)) {
     if let Some(reason) = Fs::Xfs.unavailable() {
         return skip(&reason);

@@ -1,4 +1,5 @@
-//! A wait that fails prints the condition and the last state. A test that needs an idle machine has three attempts.
+//! A wait that fails prints the condition and the last state. A test that measures time has three
+//! attempts.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -6,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use crate::common::exclusive::retried;
 use crate::common::wait::{same, seen, wait_longer, wait_until};
 
-/// The text of the panic of `work`.
+/// Returns the text of the panic of `work`.
 fn said(work: impl FnOnce()) -> String {
     let why = catch_unwind(AssertUnwindSafe(work)).expect_err("it panics");
     *why.downcast::<String>().expect("a text")

@@ -1,5 +1,5 @@
-//! An archive or a copy of a directory with its `.ckptfs`, unpacked over the mount: it does not
-//! touch the history, and the program that unpacks it gets an error.
+//! An archive or a copy of a directory including its `.ckptfs`, unpacked over the mount, does not
+//! modify the history, and the unpacking program receives an error.
 
 use std::fs;
 use std::path::Path;
@@ -66,9 +66,8 @@ fn script(text: &str, aside: &Path, root: &Path) -> Command {
     command
 }
 
-/// Makes what an archive of the directory had, a checkpoint ago, without what the daemon removes
-/// while it is copied; says which two checkpoints there
-/// are.
+/// Archives the tree and its store at the previous checkpoint, without files that the daemon
+/// removes during the copy. Returns the IDs of the two checkpoints.
 fn archive(mount: &Mount, aside: &Path) -> [u64; 2] {
     let root = mount.path();
     put(root.join("f"), "1");
@@ -87,7 +86,7 @@ fn archive(mount: &Mount, aside: &Path) -> [u64; 2] {
     [first, mount.checkpoint()]
 }
 
-/// Unpacks it, and sees that all of the history is there at the next mount.
+/// Unpacks the archives, and checks that the history is complete after a remount.
 fn unpack(mount: &mut Mount, aside: &Path) {
     let views = archive(mount, aside).map(|id| (id, tree(&mount.view(id))));
     let said = try_run_limited(&mut script(UNPACK, aside, mount.path()), 120).unwrap();
@@ -105,15 +104,15 @@ fn unpack(mount: &mut Mount, aside: &Path) {
     assert_eq!(status, 0, "{report}");
 }
 
-/// Tar and Python's zipfile followed the hidden link `.ckptfs` and overwrote the store without an
-/// error; after the next unmount it could not be opened.
+/// Failed before: tar and Python's zipfile followed the hidden link `.ckptfs` and overwrote the
+/// store without an error; the store could not be opened after the next unmount.
 fn an_archive_of_the_directory_leaves_the_store_alone(v: Variant) {
     let mut rig = v.start();
     let aside = rig.image.dir("aside");
     unpack(&mut rig.mount, &aside);
 }
 
-/// Starts the daemon without the calls that copy a mount, as on an older kernel.
+/// Starts the daemon with open_tree(2) failing, as on an older kernel.
 fn remount_without_copies(rig: &mut Rig) -> bool {
     rig.mount.umount();
     let dir = rig.image.path().join("project");
@@ -124,7 +123,7 @@ fn remount_without_copies(rig: &mut Rig) -> bool {
         .args(["-e", "inject=open_tree:error=ENOSYS"])
         .arg(mount.get_program())
         .args(mount.get_args())
-        // It lives as long as the daemon.
+        // strace lives as long as the daemon.
         .stdout(Stdio::null())
         .stderr(Stdio::null());
     for (name, value) in mount.get_envs() {
@@ -137,7 +136,8 @@ fn remount_without_copies(rig: &mut Rig) -> bool {
     mounted
 }
 
-/// There the link leads to the store itself, and is not there for other programs.
+/// Without a copy of the mount, the link leads to the store itself, and other programs do not see
+/// it.
 fn nor_does_it_where_no_mount_can_be_copied(v: Variant) {
     let mut rig = v.start();
     let aside = rig.image.dir("aside");
@@ -167,8 +167,8 @@ fn nor_does_it_where_no_mount_can_be_copied(v: Variant) {
     assert_eq!(status, 0, "{report}");
 }
 
-/// The one that takes over makes a copy of the mount of its own, and none keeps the filesystem
-/// below from being unmounted.
+/// The successor makes its own copy of the mount, and no copy prevents an unmount of the underlying
+/// filesystem.
 fn the_store_is_shown_read_only_by_each_daemon(v: Variant) {
     let mut rig = v.start();
     let root = rig.path().to_owned();
@@ -185,7 +185,7 @@ fn the_store_is_shown_read_only_by_each_daemon(v: Variant) {
     rig.image.unmount();
 }
 
-/// The same by an ordinary user, with a takeover.
+/// The same in the mount of an ordinary user, with a takeover.
 const BY_A_USER: &str = r#"
 set -eu
 ckptfs=$1 dir=$2 aside=$HOME/work
@@ -235,7 +235,7 @@ fn nor_does_it_in_the_mount_of_an_ordinary_user() {
     assert!(output.status.success() && said == "done\n", "{output:?}");
 }
 
-/// For single quotes of a shell.
+/// Quotes text for a shell's single quotes.
 fn quoted(text: &str) -> String {
     text.replace('\'', r"'\''")
 }

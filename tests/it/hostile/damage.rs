@@ -1,13 +1,13 @@
-//! Damage to each file of a store, one at a time: a bit is changed, or the file is cut. The store has
-//! two checkpoints and a branch with changes of its own.
+//! Damage to each file of a store, one at a time: a flipped bit or a truncation. The store has two
+//! checkpoints and a branch with its own changes.
 //!
-//! The tree is mounted, read, compared with its content before, restored, and unmounted. Each of
-//! these may be refused with an error. None may panic, hang, take much memory, or give wrong bytes.
+//! The tree is mounted, read, compared with its original content, restored, and unmounted. Each
+//! step may fail with an error. None may panic, hang, use excessive memory, or return wrong bytes.
 //! A view reads the content of an old version without its hash: `verify --deep` must find damage
-//! there, and a restore must not put it into the tree.
+//! there, and a restore must not copy it into the tree.
 //!
-//! `CKPTFS_LONG=1` tries `CKPTFS_ROUNDS` damages of each kind in each file (40); the short form one
-//! in each file. The seed chooses the places.
+//! `CKPTFS_LONG=1` tries `CKPTFS_ROUNDS` damages of each kind in each file (40); the short form
+//! tries one in each file. The seed chooses the offsets.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -19,12 +19,12 @@ use super::support::{noise, put, sh};
 use crate::common::random::{Random, count, is_long, seed};
 use crate::common::{Fs, Image, Io, Mount, MountOpts, run_limited, skip, tool};
 
-/// Seconds that a command may take with any store.
+/// Time limit of a command with any store, in seconds.
 const LIMIT_S: u64 = 60;
-/// Memory of the daemon, in KiB.
+/// Memory limit of the daemon, in KiB.
 const MEMORY_KIB: u64 = 400 << 10;
 
-/// Content by path, below the directory that has the tree `t` and its branch `t@b`.
+/// Content by path, relative to the directory that contains the tree `t` and its branch `t@b`.
 type Truth = Vec<(&'static str, Vec<u8>)>;
 
 fn live() -> Truth {
@@ -54,7 +54,7 @@ fn branch() -> Truth {
     ]
 }
 
-/// The content that a restore of checkpoint 1 makes or keeps.
+/// The contents that a restore of checkpoint 1 may leave.
 fn restored() -> Vec<(&'static str, Vec<Vec<u8>>)> {
     let c = vec![b"c of checkpoint 1".to_vec(), live()[1].1.clone()];
     vec![
@@ -100,7 +100,8 @@ fn succeeded(what: &str, output: &Output) {
     assert!(output.status.success(), "{what}: {said}");
 }
 
-/// It succeeds, or says why not.
+/// Asserts that a command succeeded or printed an error, without a panic. Returns whether it
+/// succeeded.
 #[track_caller]
 fn is_told(name: &str, what: &str, output: &Output) -> bool {
     let said = [&output.stderr[..], &output.stdout[..]].concat();
@@ -115,7 +116,7 @@ fn is_told(name: &str, what: &str, output: &Output) -> bool {
     is_fine
 }
 
-/// The files of stores below a directory that have something in them, in a fixed order.
+/// Returns the non-empty files of the stores below a directory, in a fixed order.
 fn store_files(dir: &Path) -> Vec<PathBuf> {
     let (mut files, mut open) = (Vec::new(), vec![dir.to_owned()]);
     while let Some(path) = open.pop() {
@@ -126,7 +127,7 @@ fn store_files(dir: &Path) -> Vec<PathBuf> {
         } else if meta.is_file() && meta.len() > 0 {
             let path = path.strip_prefix(dir).expect("it is below");
             let text = path.to_string_lossy();
-            // The reserve holds nothing, and `tree/` is the branch's tree, as the user has written it.
+            // The reserve has no content, and `tree/` is the branch's tree, as written by the user.
             let counts = |part: &str| text.contains("/.ckptfs/") && !text.contains(part);
             if ["/reserve/", "/tree/", "/.git"]
                 .iter()
@@ -140,7 +141,7 @@ fn store_files(dir: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// A bit changed, or the file cut.
+/// A flipped bit or a truncation.
 #[derive(Clone, Copy, Debug)]
 enum Damage {
     Flip(u64, u8),
@@ -148,7 +149,7 @@ enum Damage {
 }
 
 impl Damage {
-    /// Somewhere before the zeros at the end of a file.
+    /// Returns a damage at a random offset before the zeros at the end of the file.
     fn any(path: &Path, cut: bool, random: &mut Random) -> Damage {
         let bytes = fs::read(path).expect("read");
         let used = bytes.iter().rposition(|byte| *byte != 0);
@@ -174,7 +175,7 @@ impl Damage {
     }
 }
 
-/// Each file that can be read has its content.
+/// Asserts that each readable file has its expected content.
 fn compare(name: &str, dir: &Path, truth: &Truth) {
     for (path, content) in truth {
         if let Ok(found) = fs::read(dir.join(path)) {
@@ -200,7 +201,8 @@ fn without_mount(name: &str, tree: &Path) {
     }
 }
 
-/// Uses a damaged store. `is_content`: the damage is in the content of an old version.
+/// Uses a damaged store. `is_content`: the damage is in the content of an old version. Returns
+/// whether the tree was mounted.
 fn use_it(name: &str, dir: &Path, is_content: bool) -> bool {
     let tree = dir.join("t");
     let mounted = Mount::try_start(&tree, &MountOpts::new(Io::Daemon));
@@ -216,7 +218,7 @@ fn use_it(name: &str, dir: &Path, is_content: bool) -> bool {
         let found = fs::read(dir.join(path));
         assert!(found.ok() == Some(content), "{name}: {path}");
     }
-    // A store that has lost the end of its journal may give a number again.
+    // A store that lost the end of its journal may reuse a checkpoint ID.
     let knows = run(&tree, &["show", "2"]).status.success();
     if knows && !is_content {
         compare(name, dir, &past());

@@ -1,5 +1,5 @@
-//! Trees deeper than a path can say, and deeper than a stack: whoever may make directories may make
-//! them so.
+//! Trees deeper than `PATH_MAX` and deeper than a stack: any user who may create directories can
+//! make them.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -13,7 +13,7 @@ use crate::common::{Io, MountOpts, Rig, Variant, for_each_variant};
 
 for_each_variant! { xfs => a_tree_deeper_than_a_path_and_than_a_stack }
 
-/// Levels: a path of twice as many bytes.
+/// Directory levels; the path has twice as many bytes.
 const LEVELS: usize = 2_200;
 
 fn dir_in(dir: &OwnedFd, name: &str) -> OwnedFd {
@@ -31,7 +31,7 @@ fn open(path: &Path) -> OwnedFd {
     .expect("open")
 }
 
-/// Goes down from `dir`, and makes what is not there if `make` says so.
+/// Opens the directory `levels` below `dir`; with `make`, creates the directories.
 fn bottom(dir: &Path, levels: usize, make: bool) -> OwnedFd {
     (0..levels).fold(open(dir), |dir, _| {
         if make {
@@ -57,7 +57,7 @@ fn read(dir: &OwnedFd) -> String {
 }
 
 fn a_tree_deeper_than_a_path_and_than_a_stack(v: Variant) {
-    // What is deep is the daemon's business in both; once is enough but in the long form.
+    // The daemon handles depth alike in both modes, so the short form tests one.
     if v.io == Io::Passthrough && !is_long() {
         return;
     }
@@ -74,7 +74,7 @@ fn a_tree_deeper_than_a_path_and_than_a_stack(v: Variant) {
         read(&bottom(&rig.view(id).join("top"), levels, false)),
         "then"
     );
-    // Paths are told to a length; what is deeper is told by the directory there.
+    // A reported path has a maximum length; the directory at that depth represents deeper changes.
     let dirty = rig.mount.dirty();
     assert!(
         dirty.len() == 1 && dirty[0].starts_with("top/d/d/"),
@@ -100,7 +100,7 @@ fn a_tree_deeper_than_a_path_and_than_a_stack(v: Variant) {
     sh(&root, "rm -rf top");
 }
 
-/// All of it comes and goes as a whole, and over a remount.
+/// The whole tree is moved and restored, and survives a remount.
 fn comes_and_goes(rig: &mut Rig, id: u64, levels: usize) {
     let root = rig.path().to_owned();
     sh(&root, "mkdir aside");

@@ -1,4 +1,4 @@
-//! Checkpoints made with mkdir(2), by whoever may write to the root directory.
+//! Checkpoints made with mkdir(2) by users who may write to the root directory.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -21,7 +21,7 @@ fn start(v: Variant, settings: &[(&str, u32)]) -> Rig {
     rig
 }
 
-/// Runs a shell command in `.snapshots` with these arguments of setpriv(1).
+/// Runs a shell command in `.snapshots` with the given arguments of setpriv(1).
 fn run_as(rig: &Rig, who: &[&str], script: &str) -> Output {
     let mut command = tool("setpriv", who);
     command
@@ -30,7 +30,7 @@ fn run_as(rig: &Rig, who: &[&str], script: &str) -> Output {
     run_limited(&mut command, 60)
 }
 
-/// How many directories with this first letter can be made before one is refused, and why.
+/// Returns the number of directories with this first letter made before an error, and the error.
 fn made_by(rig: &Rig, who: &[&str], letter: char, most: u32) -> (u32, String) {
     let script = format!(
         "n=0; while [ $n -lt {most} ]; do mkdir {letter}$n || break; n=$((n+1)); done; echo $n"
@@ -61,7 +61,7 @@ fn user(id: &'static str) -> [&'static str; 5] {
 /// Root in a container.
 const CONTAINED: [&str; 2] = ["--bounding-set", "-sys_admin"];
 
-/// A container made 40,963 checkpoints in 20 s.
+/// Failed before: a container made 40,963 checkpoints in 20 s.
 fn a_user_makes_so_many_checkpoints_with_mkdir_and_so_many_in_a_minute(v: Variant) {
     let rig = start(v, &[("snapdir.per-user", 5), ("snapdir.per-minute", 1000)]);
     let refused = |count, why: &str| (count, why.to_owned());
@@ -95,7 +95,7 @@ fn a_user_makes_so_many_checkpoints_with_mkdir_and_so_many_in_a_minute(v: Varian
         "but not whoever could ask the daemon with a verb"
     );
     rig.mount.ok(&["config", "set", "snapdir.per-user", "100"]);
-    // A minute brings three: the next is there after 20 s.
+    // The pace is three in a minute: the next is allowed after 20 s.
     rig.mount.ok(&["config", "set", "snapdir.per-minute", "3"]);
     assert_eq!(made_by(&rig, &user("1005"), 'i', 3), refused(3, ""));
     assert_eq!(made_by(&rig, &user("1005"), 'j', 3), refused(0, PACE));

@@ -1,9 +1,9 @@
-//! Journals with right hashes and wrong contents: whoever makes a store knows its id, and can chain
-//! any frames. What cannot be true is refused with a word of the damage, and no walk over the rest
-//! goes in circles, takes memory without bound, or shows the store as a part of the tree.
+//! Journals with valid hashes and invalid contents: the creator of a store has its ID, and can
+//! chain any frames. Impossible records are rejected with a description of the damage. No walk over
+//! the others loops, uses unbounded memory, or shows the store as a part of the tree.
 //!
-//! Frames are made here byte by byte (docs/format.md), so that they are what a stranger makes and
-//! not what our encoder lets through.
+//! The frames are made here byte by byte (docs/format.md), as an attacker makes them, because our
+//! encoder would reject them.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -13,13 +13,12 @@ use std::time::{Duration, Instant};
 use super::support::put;
 use crate::common::{Fs, Image, Io, Mount, MountOpts, run_limited, tool};
 
-/// Seconds that a command may take: what goes in circles never ends.
+/// Time limit of a command, in seconds: an endless loop exceeds it.
 const LIMIT_S: u64 = 60;
-/// Memory that the daemon may take, KiB: one that goes in circles takes a gigabyte in eight
-/// seconds.
+/// Memory limit of the daemon, in KiB: an endless walk allocates a gigabyte in eight seconds.
 const MEMORY_KIB: u64 = 300 << 10;
 
-/// A number as the journal has it.
+/// Encodes an integer as in the journal.
 fn uint(mut value: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     while value >= 0x80 {
@@ -39,7 +38,7 @@ fn place(parent: u64, name: &str) -> Vec<u8> {
     .concat()
 }
 
-/// What a name led to: a directory.
+/// A previous `Entry` that led to a directory.
 fn entry(dir: u64, name: &str, child: u64) -> Vec<u8> {
     [vec![0], place(dir, name), vec![1], uint(child), vec![1]].concat()
 }
@@ -78,8 +77,8 @@ fn moved(slot: u64, parent: u64, name: &str) -> (u16, Vec<u8>) {
     (3, [uint(1), uint(slot), place(parent, name)].concat())
 }
 
-/// Puts frames behind those that the journal of a tree has, as if a daemon had been killed right
-/// after. Without an index and a tail it is all there is.
+/// Appends frames to the journal of a tree, as if a daemon had been killed immediately afterwards.
+/// Removes the index and the tail, so that only the journal remains.
 fn forge(tree: &Path, frames: &[(u16, Vec<u8>)]) {
     let store = tree.join(".ckptfs");
     let format = fs::read_to_string(store.join("format")).expect("format");
@@ -131,14 +130,14 @@ fn forge(tree: &Path, frames: &[(u16, Vec<u8>)]) {
     }
 }
 
-/// The numbers of what is in the tree: `a`, `a/b`, `a/b/file`.
+/// The slots of `a`, `a/b` and the store.
 struct Slots {
     a: u64,
     b: u64,
     store: u64,
 }
 
-/// A tree with one checkpoint, in whose second epoch nothing has changed yet.
+/// A tree with one checkpoint and no changes in its second epoch.
 fn tree(image: &Image, name: &str) -> (std::path::PathBuf, Slots) {
     let dir = image.dir(name);
     fs::create_dir_all(dir.join("a/b")).expect("mkdir");
@@ -170,7 +169,7 @@ fn ckptfs(dir: &Path, arguments: &[&str]) -> (Option<i32>, String) {
     (output.status.code(), said)
 }
 
-/// `fsck` of an unmounted store finds damage that it tells so.
+/// Asserts that `verify` of an unmounted store reports damage with this text.
 fn fsck_finds(dir: &Path, what: &str) {
     let (status, said) = ckptfs(dir, &["verify"]);
     assert!(
@@ -179,7 +178,8 @@ fn fsck_finds(dir: &Path, what: &str) {
     );
 }
 
-/// The store is not mounted, for this reason, and the tree stays an ordinary directory.
+/// Asserts that the store is not mounted, for this reason, and that the tree remains an ordinary
+/// directory.
 fn is_refused(dir: &Path, why: &str) {
     let output = Mount::try_start(dir, &MountOpts::new(Io::Daemon));
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -197,7 +197,8 @@ fn is_refused(dir: &Path, why: &str) {
     fsck_finds(dir, why);
 }
 
-/// Everything that walks over history is asked, and ends in time and within memory.
+/// Runs every verb that walks over history, and asserts that each ends within the time and memory
+/// limits.
 fn all_walks_end(mount: &mut Mount) {
     put(mount.path().join("a/b/file"), "of later");
     fs::rename(mount.path().join("a/b"), mount.path().join("a/c")).expect("mv");
@@ -253,8 +254,8 @@ impl Memory for Mount {
     }
 }
 
-/// A place that said that a directory is in itself had the daemon climb for ever and record each
-/// step: 1 GB in 8 s, at the first `restore`.
+/// Failed before: with a place that named a directory as its own parent, the daemon climbed without
+/// end and recorded each step: 1 GB in 8 s, at the first `restore`.
 #[test]
 fn a_directory_in_itself_is_refused() {
     let image = Image::of(Fs::Tmpfs);
@@ -266,8 +267,8 @@ fn a_directory_in_itself_is_refused() {
     is_refused(&dir, "a directory leads to itself");
 }
 
-/// Each of two is in the other: no record alone says so, and every walk ends all the same. `verify`
-/// and `fsck` tell of it.
+/// Two directories are each in the other. No single record is invalid, yet every walk ends, and
+/// `verify` reports the cycle both mounted and unmounted.
 #[test]
 fn no_walk_goes_in_circles() {
     let image = Image::of(Fs::Tmpfs);
@@ -301,8 +302,8 @@ fn no_walk_goes_in_circles() {
     mount.umount();
 }
 
-/// Forty directories, each under two names in the one before: a walk that goes all ways to each
-/// never ends.
+/// Forty directories, each under two names in its parent: a walk along every path to each never
+/// ends.
 #[test]
 fn a_directory_in_many_places_is_gone_through_once() {
     let image = Image::of(Fs::Tmpfs);
@@ -323,8 +324,8 @@ fn a_directory_in_many_places_is_gone_through_once() {
     mount.umount();
 }
 
-/// An epoch that was over, or is not yet, had `fsck` panic: "range start is greater than range
-/// end".
+/// Failed before: a record of a closed or a future epoch caused a panic of `fsck`: "range start is
+/// greater than range end".
 #[test]
 fn what_is_not_of_the_time_at_which_it_stands_is_refused() {
     let image = Image::of(Fs::Tmpfs);
@@ -374,8 +375,8 @@ fn what_is_not_of_the_time_at_which_it_stands_is_refused() {
     }
 }
 
-/// A view showed `.ckptfs`, with any mode that the record liked, and a restore could have put it
-/// anywhere.
+/// Failed before: a view showed `.ckptfs`, with the mode in the record, and a restore could have
+/// put it anywhere.
 #[test]
 fn the_store_is_no_part_of_any_tree() {
     let image = Image::of(Fs::Tmpfs);
@@ -404,7 +405,7 @@ fn the_store_is_no_part_of_any_tree() {
         ],
     );
     is_refused(&dir, "the store as a part of the tree");
-    // Under another name it is nowhere: what is looked for there is not the store.
+    // Under another name nothing is found: a lookup never resolves to the store.
     let (dir, slots) = tree(&image, "another-name");
     forge(
         &dir,
@@ -429,8 +430,8 @@ fn the_store_is_no_part_of_any_tree() {
     mount.umount();
 }
 
-/// A tag with a slash had the kernel refuse the whole listing of `.snapshots`, and one that is a
-/// number went before the checkpoint of that number.
+/// Failed before: a tag with a slash made the kernel reject the whole listing of `.snapshots`, and
+/// a numeric tag hid the checkpoint of that number.
 #[test]
 fn what_can_be_no_tag_names_nothing() {
     let image = Image::of(Fs::Tmpfs);

@@ -1,11 +1,11 @@
-//! What a branch shows follows from the names, whiteouts and marks in its own directory. A user who
-//! can write to that while nothing is mounted over it, or beside the mount, must gain nothing by it:
-//! no right to another user's file, and no file of theirs in the place of another's.
+//! The content of a branch follows from the names, whiteouts and marks in its backing directory. A
+//! user who can write to that directory, while it is unmounted or past the mount, must gain
+//! nothing: no access to another user's file, and no file of that user in place of another's.
 //!
-//! The user owns files in the branch, may write to directories with and without the sticky bit, and
-//! does each of [`FORGERIES`] in the backing directory of the branch: while it is unmounted, and
-//! past the mount over a takeover, as from a mount namespace that has no mount of the branch. A
-//! forgery whose row begins with a guard held before too.
+//! The user owns files in the branch, and may write to directories with and without the sticky bit.
+//! The user does each of [`FORGERIES`] in the backing directory of the branch: while it is
+//! unmounted, and past the mount across a takeover, as from a mount namespace without a mount of
+//! the branch. A row that begins with "guard" passed before the fix as well as after it.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -24,10 +24,10 @@ for_each_variant! { xfs =>
     a_branch_of_an_older_program_is_refused_and_stays,
 }
 
-/// Nobody else's on this machine.
+/// An unused user ID.
 const USER: u32 = 12_345;
 
-/// The tree: `roots` is root's own in each directory.
+/// The tree: the files that contain `roots` belong to root.
 const TREE: &str = "
 for name in cfg other changed; do echo roots > $name; done; mkdir etc secret secret2 pub open mine .git twice
 echo 'echo real' > etc/tool; chmod 755 etc/tool; echo roots > etc/copied
@@ -40,16 +40,16 @@ echo roots > twice/one; ln twice/one twice/two
 chmod 1777 .
 ";
 
-/// In the branch, by root and then by the user.
+/// Changes in the branch, by root and then by the user.
 const CHANGES: &str = "
 rm open/token; chmod 777 open; rm pub/gone; touch etc/copied mine; echo more >> changed
 setpriv --reuid 12345 --regid 12345 --clear-groups sh -euc '
 umask 022; for name in x t c n s w; do echo evil > pub/$name; done; chmod 755 pub/t; mkdir pub/d pub/r pub/u; echo theirs > mine/own'
 ";
 
-/// What it is, what the user does in the backing directory of the branch, and what holds in the
-/// branch afterwards. `mark FILE PATH` prints a mark of what is in the base at PATH (with that
-/// path), `as` acts as the user.
+/// The description, the user's commands in the backing directory of the branch, and the condition
+/// in the branch afterwards. The variables `CFG` and others are marks of base files ([`marks`]);
+/// `as` runs a command as the user.
 const FORGERIES: [(&str, &str, &str); 22] = [
     (
         "a mark of root's file",
@@ -163,7 +163,7 @@ const FORGERIES: [(&str, &str, &str); 22] = [
     ),
 ];
 
-/// A mark as an older program believed it, of a path.
+/// Returns a mark of a base file, with this path, in the format that an older version trusted.
 fn mark(at: &Path, path: &str) -> String {
     let number = fs::metadata(at).expect("it is there").ino();
     let mut hex = String::from("0x");
@@ -182,7 +182,7 @@ fn as_user(dir: &Path, script: &str) -> bool {
     output.status.success()
 }
 
-/// A tree with a branch in which root and the user have changed something.
+/// Starts a tree with a branch in which root and the user have made changes.
 fn start(v: Variant) -> (Rig, PathBuf) {
     let mut opts = MountOpts::new(v.io);
     opts.branch = false;
@@ -193,7 +193,7 @@ fn start(v: Variant) -> (Rig, PathBuf) {
     (rig, branch)
 }
 
-/// The user does all of it in `backing`, where the branch's files are, if they get there.
+/// Runs every forgery as the user in `backing`, the branch's backing directory, if accessible.
 fn forge(backing: &Path, marks: &str) {
     for (_, act, _) in FORGERIES {
         as_user(backing, &format!("{marks} cd \"$1\"; {act}"));
@@ -214,7 +214,7 @@ fn marks(branch: &Path) -> String {
     .concat()
 }
 
-/// Which forgeries have brought something.
+/// Returns the forgeries that succeeded.
 fn gained(branch: &Path) -> Vec<&'static str> {
     let holds = |script: &str| {
         let script = format!(
@@ -226,13 +226,13 @@ fn gained(branch: &Path) -> Vec<&'static str> {
             .status
             .success()
     };
-    // As whoever looks, so that what is looked for by number is known.
+    // The user looks up everything first, so that the daemon has nodes for lookups by number.
     as_user(branch, "cd \"$1\"; (ls -laR .; cat pub/*) > /dev/null || :");
     let gained = FORGERIES.iter().filter(|(_, _, then)| !holds(then));
     gained.map(|(what, _, _)| *what).collect()
 }
 
-/// A merge brings nothing of it into the parent either.
+/// Asserts that a merge brings no forgery into the parent.
 fn merged(rig: &Rig) {
     let _ = rig.mount.run(&["merge", "b", "--theirs"]);
     sh(
@@ -266,14 +266,15 @@ fn nothing_is_forged_past_the_mount_over_a_takeover(v: Variant) {
     merged(&rig);
 }
 
-/// From the moment in which there is a directory; and what the user has open of it is of no use.
+/// A user cannot reach the backing directory of a branch from its creation on, not even through a
+/// descriptor opened before.
 fn no_user_reaches_the_files_of_a_branch_past_its_mount(v: Variant) {
     let (mut rig, branch) = start(v);
     let below = rig.image.below();
     let name = branch.file_name().expect("it has a name");
     let reached = |at: &Path| as_user(at, "ls \"$1\" || stat \"$1/cfg\" || stat \"$1/.ckptfs\"");
     assert!(!reached(&below.path().join(name)), "past the mount");
-    // A directory that the user has made, and has open, before it becomes a branch.
+    // A directory that the user made, and has open, before it becomes a branch.
     let theirs = rig.image.dir("theirs");
     sh(&theirs, "chown 12345:12345 .; chmod 777 .");
     let held = fs::File::open(&theirs).expect("opened");
@@ -299,11 +300,11 @@ fn no_user_reaches_the_files_of_a_branch_past_its_mount(v: Variant) {
     assert!(as_user(&branch, "cat \"$1/cfg\""), "through the mount");
 }
 
-/// Its marks could be forged, so it is not served; nothing of it is changed, and it can be dropped.
+/// Its marks could be forged, so it is not mounted. It remains unmodified, and can be dropped.
 fn a_branch_of_an_older_program_is_refused_and_stays(v: Variant) {
     let (mut rig, branch) = start(v);
     rig.mount.umount();
-    // As it had it.
+    // The layout of the older version.
     sh(
         &branch,
         "mv .ckptfs/tree/* .; mv .ckptfs/tree/.[a-z]* . 2>/dev/null || true; rmdir .ckptfs/tree; sed -i s/^features.*/features\\ -/ .ckptfs/format",
@@ -323,8 +324,8 @@ fn a_branch_of_an_older_program_is_refused_and_stays(v: Variant) {
     drop(rig);
 }
 
-/// Guards: a tree in whose root directory the user may write. A store that they put there, whatever
-/// they make it of, is not root's.
+/// Guard: in a root directory that the user may write to, a store made by the user in any form is
+/// not accepted as root's.
 #[test]
 fn a_store_in_the_place_of_roots_is_refused() {
     let image = Image::of(Fs::Ext4);

@@ -1,11 +1,13 @@
-//! Nobody can stop everybody: a process that waits in the kernel with the lock of a file, for as
-//! long as it likes, and what others wait for meanwhile.
+//! A process that sleeps in the kernel with the lock of a file, for an unlimited time, must not
+//! block other processes.
 //!
-//! The kernel locks a file while somebody writes to it, and XFS while somebody reads it. Where it
-//! does the I/O of a mount itself that is the lock of the backing file, which FICLONE wants too,
-//! and truncate(2), chmod(2), and a change of a name. Whoever copies from or to a mapping of a file
-//! of his own filesystem keeps that lock until his filesystem answers. With the gate or the tree
-//! held by who waits for him the whole mount stood still: 21.8 and 30.5 s, until he was killed.
+//! The kernel locks a file during a write, and XFS also during a read. In a passthrough mount that
+//! is the lock of the backing file, which FICLONE, truncate(2), chmod(2) and a change of a name
+//! need. A process that copies from or to a mapping of a file of its own filesystem holds that lock
+//! until its filesystem replies.
+//!
+//! Failed before: a thread waited for such a process while it held the freeze lock or the tree
+//! lock, and the whole mount blocked until the process was killed, after 21.8 and 30.5 s.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
@@ -34,8 +36,8 @@ const NOBODY: u32 = 65_534;
 /// Rounds that prove progress.
 const ROUNDS: u32 = 2;
 
-/// A Python program of an ordinary user's. It says "ready", and then does what keeps a lock; what
-/// it has imported and opened is named `m` and `a`.
+/// A Python program of an ordinary user. It prints "ready", and then makes the calls that hold a
+/// lock. `a` is its arguments, `say` prints a line.
 pub struct Attack {
     pub child: Child,
     said: BufReader<ChildStdout>,
@@ -62,7 +64,7 @@ impl Attack {
         Attack { child, said }
     }
 
-    /// Lets it go on.
+    /// Lets the program continue.
     fn goes_on(&mut self) {
         let stdin = self.child.stdin.as_mut().expect("piped");
         stdin.write_all(b"\n").expect("it listens");
@@ -74,7 +76,7 @@ impl Attack {
         assert_eq!(line.trim(), word);
     }
 
-    /// Waits until it ends, which it must.
+    /// Waits until it ends successfully.
     pub fn ends(&mut self) {
         let child = &mut self.child;
         wait_until("the attacker ends", || {
@@ -94,7 +96,7 @@ impl Drop for Attack {
     }
 }
 
-/// Somebody else at work: he makes, writes, renames, lists and removes, for ever.
+/// Another user's workload: creates, writes, renames, lists and removes a file in an endless loop.
 pub struct Other {
     stop: Arc<AtomicBool>,
     rounds: Arc<AtomicU32>,
@@ -140,7 +142,7 @@ impl Other {
         }
     }
 
-    /// Waits for further rounds: the attack in progress does not stop the other user.
+    /// Waits for further rounds: the attack in progress does not block the other user.
     #[track_caller]
     pub fn goes_on(&self) {
         let rounds = || self.rounds.load(Ordering::SeqCst);
@@ -150,7 +152,7 @@ impl Other {
         });
     }
 
-    /// Ends it. No call waited for longer than the limit.
+    /// Ends the workload, and asserts that no call exceeded the limit.
     #[track_caller]
     pub fn went_on(self) {
         let waited = self.longest_wait();
@@ -158,7 +160,7 @@ impl Other {
         assert!(waited < WAIT, "somebody waited {waited:?} for one call");
     }
 
-    /// How long he ever waited for one call.
+    /// Ends the workload, and returns the longest time of one call.
     pub fn longest_wait(mut self) -> Duration {
         self.stop.store(true, Ordering::SeqCst);
         let thread = self.thread.take().expect("once");
@@ -181,7 +183,7 @@ impl Drop for Other {
     }
 }
 
-/// A file of nobody's with 8 pages of `byte`, in a directory of nobody's.
+/// Makes a file of user nobody with 8 pages of `byte`, in a directory of the same user.
 pub fn theirs(root: &Path, name: &str, byte: u8) -> PathBuf {
     let dir = root.join("theirs");
     if !dir.exists() {
@@ -194,7 +196,8 @@ pub fn theirs(root: &Path, name: &str, byte: u8) -> PathBuf {
     path
 }
 
-/// `ckptfs checkpoint`, timed: it is made, or says which file is in the way. True: it was made.
+/// Runs `ckptfs checkpoint` with a time limit. Returns whether a checkpoint was made; a failure
+/// must name the file that is locked.
 pub fn checkpoint(rig: &Rig, name: &str) -> bool {
     let output: Output = run_limited(&mut rig.mount.command(&["checkpoint"]), WAIT_SECONDS);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -225,8 +228,8 @@ fn a_write_from_the_past_of_the_same_file_ends(v: Variant) {
     assert_eq!(get(rig.view(id).join("theirs/F")), "1".repeat(32 << 10));
 }
 
-/// A reader has the lock on XFS, somebody who wants to write waits for him, and the read of the
-/// view would wait behind that one.
+/// A reader holds the lock on XFS, a writer waits for the reader, and the read of the view would
+/// wait behind the writer.
 fn a_read_into_the_past_of_the_same_file_ends(v: Variant) {
     let rig = start(v);
     let file = theirs(rig.path(), "F", b'1');
@@ -300,16 +303,15 @@ fn a_writer_that_waits_stops_nobody(v: Variant) {
     rig.mount.ok(&["verify", "--deep"]);
 }
 
-/// On XFS a reader has the lock too, and the kernel lets others ask us to change the file
-/// meanwhile.
+/// On XFS a reader holds the lock, and the kernel still sends requests that change the file.
 fn a_reader_that_waits_stops_nobody(v: Variant) {
     let rig = start(v);
     let (file, twin) = (theirs(rig.path(), "F", b'1'), theirs(rig.path(), "G", b'2'));
     let id = rig.mount.checkpoint();
     let stuck = Stuck::start();
     let other = Other::start(rig.path());
-    // The second is open for writing too, so that a checkpoint must capture it; of the first there
-    // is no capture yet.
+    // The second file is also open for writing, so a checkpoint must capture it; the first has no
+    // capture yet.
     let script = "m = mmap.mmap(os.open(a[1], os.O_RDONLY), 1 << 20, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)\n\
         f, g = os.open(a[2], os.O_RDONLY), os.open(a[3], os.O_RDWR)\n\
         t = [threading.Thread(target=lambda f=f, i=i: os.preadv(f, [memoryview(m)[i << 19:(i << 19) + (16 << 10)]], 0)) for i, f in enumerate((f, g))]\n\
@@ -367,7 +369,7 @@ fn a_hundred_that_wait_starve_nobody(v: Variant) {
     });
     attack.goes_on();
     attack.hear("tried");
-    // All of them have called open(2) by then.
+    // By then each thread has called open(2).
     thread::sleep(Duration::from_millis(500));
     assert!(
         checkpoint(&rig, "theirs/"),
@@ -391,15 +393,15 @@ fn arm(rig: &Rig, plan: Option<Plan>) -> u64 {
         .1
 }
 
-/// Times for which a capture is held up. A busy machine needs a longer one.
+/// Delays of a capture. A busy machine needs a longer one.
 const HELD_UP: [Duration; 3] = [
     Duration::from_millis(1_500),
     Duration::from_secs(6),
     Duration::from_secs(24),
 ];
 
-/// Runs `what` while a capture is held up. It must end in half of that time, so it does not wait for the capture. Returns the mount,
-/// the checkpoint of the capture, and the result.
+/// Runs `what` while a capture is delayed. It must end within half the delay, which proves that it
+/// does not wait for the capture. Returns the mount, the checkpoint of the capture, and the result.
 fn during_a_capture<T>(v: Variant, what: impl Fn(&Rig) -> T) -> (Rig, u64, T) {
     let tried = HELD_UP.into_iter().find_map(|pause| {
         let rig = start(v);
@@ -413,8 +415,8 @@ fn during_a_capture<T>(v: Variant, what: impl Fn(&Rig) -> T) -> (Rig, u64, T) {
     tried.expect("it does not wait for the capture")
 }
 
-/// Runs `during` while the capture of a file of 3 MiB is held up for `pause`, and then waits for the write of its first byte. Returns the
-/// checkpoint and the result.
+/// Runs `during` while the capture of a file of 3 MiB is delayed by `pause`, and then waits for the
+/// write of its first byte. Returns the checkpoint and the result.
 fn captured_slowly<T>(
     rig: &Rig,
     v: Variant,
@@ -452,7 +454,7 @@ fn captured_slowly<T>(
     (id, got)
 }
 
-/// ext4: a file of 1 GB was copied with the names of the whole tree locked: 3.5 s.
+/// Failed before: on ext4, a file of 1 GB was copied under the tree lock: 3.5 s.
 fn a_large_capture_stops_nobody(v: Variant) {
     let (rig, id, other) = during_a_capture(v, |rig| {
         let other = Other::start(rig.path());
@@ -463,8 +465,8 @@ fn a_large_capture_stops_nobody(v: Variant) {
     assert_eq!(get(rig.view(id).join("large")), "1".repeat(3 << 20));
 }
 
-/// The file is not changed before it is captured, so it is in both checkpoints as it was; the
-/// capture is of the later one.
+/// The file does not change before its capture, so both checkpoints have its old content; the
+/// capture belongs to the later one.
 fn a_checkpoint_during_a_capture_is_exact(v: Variant) {
     let (mut rig, first, second) = during_a_capture(v, |rig| rig.mount.checkpoint());
     let third = rig.mount.checkpoint();

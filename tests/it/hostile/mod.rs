@@ -1,6 +1,6 @@
-//! Input that means harm: names, links that are swapped, stores from strangers, clients that speak
-//! nonsense, other users. Nothing panics, hangs, leads out of the backing directory, or takes the
-//! mount away from those who use it.
+//! Hostile input: odd names, swapped links, foreign stores, malformed requests, other users. None
+//! causes a panic or a hang, escapes the backing directory, or makes the mount unavailable to its
+//! users.
 
 mod archives;
 mod damage;

@@ -1,4 +1,4 @@
-//! Names that look like something else, and mounts whose own path is not text.
+//! Misleading names, and mounts whose path is not UTF-8.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -12,8 +12,8 @@ use crate::common::{Fs, Image, Io, Mount, MountOpts, Variant, for_each_variant, 
 
 for_each_variant! { xfs => every_odd_name_is_a_name }
 
-/// Names that a careless program takes for a way up, an option, two names, an order to a terminal,
-/// or no text.
+/// Names that a careless program takes for a parent directory, an option, two names, a terminal
+/// escape, or invalid text.
 fn odd_names() -> Vec<Vec<u8>> {
     let mut names: Vec<Vec<u8>> = [
         &b"..."[..],
@@ -47,7 +47,7 @@ fn odd_names() -> Vec<Vec<u8>> {
     names
 }
 
-/// The bytes of a path in JSON: what a program that reads `--json` would take for it.
+/// Decodes a path in JSON into its bytes, as a program that reads `--json` does.
 pub fn path_of(value: &Value) -> Vec<u8> {
     use base64::Engine;
     match value {
@@ -113,8 +113,8 @@ fn every_odd_name_is_a_name(v: Variant) {
     );
 }
 
-/// `status` encoded the path of the mount as text, and failed; and two such directories had one
-/// source in the table of mounts.
+/// Failed before: `status` encoded the path of the mount as text, and failed; two such directories
+/// had the same source in the mount table.
 #[test]
 fn a_mount_whose_path_is_no_text_is_a_mount() {
     if let Some(reason) = Fs::Xfs.unavailable() {

@@ -1,4 +1,4 @@
-//! Mounts of other users that say they are ours, or lie over ours.
+//! Mounts of other users that imitate our mounts or cover them.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -12,7 +12,7 @@ use super::trust::{NOBODY, ckptfs, said};
 use crate::common::pool::mount_points;
 use crate::common::{Fs, Image, Io, Mount, MountOpts};
 
-/// A FUSE mount that another user made, and that says it is ours; nobody answers for it.
+/// A FUSE mount of another user that imitates our mount; no server replies.
 struct Fake {
     at: PathBuf,
     _device: File,
@@ -29,7 +29,7 @@ impl Fake {
             .write(true)
             .open("/dev/fuse")
             .expect("/dev/fuse");
-        // What fusermount3 passes on for that user, whatever they call it.
+        // The options that fusermount3 passes for that user.
         let options = format!(
             "fd={},rootmode=40000,user_id={NOBODY},group_id={NOBODY},allow_other",
             device.as_raw_fd()
@@ -56,9 +56,9 @@ impl Drop for Fake {
     }
 }
 
-/// Anybody may mount a FUSE filesystem and call it `ckptfs#/srv/project`: then nobody could mount
-/// that project any more ("already mounted"), `doctor` and `mount` waited for its owner to answer,
-/// and what it said of itself was believed.
+/// Any user may mount a FUSE filesystem with the source `ckptfs#/srv/project`. Failed before: that
+/// project could not be mounted ("already mounted"), `doctor` and `mount` waited for a reply of its
+/// server, and trusted the reply.
 #[test]
 fn a_mount_that_somebody_else_made_is_not_ours_whatever_it_is_called() {
     let image = Image::of(Fs::Ext4);
@@ -71,7 +71,7 @@ fn a_mount_that_somebody_else_made_is_not_ours_whatever_it_is_called() {
         "{}",
         said(&output)
     );
-    // Other stale mounts of this machine are none of this test's.
+    // The machine may have other stale mounts.
     assert!(
         !said(&output).contains(fake.at.to_str().expect("a path")),
         "{}",
@@ -90,14 +90,14 @@ fn a_mount_that_somebody_else_made_is_not_ours_whatever_it_is_called() {
     let mut mount = Mount::start(&project, &MountOpts::new(Io::Daemon));
     mount.checkpoint();
     mount.umount();
-    // Root takes it away by its name, and waits for nobody.
+    // Root unmounts it by its name, without waiting for its server.
     let output = ckptfs(image.path(), &["umount", "fake"]);
     assert!(output.status.success(), "{}", said(&output));
     assert!(!mounted_at(&fake.at));
 }
 
-/// It was asked whether the mount is dead, which the other one was, and "is unmounted" was said of
-/// a mount that stayed.
+/// Failed before: the check whether the mount is dead examined the covering mount, and "is
+/// unmounted" was printed for a mount that remained.
 #[test]
 fn umount_takes_nothing_away_that_is_covered_and_says_so() {
     let image = Image::of(Fs::Ext4);
@@ -122,7 +122,7 @@ fn umount_takes_nothing_away_that_is_covered_and_says_so() {
     mount.umount();
 }
 
-/// Over the mount itself: what lies on top is not what is below.
+/// A mount that covers ours is not taken for ours.
 #[test]
 fn a_mount_of_somebody_else_over_ours_is_not_taken_for_it() {
     let image = Image::of(Fs::Ext4);
@@ -137,8 +137,7 @@ fn a_mount_of_somebody_else_over_ours_is_not_taken_for_it() {
     );
     mount.checkpoint();
     let fake = Fake::of(&tree, point);
-    // By the directory that is served; what is to be read is read through the mount, and that is
-    // hidden.
+    // The command works by the served directory; `show` reads through the mount, which is covered.
     assert!(ckptfs(&tree, &["status"]).status.success());
     let output = ckptfs(&tree, &["show", "latest:f"]);
     assert!(!output.status.success(), "{}", said(&output));

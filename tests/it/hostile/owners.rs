@@ -1,15 +1,14 @@
-//! Set-id bits, owners, devices: what a tree, or a filesystem, of somebody else says of them is
-//! worth nothing to whoever copies it.
+//! Set-id bits, owners and devices in another user's tree or filesystem are not trusted by a copy.
 //!
-//! Everything runs in a mount namespace of its own, in which an ordinary user may mount and let
-//! others in.
+//! Everything runs in a separate mount namespace, in which an ordinary user may mount with
+//! `allow_other`.
 
 use std::path::Path;
 
 use crate::common::command::copy_program;
 use crate::common::{Fs, Image, run_limited, skip, tool};
 
-/// Nobody else's on this machine.
+/// An unused user ID.
 const USER: u32 = 61_235;
 
 const STORY: &str = r#"
@@ -53,9 +52,9 @@ ls ../rootcopy
 echo done
 "#;
 
-/// A file of somebody else's with set-id bits was copied by an ordinary user as one of theirs with
-/// these bits: whoever had written it ran as them. And what a filesystem of an ordinary user said
-/// to root was taken over, a set-uid root program and all.
+/// Failed before: an ordinary user's copy of another user's set-id file kept these bits, so its
+/// author could run code as the copying user. Root's import from an ordinary user's filesystem took
+/// over everything, including a set-uid root program.
 #[test]
 fn set_id_bits_owners_and_devices_are_not_taken_over_from_strangers() {
     if let Some(reason) = Fs::Xfs.unavailable() {
@@ -69,7 +68,7 @@ fn set_id_bits_owners_and_devices_are_not_taken_over_from_strangers() {
     }
     let image = Image::of(Fs::Xfs);
     let home = image.dir("home");
-    // The binary is copied: the directory that it is built in may be root's alone.
+    // The binary is copied because only root may have access to the build directory.
     let binary = home.join("ckptfs");
     copy_program(Path::new(env!("CARGO_BIN_EXE_ckptfs")), &binary);
     let prepare = format!(

@@ -1,4 +1,5 @@
-//! What a filesystem keeps for root is not for those for whom root's daemon writes.
+//! The blocks that a filesystem reserves for root are not available to other users through root's
+//! daemon.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -7,11 +8,11 @@ use std::path::Path;
 use super::users::as_nobody;
 use crate::common::{Fs, Image, Io, MountOpts, Variant, skip};
 
-/// Bytes of the filesystem, and how much of it root alone may use.
+/// Size of the filesystem in bytes, and the percentage reserved for root.
 const BYTES: u64 = 64 << 20;
 const RESERVED: &str = "25";
 
-/// Free blocks, and those that anybody may use, in bytes.
+/// Returns the free and the available bytes (statvfs(3)).
 fn free(dir: &Path) -> (u64, u64) {
     let found = rustix::fs::statvfs(dir).unwrap();
     (
@@ -20,7 +21,7 @@ fn free(dir: &Path) -> (u64, u64) {
     )
 }
 
-/// Another user could fill the disk to the last block, and so keep root from its work.
+/// Failed before: another user could fill the disk to the last block, and block root's work.
 #[test]
 fn what_ext4_keeps_for_root_is_for_nobody_else() {
     let variant = Variant {
@@ -51,10 +52,10 @@ fn what_ext4_keeps_for_root_is_for_nobody_else() {
             "{what}: {said}"
         );
         rustix::fs::sync();
-        // A part of it is what the store keeps for its own needs.
+        // A part of the reserve serves the store itself.
         let (left, _) = free(below);
         assert!(left >= reserved - (1 << 20), "{what}: {left} of {reserved}");
     }
-    // Root has what is kept for it.
+    // Root can use the reserve.
     fs::write(root.join("root"), vec![1; 4 << 20]).unwrap();
 }

@@ -1,9 +1,10 @@
-//! Whoever has a file open, or mapped, for writing before it becomes a set-id program: what that
-//! one writes is never run with the rights of another.
+//! A user who has a file open or mapped for writing before it becomes a set-id program cannot run
+//! code with another user's rights.
 //!
-//! The finding: with passthrough the kernel writes with the daemon's rights, for which set-id bits
-//! stay. A user held a file open, root made it 4755, the user wrote through the old descriptor: a
-//! program of the user's that ran as root, from the backing directory and after the unmount.
+//! Failed before: with passthrough the kernel writes with the daemon's rights, which preserves
+//! set-id bits. A user kept a file open, root made it 4755, and the user wrote through the old
+//! descriptor. The result was the user's program running as root, from the backing directory and
+//! after the unmount.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io;
@@ -33,7 +34,7 @@ const CAPABILITY: [u8; 20] = [
     1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
 ];
 
-/// A mount elsewhere than in place, with a directory that everybody may write.
+/// A mount on another directory, with a root directory that every user may write to.
 fn start(v: Variant) -> Rig {
     let image = crate::common::Image::of(v.fs);
     let mountpoint = Some(image.dir("mounted"));
@@ -55,7 +56,7 @@ fn mode_of(path: impl AsRef<Path>) -> u32 {
     fs::metadata(path).expect("stat").mode() & 0o7777
 }
 
-/// The user makes a file and keeps it open.
+/// Makes a file as the user, and returns its open descriptor.
 fn held(path: &Path) -> File {
     USER.does(|| {
         put(path, GOOD);
@@ -136,8 +137,7 @@ fn a_descriptor_from_before_makes_no_program(v: Variant) {
     is_harmless(&written);
 }
 
-/// The kernel goes on writing to the backing file when nobody answers its requests any more, and
-/// asks nobody then.
+/// The kernel continues to write to the backing file without requests after the daemon has died.
 fn nor_does_it_once_the_mount_is_gone(v: Variant) {
     let mut rig = start(v);
     let backing = rig.image.path().join("project");
@@ -165,9 +165,9 @@ fn nor_does_it_once_the_mount_is_gone(v: Variant) {
     is_harmless(&backing.join("f"));
 }
 
-/// A file that was only opened for writing stays the inode that it is, so its attributes were set
-/// in place: whoever had it open, or mapped, wrote after that, or between the look at its content
-/// and the bits.
+/// Failed before: a restore kept the inode of a file that was only opened for writing, and set its
+/// attributes in place. A user who had it open or mapped wrote afterwards, or between the check of
+/// its content and the change of its mode.
 fn a_restore_gives_no_bits_to_what_somebody_can_write(v: Variant) {
     let rig = start(v);
     let (open, mapped, linked) = (
@@ -223,9 +223,9 @@ fn a_restore_gives_no_bits_to_what_somebody_can_write(v: Variant) {
     for path in [&open, &mapped, &linked, &rig.path().join("other")] {
         is_harmless(path);
     }
-    // It was given before the owner was set, which takes it away.
+    // A chown(2) after the capability was set would have removed it.
     assert!(has_capability, "it comes back with its capability");
-    // What nobody has open stays the inode that it is.
+    // A file that is not open keeps its inode.
     drop((file, map, link));
     let before = fs::metadata(&open).expect("stat").ino();
     let id = rig.mount.checkpoint();
@@ -237,8 +237,8 @@ fn a_restore_gives_no_bits_to_what_somebody_can_write(v: Variant) {
     );
 }
 
-/// Root makes the file a program only when it holds what is good, and the user writes to it only
-/// when it is one: at no instant is it a program with what the user wrote, so no checkpoint may
+/// Root makes the file a program only while it has good content, and the user writes to it only
+/// while it is one. At no instant is it a program with the user's content, so no checkpoint may
 /// show one.
 fn a_view_has_the_bits_with_the_content_that_had_them(v: Variant) {
     let rig = start(v);
@@ -276,8 +276,9 @@ fn a_view_has_the_bits_with_the_content_that_had_them(v: Variant) {
         .for_each(|id| is_harmless(&rig.view(id).join("f")));
 }
 
-/// Ninety attributes of 60 kB were taken, and every chmod after that failed with E2BIG: they did
-/// not fit into a record. So did checkpoints, if the file was open for writing.
+/// Failed before: ninety attributes of 60 kB were accepted, and then every chmod failed with E2BIG
+/// because they exceeded the size of a record. Checkpoints failed likewise if the file was open for
+/// writing.
 fn attributes_that_could_not_be_kept_are_refused(v: Variant) {
     let rig = start(v);
     let set = |path: &Path, name: &str, value: &[u8]| -> io::Result<()> {
@@ -339,8 +340,8 @@ fn attributes_that_could_not_be_kept_are_refused(v: Variant) {
     }
 }
 
-/// xattr(7): names of the kind `trusted` are listed to who has CAP_SYS_ADMIN. The daemon has, and
-/// told everybody.
+/// Names in the `trusted` namespace are listed only for processes with CAP_SYS_ADMIN (xattr(7)).
+/// Failed before: the daemon has it, and listed them for every user.
 fn trusted_attributes_are_listed_to_who_may_read_them(v: Variant) {
     let rig = start(v);
     let path = rig.path().join("f");

@@ -1,4 +1,4 @@
-//! Somebody waits for a slow disk: nobody else does.
+//! A process that waits for a slow disk does not block others.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 use super::freeze::Other;
 use crate::common::{Fs, Image, Io, Rig, Variant, exclusive, for_each_variant, skip};
 
-/// Limits of the block layer, of everything (cgroup version 1).
+/// Throttle files of the block layer (cgroup version 1).
 const LIMITS: &str = "/sys/fs/cgroup/blkio/blkio.throttle";
 const BYTES_PER_S: u64 = 1 << 20;
-/// What is made dirty: to write it takes two seconds.
+/// Dirty bytes, which take two seconds to write.
 const DIRTY_BYTES: usize = 2 << 20;
 
-/// A device that is slow for as long as this lives.
+/// A device that is throttled until this is dropped.
 struct Slow {
     device: String,
 }
@@ -57,7 +57,7 @@ impl Slow {
 
 impl Drop for Slow {
     fn drop(&mut self) {
-        // Zero takes the limit away.
+        // Zero removes the limit.
         self.limit(0);
     }
 }
@@ -77,7 +77,7 @@ fn make_dirty(path: &Path) -> File {
     file
 }
 
-/// `work` waits for the disk, and nobody with it.
+/// Asserts that `work` waits for the disk, and that no other process does.
 fn nobody_waits_for(rig: &Rig, what: &str, work: impl FnOnce()) {
     let took = nobody_waits_beside(rig, what, work);
     assert!(
@@ -86,7 +86,8 @@ fn nobody_waits_for(rig: &Rig, what: &str, work: impl FnOnce()) {
     );
 }
 
-/// `work` may wait for the disk, and nobody with it. Says how long it took.
+/// Asserts that no other process waits for the disk while `work` runs. Returns the time that `work`
+/// took.
 fn nobody_waits_beside(rig: &Rig, what: &str, work: impl FnOnce()) -> Duration {
     let _ = fs::remove_dir_all(rig.path().join("others"));
     let other = Other::start(rig.path());
@@ -144,7 +145,7 @@ fn slow_disk(v: Variant) {
     nobody_waits_for(&rig, "fsync", || {
         make_dirty(&file).sync_all().expect("fsync")
     });
-    // Nobody's disk.
+    // This is not the slow disk.
     let elsewhere = Image::new(Fs::Tmpfs, 64 << 20);
     nobody_waits_beside(&rig, "an export", || {
         drop(rig.mount.ok(&[

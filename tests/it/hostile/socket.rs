@@ -1,5 +1,4 @@
-//! Clients that do not speak the control protocol, or speak it too much. The mount goes on, and so
-//! does the socket for everybody else.
+//! Clients that violate or flood the control protocol: the mount and the other clients are served.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -16,8 +15,8 @@ use rustix::fs::{Mode, OFlags};
 use super::support::{noise, put, sh};
 use crate::common::{Fs, Io, MountOpts, Rig, Variant, run_limited, skip, tool};
 
-/// What the daemon may take at most, whatever is sent to it: four long messages with what is made
-/// of them, and 64 short ones.
+/// Memory limit of the daemon under any input: four long messages with their parsed form, and 64
+/// short ones.
 const RSS_BYTES_MAX: u64 = 700 << 20;
 
 struct Socket {
@@ -36,7 +35,7 @@ impl Socket {
         }
     }
 
-    /// A connection; the listener's queue may be full for a moment.
+    /// Connects; retries while the listener's queue is full.
     fn connect(&self) -> UnixStream {
         let path = format!("/proc/self/fd/{}/control.sock", self.store.as_raw_fd());
         let began = Instant::now();
@@ -53,7 +52,8 @@ impl Socket {
         }
     }
 
-    /// Sends bytes, and gives the first line of the answer; empty if the connection was ended.
+    /// Sends bytes, and returns the first line of the answer, which is empty if the connection was
+    /// closed.
     fn say(&self, bytes: &[u8]) -> String {
         let mut stream = self.connect();
         let _ = stream.write_all(bytes);
@@ -66,7 +66,7 @@ impl Socket {
     }
 }
 
-/// A mount in which somebody works all the time; what is done there must never stop.
+/// Runs a test on a mount with a constant workload, which must never stop.
 fn with_mount(test: impl FnOnce(&Rig, &Socket)) {
     let v = Variant {
         fs: Fs::Xfs,
@@ -181,7 +181,7 @@ fn nonsense_is_answered_or_ended_and_nothing_more() {
     });
 }
 
-/// 64 clients that said half a word kept everybody else out for as long as they lived.
+/// Failed before: 64 clients with incomplete messages blocked all others until they exited.
 #[test]
 fn half_a_message_and_silence_keep_nobody_out() {
     with_mount(|rig, socket| {
@@ -203,12 +203,12 @@ fn half_a_message_and_silence_keep_nobody_out() {
     });
 }
 
-/// And so did 64 that said nothing at all.
+/// Failed before: so did 64 silent connections.
 #[test]
 fn silent_connections_give_way() {
     with_mount(|rig, socket| {
         let mut silent: Vec<UnixStream> = (0..CONNECTIONS_MAX).map(|_| socket.connect()).collect();
-        // Whoever was there before them may have had a place still.
+        // Earlier connections may still be open.
         while rig.mount.run(&["log"]).status.success() {
             silent.push(socket.connect());
         }
@@ -242,7 +242,7 @@ fn ten_thousand_messages_and_ten_thousand_connections() {
             stream.read_line(&mut answer).expect("an answer");
             assert_eq!(answer.contains("\"ok\""), number % 2 == 0, "{answer}");
         }
-        // All at once, and nobody reads the answers before the end.
+        // All at once; the answers are read only at the end.
         let mut stream = socket.connect();
         let sender = stream.try_clone().expect("clone");
         let sent = thread::spawn(move || {
@@ -264,7 +264,7 @@ fn ten_thousand_messages_and_ten_thousand_connections() {
             drop(many);
         }
         eprintln!("10,000 connections in {:?}", began.elapsed());
-        // Some of them may end only after a first answer.
+        // Some of the connections may end only after a first answer.
         let mut stats = None;
         crate::common::wait_until("the CLI is served", || {
             let output = rig.mount.run(&["status", "-v", "--json"]);
@@ -281,8 +281,8 @@ fn ten_thousand_messages_and_ten_thousand_connections() {
     });
 }
 
-/// The socket asks the kernel who is at the other end: that a directory above it was opened to all
-/// gives nobody anything.
+/// The socket checks the credentials of its peer, so the modes of the directories above it grant no
+/// access.
 #[test]
 fn another_user_is_refused_by_the_socket_itself() {
     let v = Variant {

@@ -1,10 +1,10 @@
-//! Stores from strangers, as an archive may hold one: truncated, flipped, oversized, of another
-//! format, looped, with links that lead out.
+//! Foreign stores, for example from an archive: truncated, flipped, oversized, in another format,
+//! with link loops or links that lead outside.
 //!
-//! Each damage is done to a copy of one good tree with its store: a snapshot of a btrfs subvolume,
-//! in which every inode keeps its number. Then it is mounted, asked for its past, changed, and
-//! mounted again. It may be refused with a clear word; it may serve what is left. It must not
-//! panic, hang, show other bytes than there were, or touch anything outside.
+//! Each damage is done to a copy of one good tree with its store: a btrfs snapshot, which preserves
+//! inode numbers. The copy is mounted, read, changed, and mounted again. The mount may fail with a
+//! clear error, or serve the rest. It must not panic, hang, return wrong bytes, or touch files
+//! outside.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
@@ -16,10 +16,10 @@ use super::support::{noise, put, sh};
 use crate::common::random::{count, seed};
 use crate::common::{Fs, Image, Io, Mount, MountOpts, run_limited, skip, succeeds, tool};
 
-/// Seconds that a command may take with any store.
+/// Time limit of a command with any store, in seconds.
 const LIMIT_S: u64 = 60;
 
-/// What is outside of every tree.
+/// A directory outside every tree.
 struct Outside {
     dir: PathBuf,
 }
@@ -51,7 +51,7 @@ impl Outside {
     }
 }
 
-/// Makes a tree with a history: two checkpoints, with files changed, removed and moved since.
+/// Makes a tree with two checkpoints, and files changed, removed and renamed since.
 fn good_store(dir: &Path) {
     put(dir.join("a"), noise(5000, 1));
     put(dir.join("b"), noise(5000, 2));
@@ -90,7 +90,7 @@ fn remove(path: &Path) {
     }
 }
 
-/// Puts a link in the place of `name` in the store.
+/// Replaces `name` in the store with a symbolic link.
 fn link(name: &'static str, to: &'static str) -> impl Fn(&Path, &Path) {
     move |store, outside| {
         remove(&store.join(name));
@@ -155,8 +155,7 @@ fn flip(name: &'static str, at: u64) -> impl Fn(&Path, &Path) {
     }
 }
 
-/// Every byte of the file is overwritten with bytes that claim to be the header of a frame of 4
-/// MiB.
+/// Overwrites the unused part of the segment with headers that claim a frame of 4 MiB.
 fn false_frames(store: &Path, _: &Path) {
     let segment = store.join("journal/00000001");
     let bytes = fs::read(&segment).expect("read");
@@ -243,7 +242,7 @@ fn damages() -> Vec<Damage> {
     ]
 }
 
-/// Beside the journal and what names the store.
+/// Damages to everything except the journal and the format file.
 fn further_damages() -> Vec<Damage> {
     vec![
         damage("layers led out", link("layers", "dir")),
@@ -298,7 +297,7 @@ fn further_damages() -> Vec<Damage> {
     ]
 }
 
-/// A rig of one image, one good store and what is outside of it.
+/// One image with a good store and a directory outside it.
 struct Bench {
     image: Image,
     outside: Outside,
@@ -328,7 +327,7 @@ impl Bench {
         Some(Bench { image, outside })
     }
 
-    /// Does damage to a copy, and looks at what becomes of it; says whether it was mounted.
+    /// Damages a copy and uses it. Returns whether it was mounted.
     fn try_damage(&self, name: &str, does: &dyn Fn(&Path, &Path)) -> bool {
         let dir = self.image.path().join("bad");
         sh(
@@ -341,7 +340,7 @@ impl Bench {
         let served = self.use_it(name, &dir) && self.use_it(name, &dir);
         let after = Outside::state(&self.outside.dir);
         assert_eq!(after, before, "{name}: what is outside was touched");
-        // A file of the tree that the damaged store has a second name of.
+        // A file of the tree that is hard-linked in the damaged store.
         assert_eq!(
             fs::read_to_string(dir.join("shared")).expect("read"),
             "shared",
@@ -350,7 +349,7 @@ impl Bench {
         let log = dir.join(".ckptfs/daemon.log");
         if log.symlink_metadata().is_ok_and(|meta| meta.is_file()) {
             let log = fs::read_to_string(&log).expect("the log");
-            // sled panics on some damage, and is caught; nothing of ours may.
+            // sled panics on some damage, which is caught; our own code may not.
             assert!(
                 !log.lines().any(|line| line.contains("panicked at src")),
                 "{name}: {log}"
@@ -376,7 +375,7 @@ impl Bench {
                 crate::common::mount::minor_of(dir).is_none(),
                 "{name}: refused, and mounted all the same"
             );
-            // The tree itself is an ordinary directory, whatever is in the store.
+            // The tree itself is an ordinary directory with any store.
             assert_eq!(
                 fs::read(dir.join("a")).expect("the tree"),
                 noise(6000, 3),
@@ -400,7 +399,8 @@ impl Bench {
         true
     }
 
-    /// Everything that one can do in a mount. What fails fails; what answers tells the truth.
+    /// Does everything possible in a mount, and returns the failures. Successful reads must return
+    /// the right content.
     fn ask(&self, name: &str, dir: &Path) -> String {
         let mut failed = Vec::new();
         let mut expect = |path: &str, content: &[u8]| match fs::read(dir.join(path)) {
@@ -409,8 +409,7 @@ impl Bench {
         };
         expect("a", &noise(6000, 3));
         expect("e/c", b"c of checkpoint 2, changed");
-        // Without the end of its journal a store has no such past, and its numbers may be given
-        // again.
+        // A store without the end of its journal has no such checkpoints, and may reuse their IDs.
         if run(dir, &["show", "the-second"]).status.success() {
             expect(".snapshots/1/a", &noise(5000, 1));
             expect(".snapshots/1/b", &noise(5000, 2));
@@ -434,7 +433,7 @@ impl Bench {
     }
 }
 
-/// Takes away what a test that failed has left mounted.
+/// Unmounts a directory that a failed test has left mounted.
 pub struct Cleared(pub PathBuf);
 
 impl Drop for Cleared {
@@ -478,8 +477,8 @@ fn no_damage_leads_out_or_panics() {
     eprintln!("{served} served, {refused} refused");
 }
 
-/// sled panics on some damage and believes other; whatever it does, the index is made anew and
-/// every view is right.
+/// sled panics on some damage and trusts other damage; the index is rebuilt in each case, and every
+/// view is right.
 #[test]
 fn a_damaged_index_is_set_aside_and_made_anew() {
     let Some(bench) = Bench::new() else { return };

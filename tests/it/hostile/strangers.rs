@@ -1,6 +1,6 @@
-//! Users whom the tree does not belong to: the daemon does their I/O, also where the kernel does it
-//! for the owner, so that none of them can have a process of his keep the lock of a file in the
-//! kernel. What they read and write is the same all the same.
+//! Other users than the owner of the tree: the daemon does their I/O even where the kernel does the
+//! owner's. Thus none of their processes can hold the lock of a backing file in the kernel. Their
+//! reads and writes are coherent with the owner's.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
@@ -20,7 +20,7 @@ for_each_variant! { xfs => nobody_keeps_a_lock }
 const STRANGER: Caller = caller("a stranger", 4_001, 4_001, &[], false);
 const OWNER: Caller = caller("the owner", 4_002, 4_002, &[], false);
 
-/// As `--io=auto`, but passthrough must be had.
+/// As with `--io=auto`, but passthrough is required.
 fn start(v: Variant) -> Rig {
     let opts = MountOpts::new(v.io);
     let opts = if v.io == Io::Passthrough {
@@ -34,7 +34,7 @@ fn start(v: Variant) -> Rig {
     })
 }
 
-/// Requests of this kind so far.
+/// Returns the number of requests of this kind.
 fn requests(rig: &Rig, kind: &str) -> u64 {
     rig.mount.stats()["requests"][kind].as_u64().unwrap_or(0)
 }
@@ -47,7 +47,7 @@ fn opened(path: &Path, write: bool) -> File {
         .expect("open")
 }
 
-/// What sendfile(2) gives of a file.
+/// Returns the bytes that sendfile(2) sends from a file.
 fn sent(file: &File, length: usize) -> rustix::io::Result<Vec<u8>> {
     let (mut reader, writer) = std::io::pipe().expect("a pipe");
     let (mut offset, mut got) = (0, vec![0; length]);
@@ -58,8 +58,8 @@ fn sent(file: &File, length: usize) -> rustix::io::Result<Vec<u8>> {
     Ok(got)
 }
 
-/// sendfile(2) goes by way of the cache of the mount, which does not hear of what the kernel writes
-/// for another: what could be stale is refused.
+/// sendfile(2) reads through the page cache of the mount, which is not invalidated by the kernel's
+/// passthrough writes of other processes: a possibly stale read is rejected.
 fn what_is_sent_is_never_stale(v: Variant) {
     let rig = start(v);
     let path = rig.path().join("F");
@@ -89,7 +89,7 @@ fn what_is_sent_is_never_stale(v: Variant) {
         }
         writes.write_all_at(content.as_bytes(), 0).expect("write");
         drop(writes);
-        // The kernel tells of a close beside.
+        // RELEASE is asynchronous to close(2).
         crate::common::wait_until("the writer is gone", || sent(&theirs, 100).is_ok());
         assert_eq!(
             sent(&theirs, 100).expect("nobody can write"),
@@ -100,8 +100,8 @@ fn what_is_sent_is_never_stale(v: Variant) {
     }
 }
 
-/// The owner has a file open, and the kernel does his I/O; a stranger's goes the other way, on the
-/// same file at the same time.
+/// The owner's I/O is done by the kernel, and another user's by the daemon, on the same file at the
+/// same time.
 fn what_one_writes_the_other_reads(v: Variant) {
     let rig = start(v);
     let path = rig.path().join("F");
@@ -159,8 +159,8 @@ fn what_one_writes_the_other_reads(v: Variant) {
     rig.mount.ok(&["verify", "--deep"]);
 }
 
-/// Where nobody has it open the daemon has it for all, and then the kernel again, as soon as its
-/// owner is alone.
+/// A file that is open nowhere is first opened by another user, whose I/O the daemon does. Then the
+/// owner alone opens it, and has passthrough again.
 fn the_owner_alone_has_the_kernel(v: Variant, rig: &Rig, path: &Path) {
     STRANGER
         .does(|| opened(path, true))
@@ -182,9 +182,8 @@ fn the_owner_alone_has_the_kernel(v: Variant, rig: &Rig, path: &Path) {
     assert_eq!(get(path).as_bytes()[..2], *b"==");
 }
 
-/// Readers that queue behind each other, a writer, and an exchange of two files: with the kernel's
-/// I/O each of these stopped the mount for as long as the filesystem of the one who reads did not
-/// answer.
+/// Queued readers, a writer, and an exchange of two files. Failed before: with passthrough each of
+/// these blocked the mount until the reader's filesystem replied.
 fn nobody_keeps_a_lock(v: Variant) {
     const ROUNDS: usize = 6;
     let rig = start(v);
@@ -195,13 +194,13 @@ fn nobody_keeps_a_lock(v: Variant) {
         .iter()
         .map(|(f, g)| (theirs(rig.path(), f, b'1'), theirs(rig.path(), g, b'2')))
         .collect();
-    // Whoever names a file that is being written waits for its writer in the kernel, as natively:
-    // this one is left alone.
+    // A change of a file's name waits in the kernel for a writer of the file, as natively: this one
+    // is not changed.
     let written = theirs(rig.path(), "W", b'3');
     let id = rig.mount.checkpoint();
     let stuck = Stuck::start();
     let other = Other::start(rig.path());
-    // The owner has half of them open: those the kernel serves to him.
+    // The owner has half of the files open, with passthrough.
     let held: Vec<File> = files
         .iter()
         .step_by(2)
@@ -239,7 +238,7 @@ fn nobody_keeps_a_lock(v: Variant) {
     rig.mount.ok(&["verify", "--deep"]);
 }
 
-/// The longest that somebody waits who changes the files of these pairs, and exchanges them.
+/// Returns the longest time of one change to the files of these pairs, including their exchange.
 fn longest_change(files: &[(PathBuf, PathBuf)]) -> Duration {
     let mut longest = Duration::ZERO;
     for (f, g) in files {

@@ -1,8 +1,8 @@
-//! A filesystem of somebody else's that does not answer: who copies from or to a mapping of its
-//! file waits in the kernel, with the locks that he has there.
+//! Another user's filesystem that does not reply: a process that copies from or to a mapping of its
+//! file waits in the kernel, with all its locks there.
 //!
-//! It is mounted by root here, for everybody. An ordinary user mounts his own with fusermount3, or
-//! in a user namespace.
+//! Root mounts it here, for all users. An ordinary user mounts one with fusermount3, or in a user
+//! namespace.
 
 use std::ffi::OsStr;
 use std::fs::Permissions;
@@ -25,13 +25,13 @@ const FOR_EVER: Duration = Duration::from_secs(86_400);
 const FILE: u64 = 2;
 const SIZE: u64 = 64 << 20;
 
-/// What was asked for and is not answered; `None`: everything is answered now.
+/// The pending requests; `None` once every request is answered.
 type Asked = Arc<Mutex<Option<Vec<(ReplyData, u32)>>>>;
 
-/// The filesystem, while it is mounted.
+/// The filesystem; dropping it unmounts it.
 pub struct Stuck {
     asked: Asked,
-    // Before the directory that it is mounted on.
+    // Dropped before its mount point.
     _session: BackgroundSession,
     dir: TempDir,
 }
@@ -39,7 +39,6 @@ pub struct Stuck {
 struct Served(Asked);
 
 impl Stuck {
-    /// Mounts it.
     pub fn start() -> Stuck {
         let dir = scratch();
         std::fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).expect("chmod");
@@ -55,17 +54,17 @@ impl Stuck {
         }
     }
 
-    /// The file whose pages do not come.
+    /// Returns the file whose reads block.
     pub fn file(&self) -> PathBuf {
         self.dir.path().join("file")
     }
 
-    /// How many wait for pages.
+    /// Returns the number of pending reads.
     pub fn waiting(&self) -> usize {
         self.asked.lock().unwrap().as_ref().map_or(0, Vec::len)
     }
 
-    /// From now on it answers, those who wait first.
+    /// Answers the pending requests and all later ones.
     pub fn release(&self) {
         for (reply, size) in self.asked.lock().unwrap().take().into_iter().flatten() {
             reply.data(&vec![b'S'; size as usize]);
@@ -89,7 +88,7 @@ fn attr(ino: u64) -> FileAttr {
 }
 
 impl Filesystem for Served {
-    /// As many may wait as like to: what is read ahead counts as background.
+    /// Permits many pending requests: readahead counts as background.
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
         let _ = config.set_max_background(1000);
         let _ = config.set_max_readahead(0);

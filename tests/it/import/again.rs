@@ -1,4 +1,4 @@
-//! Into a tree that is there: only what differs, and nothing is lost.
+//! Import into an existing tree: only differences are copied, and nothing is lost.
 
 use std::path::Path;
 
@@ -18,17 +18,17 @@ fn what_has_not_changed_makes_no_checkpoint(v: Variant) {
         (&1.into(), &true.into(), &0.into()),
         "{again}"
     );
-    // Mounted and not, and after a mount.
+    // Mounted, unmounted, and after a remount.
     let mut mount = place.mount();
     assert_eq!(place.bring()["unchanged"], true);
     mount.umount();
     assert_eq!(place.bring()["unchanged"], true);
-    // The tag goes to the checkpoint that is there.
+    // The tag is added to the existing checkpoint.
     let told = place.import(&["project", "--into", "tree", "--tag", "same"]);
     assert_eq!(told["checkpoints"][0]["checkpoint"], 1, "{told}");
     mount.remount();
     assert_eq!(mount.json(&["show", "same"])["id"], 1);
-    // In place, with the size and the times of before: it has another ctime.
+    // Changed in place, with the old size and times: only its ctime differs.
     sh(
         &place.project(),
         "touch -r plain.txt ref; printf 'A LINE\\n' 1<> plain.txt; touch -r ref plain.txt; rm ref",
@@ -72,7 +72,7 @@ fn what_a_daemon_has_served_since_is_known_to_it(v: Variant) {
         let again = place.bring();
         assert_eq!(again["unchanged"], false, "{change}: {again}");
         place.assert_equal();
-        // The first compares, and says to whom it is known; the second asks only.
+        // The first import compares and records the daemon; the second only queries it.
         unchanged();
         unchanged();
         assert!(
@@ -87,13 +87,13 @@ fn what_a_daemon_has_served_since_is_known_to_it(v: Variant) {
             )
         );
     }
-    // In a checkpoint already, so that nothing is dirty.
+    // The change is in a checkpoint already, so nothing is dirty.
     sh(&place.tree(), "echo mine > plain.txt");
     mount.checkpoint();
     assert_eq!(place.bring()["unchanged"], false);
     place.assert_equal();
     unchanged();
-    // What comes into the source, and goes from it.
+    // Additions to and removals from the source.
     for change in [
         "mkdir -p wide/new",
         "rmdir wide/new",
@@ -105,7 +105,7 @@ fn what_a_daemon_has_served_since_is_known_to_it(v: Variant) {
         place.assert_equal();
         unchanged();
     }
-    // Another daemon knows nothing of what was done between.
+    // Another daemon has no record of earlier changes.
     mount.umount();
     sh(&place.tree(), "echo unserved > new");
     mount.remount();
@@ -150,11 +150,11 @@ fn a_record_that_is_lost_or_damaged_costs_only_time(v: Variant) {
             None => std::fs::remove_file(&record).expect("remove"),
             Some(bytes) => std::fs::write(&record, bytes).expect("write"),
         }
-        // A full comparison finds what the record would have.
+        // A full comparison yields the same result as the record.
         assert_eq!(place.bring()["unchanged"], false);
         place.assert_equal();
     }
-    // Somebody put a link in its place: it is not followed.
+    // A symbolic link in place of the record is not followed.
     std::fs::write(place.image.path().join("mine"), "mine").expect("write");
     std::fs::remove_file(&record).expect("remove");
     std::os::unix::fs::symlink(place.image.path().join("mine"), &record).expect("link");
@@ -182,7 +182,7 @@ fn what_was_changed_in_the_tree_is_a_checkpoint_before_it_goes(v: Variant) {
     assert_same(&tree(&mount.view(guard)), &mine);
     mount.restore(guard);
     assert_same(&tree(&place.tree()), &mine);
-    // While nothing is mounted too, where no checkpoint knows what was before.
+    // The same for changes made while unmounted, whose previous state no checkpoint has.
     place.bring();
     mount.umount();
     sh(
@@ -199,12 +199,12 @@ fn what_was_changed_in_the_tree_is_a_checkpoint_before_it_goes(v: Variant) {
 
 const NAMES: [&str; 7] = ["a", "b", "c", "d/x", "d/y", "e/z", "d/s/t"];
 
-/// One change of any kind; what cannot be done at the moment is left.
+/// Makes one random change; impossible ones are skipped.
 fn change(root: &Path, rng: &mut Rng) {
     let name = |rng: &mut Rng| NAMES[rng.below(NAMES.len() as u64) as usize];
     let (one, other, number) = (name(rng), name(rng), rng.below(100_000));
     let script = match rng.below(14) {
-        // Nobody reads from a FIFO.
+        // Never opens a FIFO, which has no reader.
         0 | 1 => format!("[ -p {one} ] || echo {number} > {one}"),
         2 => format!(
             "[ -f {one} ] && [ ! -L {one} ] && printf %s {number} | dd of={one} conv=notrunc bs=1 seek=$(({number} % 40)) 2>/dev/null"
@@ -267,7 +267,7 @@ fn after_any_changes_the_tree_is_the_source(v: Variant) {
         if !mounted {
             mount.remount();
         }
-        // What was told of before has not changed.
+        // Earlier checkpoints are unchanged.
         for (id, then) in &told {
             assert_same(&tree(&mount.view(*id)), then);
         }

@@ -1,5 +1,5 @@
-//! `--hash`: the same content once, within a project and across projects. What is shared is counted
-//! by another program: BLAKE3 of every file, and the extents that the filesystem names (FIEMAP).
+//! `--hash`: equal contents are stored once, within a project and across projects. Sharing is
+//! verified independently, by the BLAKE3 of every file and the extents that FIEMAP returns.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
@@ -13,7 +13,7 @@ use crate::common::command::sh;
 use crate::common::tree::{assert_same, tree};
 use crate::common::{Variant, for_each_variant};
 
-/// A package of some files, the same wherever it is.
+/// Makes a package of some files, identical in every project.
 fn package(dir: &Path, number: u64) {
     let mut rng = Rng::new(1000 + number);
     std::fs::create_dir_all(dir.join("lib")).expect("mkdir");
@@ -28,12 +28,12 @@ fn package(dir: &Path, number: u64) {
             .collect();
         std::fs::write(path, bytes).expect("write");
     }
-    // Every package has the same licence, and an empty file.
+    // Every package has the same licence and an empty file.
     std::fs::write(dir.join("LICENSE"), "do what you want\n".repeat(100)).expect("write");
     std::fs::write(dir.join(".npmignore"), "").expect("write");
 }
 
-/// Four projects, each with packages of those before, as the seed's table has them.
+/// Four projects with shared packages, as in the seed's table.
 const PROJECTS: [&[u64]; 4] = [
     &[1, 2, 3],
     &[1, 2, 3, 4],
@@ -57,7 +57,7 @@ fn projects(root: &Path) {
     }
 }
 
-/// Files below a directory, without what is ours, that are not empty.
+/// Returns the non-empty files below a directory, without the store.
 fn files(root: &Path) -> Vec<PathBuf> {
     let (mut found, mut open) = (Vec::new(), vec![root.to_owned()]);
     while let Some(dir) = open.pop() {
@@ -73,7 +73,7 @@ fn files(root: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// By content: hash, and size.
+/// Returns hash and size of each file.
 fn hashes(root: &Path) -> BTreeMap<PathBuf, (blake3::Hash, u64)> {
     let hash = |path: PathBuf| {
         let bytes = std::fs::read(&path).expect("read");
@@ -82,7 +82,8 @@ fn hashes(root: &Path) -> BTreeMap<PathBuf, (blake3::Hash, u64)> {
     files(root).into_iter().map(hash).collect()
 }
 
-/// Where the first byte of a file is on the device; btrfs keeps what is small in its own trees.
+/// Returns the physical address of a file's first byte; btrfs stores small files inline in its
+/// trees.
 fn place(path: &Path) -> Option<u64> {
     let file = File::open(path).expect("open");
     sys::fsync(&file).expect("fsync");
@@ -93,7 +94,7 @@ fn place(path: &Path) -> Option<u64> {
         .map(|placed| placed.physical)
 }
 
-/// Every content in these trees is on the disk once.
+/// Asserts that every content in these trees is on disk once.
 fn assert_once(trees: &[PathBuf]) {
     let mut places: HashMap<blake3::Hash, HashSet<u64>> = HashMap::new();
     for tree in trees {
@@ -123,8 +124,8 @@ fn number(value: &Value, name: &str) -> u64 {
         .unwrap_or_else(|| panic!("{name} in {value}"))
 }
 
-/// Number and bytes of the contents that are new, of those that are there again in this tree, and of
-/// those that were known before.
+/// Returns number and bytes of new contents, of duplicates within this tree, and of previously
+/// known contents.
 fn counted(from: &Path, known: &mut HashSet<blake3::Hash>) -> [(u64, u64); 3] {
     let ([mut new, mut duplicate, mut before], mut own) = ([(0, 0); 3], HashSet::new());
     for (hash, size) in hashes(from).into_values() {
@@ -145,7 +146,7 @@ fn projects_that_share_packages_share_their_extents(v: Variant) {
     let place = Place::new(v);
     let root = place.image.path();
     projects(root);
-    // What is imported shares nothing: it is on another filesystem, as a download is.
+    // The source is on another filesystem, like a download, and shares no extents.
     let source = crate::common::Image::of(crate::common::Fs::Tmpfs);
     let mut known: HashSet<blake3::Hash> = HashSet::new();
     let mut trees = Vec::new();
@@ -167,7 +168,7 @@ fn projects_that_share_packages_share_their_extents(v: Variant) {
             arguments.extend(others.iter().map(String::as_str));
         }
         let made = place.import(&arguments)["checkpoints"][0].clone();
-        // Counted by hand.
+        // An independent count.
         let [new, duplicate, before] = counted(&from, &mut known);
         let both = |files: &str, bytes: &str| (number(&made, files), number(&made, bytes));
         assert_eq!(both("new_contents", "new_bytes"), new, "{made}");
@@ -188,14 +189,14 @@ fn projects_that_share_packages_share_their_extents(v: Variant) {
         trees.push(root.join(into));
     }
     assert_once(&trees);
-    // The second project of the seed's table has 71.5 % of its bytes from the first.
+    // The second project of the seed's table shares 71.5 % of its bytes with the first.
     assert!(rates[1] > 60 && rates[0] < 10, "{rates:?}");
-    // Where nothing is shared the test can tell.
+    // Control: the test detects unshared contents.
     sh(root, "cp -a --reflink=never t1 plain");
     assert!(
         std::panic::catch_unwind(|| assert_once(&[root.join("t1"), root.join("plain")])).is_err()
     );
-    // Each is independent: what is written into one is in no other.
+    // The files are independent: a write to one does not change the other.
     let (one, other) = (
         root.join("t1/node_modules/pkg1/LICENSE"),
         root.join("t2/node_modules/pkg1/LICENSE"),
@@ -216,8 +217,7 @@ fn into_a_tree_that_is_served_content_is_shared_too(v: Variant) {
     package(&place.project().join("again/pkg1"), 1);
     package(&place.project().join("pkg2"), 2);
     let made = place.import(&["project", "--into", "tree", "--hash"])["checkpoints"][0].clone();
-    // Of the twelve and the licence of the first package all are known, and the licence of the
-    // second.
+    // All thirteen files of the first package are known, and the licence of the second.
     assert_eq!(
         (
             number(&made, "known_files"),
@@ -228,7 +228,7 @@ fn into_a_tree_that_is_served_content_is_shared_too(v: Variant) {
         "{made}"
     );
     place.assert_equal();
-    // A file that was changed since it was hashed is not taken for what it was.
+    // A file changed after it was hashed is not taken for its old content.
     sh(
         &place.tree(),
         "printf x | dd of=pkg1/f0.js conv=notrunc bs=1 2>/dev/null",

@@ -1,4 +1,4 @@
-//! Into a directory that is no tree yet.
+//! Import into a new directory.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -22,7 +22,7 @@ fn a_tree_of_all_kinds_becomes_a_checkpoint(v: Variant) {
         "{made}"
     );
     place.assert_equal();
-    // Counted by another walker.
+    // An independent count.
     let project = tree(&place.project());
     let count =
         |wanted: fn(&NodeKind) -> bool| project.values().filter(|node| wanted(&node.kind)).count();
@@ -39,7 +39,7 @@ fn a_tree_of_all_kinds_becomes_a_checkpoint(v: Variant) {
         "{made}"
     );
     assert_eq!(made["bytes"], bytes, "{made}");
-    // A file with several names is brought in once.
+    // A file with several names is imported once.
     let once: u64 = project
         .values()
         .filter(|node| node.linked_to.is_none() && matches!(node.kind, NodeKind::File { .. }))
@@ -145,8 +145,7 @@ fn only_looking_changes_nothing(v: Variant) {
         ),
     );
     let told = place.import(&["-n", "project", "--into", "tree"])["checkpoints"][0].clone();
-    // The new file, the root, what still are names of plain.txt, and the directory that they are
-    // in.
+    // The new file, the root, the remaining names of plain.txt, and their directory.
     assert_eq!(
         (&told["removed"], &told["unchanged"]),
         (&1.into(), &false.into()),
@@ -173,7 +172,7 @@ fn of_a_tree_of_ours_the_files_are_imported_and_not_the_history(v: Variant) {
         &place.project(),
         &format!("{ckptfs} mount . >/dev/null; {ckptfs} checkpoint; echo 2 > f"),
     );
-    // Served first, then not.
+    // First mounted, then unmounted.
     for (into, left) in [("one", 0), ("two", 1)] {
         let told = place.import(&["project", "--into", into])["checkpoints"][0].clone();
         let paths: Vec<_> = told["left_out"]
@@ -231,8 +230,8 @@ fn what_is_no_place_for_a_tree_is_refused(v: Variant) {
     assert_eq!(sh(&place.project(), "ls -A"), "f\n");
     assert!(!place.tree().exists());
     assert!(Path::new(&place.image.path().join("full/mine")).exists());
-    // Without --into it goes beside, and two trees with dates for names are no series if that is
-    // said.
+    // Without `--into` the tree is made next to the source; `--tree` overrides the detection of a
+    // series of dated directories.
     sh(
         place.image.path(),
         "mkdir -p 2026/2026-01-01 2026/2026-01-02",

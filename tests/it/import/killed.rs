@@ -1,4 +1,4 @@
-//! An import that is killed: run again, it comes to the same end.
+//! A killed import yields the same result when repeated.
 
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use crate::common::tree::{assert_same, tree};
 use crate::common::wait::wait_until;
 use crate::common::{Mount, MountOpts, Variant, for_each_variant};
 
-/// Enough files for a kill to come in between.
+/// Enough files for a kill in between.
 const FILES: u32 = 900;
 const ROUNDS: u64 = 4;
 
@@ -21,7 +21,7 @@ fn fill(place: &Place) {
     sh(&place.project(), &script);
 }
 
-/// How many paths there are at a place, as far as they can be counted.
+/// Returns the number of paths below a directory, as far as it can be read.
 fn paths(place: &Place, below: &str) -> u64 {
     let count = format!("find {below} -path '*/.ckptfs' -prune -o -print 2>/dev/null | wc -l");
     sh(place.image.path(), &count)
@@ -32,7 +32,7 @@ fn paths(place: &Place, below: &str) -> u64 {
 
 fn start(place: &Place) -> Child {
     let mut command = place.command(&["project", "--into", "tree"]);
-    // The `mount` that it has started goes with it.
+    // A process group, so that the kill includes the `mount` that it started.
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
     command
         .stdin(Stdio::null())
@@ -42,7 +42,7 @@ fn start(place: &Place) -> Child {
         .expect("started")
 }
 
-/// Kills it with SIGKILL; whether it had ended before.
+/// Kills the import with SIGKILL; returns whether it had already exited.
 fn kill(mut child: Child) -> bool {
     let ended = child.try_wait().expect("wait").is_some();
     let group = i32::try_from(child.id()).expect("a process id");
@@ -60,7 +60,7 @@ fn a_new_tree_is_finished_by_running_it_again(v: Variant) {
         let child = start(&place);
         let begun = Instant::now();
         let wanted = rng.below(u64::from(FILES));
-        // Some are killed when so much is there, the others when they come to the end.
+        // Half of the runs are killed after a number of files, the others near the end.
         let ends = round % 2 == 1;
         while if ends {
             !place.tree().join(".ckptfs/format").exists()
@@ -71,7 +71,7 @@ fn a_new_tree_is_finished_by_running_it_again(v: Variant) {
             std::thread::sleep(Duration::from_millis(1));
         }
         if ends {
-            // While the tree is mounted, served or unmounted.
+            // While the tree is mounted, imported into or unmounted.
             std::thread::sleep(Duration::from_millis(rng.below(250)));
         }
         if !kill(child) {
@@ -123,7 +123,7 @@ fn a_tree_that_is_there_is_finished_by_running_it_again(v: Variant) {
         let before = mount.log_json().as_array().map_or(0, Vec::len);
         let child = start(&place);
         if round == 0 {
-            // What somebody else has done is a checkpoint before anything is touched.
+            // Changes by others get a checkpoint before anything is modified.
             wait_until("the guard", || {
                 mount.log_json().as_array().map_or(0, Vec::len) > before
             });

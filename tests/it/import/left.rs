@@ -1,4 +1,4 @@
-//! What is left out is told.
+//! Files left out are reported.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ fn on_xfs(test: fn(Variant)) {
     }
 }
 
-/// What is mounted for a test below its image goes with it, or the image could not be unmounted.
+/// Unmounts on drop, because the image below could not be unmounted otherwise.
 struct Mounted<'a>(&'a Path);
 
 impl Drop for Mounted<'_> {
@@ -56,8 +56,7 @@ fn another_filesystem_below_is_left_out_and_told() {
     });
 }
 
-/// As an ordinary user: what he may not read is told, is tried again, and stays as it was in the
-/// tree.
+/// As an ordinary user: unreadable files are reported, retried, and unchanged in the tree.
 const STORY: &str = r#"
 set -e
 ckptfs=$1 dir=$2
@@ -131,7 +130,7 @@ fn a_file_that_is_written_all_the_time_is_whole_or_told() {
             "{told}"
         );
         assert_eq!(output.status.success(), left.is_empty());
-        // And the next import brings in what came since.
+        // The next import adds the later changes.
         place.bring();
         assert_same(&tree(&place.tree()), &tree(&place.project()));
     });

@@ -1,5 +1,5 @@
-//! Existing trees brought in: new trees and trees that are there, again after changes, after a
-//! kill, the same content once, and what is left out.
+//! Import of existing trees: into new and existing trees, repeated after changes or a kill, with
+//! shared contents, and with files left out.
 
 mod again;
 mod contents;

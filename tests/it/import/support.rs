@@ -1,4 +1,4 @@
-//! `ckptfs import`, and what it is compared with.
+//! Runs `ckptfs import` and compares its results.
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -10,13 +10,13 @@ use crate::common::tree::{assert_same, tree};
 use crate::common::{Image, Mount, MountOpts, Variant};
 
 const CKPTFS: &str = env!("CARGO_BIN_EXE_ckptfs");
-/// An import on a slow machine.
+/// Time limit for an import on a slow machine.
 pub const SECONDS: u64 = 120;
 
-/// Longer than a tick of the clock that stamps inodes, 10 ms at most (CONFIG_HZ).
+/// Longer than a tick of the clock for inode timestamps, at most 10 ms (CONFIG_HZ).
 const TICK: std::time::Duration = std::time::Duration::from_millis(20);
 
-/// A directory on an image of the variant's own, with `project` in it.
+/// A directory on an image of the variant, with `project` in it.
 pub struct Place {
     pub io: crate::common::Io,
     pub image: Image,
@@ -32,12 +32,12 @@ impl Place {
         place
     }
 
-    /// What is imported.
+    /// The source.
     pub fn project(&self) -> PathBuf {
         self.image.path().join("project")
     }
 
-    /// Where to.
+    /// The destination.
     pub fn tree(&self) -> PathBuf {
         self.image.path().join("tree")
     }
@@ -48,14 +48,14 @@ impl Place {
         command
     }
 
-    /// What was made just before is a tick of the kernel's clock old: an import believes nothing
-    /// that may change again within the one it begins in.
+    /// Imports after a tick of the kernel's clock, because an import does not trust inodes changed
+    /// within the tick in which it begins.
     pub fn run(&self, arguments: &[&str]) -> Output {
         std::thread::sleep(TICK);
         run_limited(&mut self.command(arguments), SECONDS)
     }
 
-    /// Imports, and gives what it tells.
+    /// Imports and returns the report.
     #[track_caller]
     pub fn import(&self, arguments: &[&str]) -> Value {
         let output = self.run(arguments);
@@ -67,7 +67,7 @@ impl Place {
         serde_json::from_slice(&output.stdout).expect("json")
     }
 
-    /// `import project --into tree`: what it tells of the only checkpoint.
+    /// Runs `import project --into tree`; returns the report of its only checkpoint.
     #[track_caller]
     pub fn bring(&self) -> Value {
         self.import(&["project", "--into", "tree"])["checkpoints"][0].clone()
@@ -77,10 +77,10 @@ impl Place {
         Mount::start(&self.tree(), &MountOpts::new(self.io))
     }
 
-    /// As [`Place::mount`], where an import that was killed may have left it mounted.
+    /// Like [`Place::mount`], after a killed import that may have left the tree mounted.
     pub fn adopted(&self) -> Mount {
-        // A daemon that was being started when its import was killed may come still, or hold the
-        // store until it has ended.
+        // A daemon that a killed import was starting may still appear, or keep the store locked
+        // until it exits.
         crate::common::wait_until("the store is free", || {
             let _ = run_limited(tool(CKPTFS, &["umount"]).arg(self.tree()), SECONDS);
             run_limited(tool(CKPTFS, &["mount"]).arg(self.tree()), SECONDS)
@@ -95,14 +95,14 @@ impl Place {
         self.mount()
     }
 
-    /// The tree is in everything what the project is.
+    /// Asserts that the tree equals the project.
     #[track_caller]
     pub fn assert_equal(&self) {
         assert_same(&tree(&self.tree()), &tree(&self.project()));
     }
 }
 
-/// Numbers from a seed (xorshift64).
+/// A seeded random number generator (xorshift64).
 pub struct Rng(u64);
 
 impl Rng {
@@ -110,7 +110,6 @@ impl Rng {
         Rng(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    /// A number below `end`.
     pub fn below(&mut self, end: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;

@@ -1,6 +1,5 @@
-//! Watchers: inotify on the mount sees what is changed through it and what a restore changes; and
-//! what watchers and indexers remember of a file, its number and times, stays the same over
-//! remounts.
+//! inotify on the mount reports changes made through it and those of a restore. Inode numbers and
+//! times, which watchers and indexers remember, stay the same across remounts.
 
 mod programs;
 mod races;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::support::{EVENT_SECONDS, has, sh};
 use crate::common::{Variant, for_each_variant, skip, tool};
 
-/// A program that runs until it is dropped, and its lines.
+/// A program that runs until dropped, and its output lines.
 struct Program {
     child: Child,
     lines: Receiver<String>,
@@ -47,7 +47,7 @@ impl Program {
         }
     }
 
-    /// Waits until each of these is part of a line.
+    /// Waits until each of `parts` is part of a line.
     #[track_caller]
     fn expect(&mut self, parts: &[&str]) {
         let end = Instant::now() + Duration::from_secs(EVENT_SECONDS);
@@ -115,7 +115,7 @@ fn tail_follows_a_restored_file(v: Variant) {
     program.expect(&["appended"]);
 }
 
-/// Prints what `fs.watch` says of a directory and of a file.
+/// Prints the events of `fs.watch` for a directory and two files.
 const WATCH_JS: &str = "
 const fs = require('fs');
 fs.watch('src', (event, name) => console.log('dir', event, name));

@@ -1,5 +1,5 @@
-//! Announcements while others change the same names, while the daemon is killed, while the mount is
-//! taken away, and when there are too many.
+//! Announcements during concurrent changes of the same names, a kill of the daemon, an unmount, and
+//! an excess of events.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,7 +11,7 @@ use super::support::{Watcher, names, sh};
 use crate::common::wait::{WAIT, seen, wait_until};
 use crate::common::{TreeOpts, Variant, assert_same_tree, for_each_variant};
 
-/// A small generator of numbers (splitmix64): the same for the same seed.
+/// A seeded random number generator (splitmix64).
 struct Random(u64);
 
 impl Random {
@@ -24,10 +24,10 @@ impl Random {
     }
 }
 
-/// Names of one worker: what each is, and the content of a file.
+/// Names of one worker; a directory, or the content of a file.
 type Model = BTreeMap<String, Option<String>>;
 
-/// One operation on a random name, in the tree and in the model; both agree on what it does.
+/// Applies an operation on a random name to the tree and to the model, and compares the results.
 fn change(dir: &Path, worker: u64, model: &mut Model, random: &mut Random) {
     let name = format!("{worker}-{}", random.below(6));
     let path = dir.join(&name);
@@ -100,7 +100,7 @@ fn nothing_is_lost_or_reverted_while_a_restore_is_announced(v: Variant) {
         let mut watcher = Watcher::all_below(rig.path());
         rig.mount.restore(id);
         models = then;
-        // What was restored is being announced now, and changed again by three at once.
+        // The restored names are being announced, while three threads change them again.
         let seed = random.below(u64::MAX);
         std::thread::scope(|scope| {
             for (worker, model) in (0..).zip(&mut models) {
@@ -119,7 +119,7 @@ fn nothing_is_lost_or_reverted_while_a_restore_is_announced(v: Variant) {
         let mut expected: Vec<String> = models.iter().flat_map(Model::keys).cloned().collect();
         expected.sort();
         assert_eq!(names(&dir), expected, "round {round}");
-        // Who only listens knows in the end what there is.
+        // The events alone yield the final state of each name.
         for (name, there) in told {
             assert_eq!(
                 there,
@@ -133,11 +133,11 @@ fn nothing_is_lost_or_reverted_while_a_restore_is_announced(v: Variant) {
     assert_same_tree(&rig.view(id), rig.path(), &TreeOpts::default());
 }
 
-/// Whether each name is there by the last event about it, once the announcement is over: a last
-/// restore that changes one name says so.
+/// Returns whether each name exists according to its last event, once the announcement has ended,
+/// which a final restore of one name signals.
 fn settled(watcher: &mut Watcher, dir: &Path) -> BTreeMap<String, bool> {
     let mount = dir.parent().unwrap();
-    // Announcements are made one after the other.
+    // Announcements are made in sequence.
     let ckptfs = |arguments: &[&str]| {
         let output = crate::common::run_limited(
             std::process::Command::new(env!("CARGO_BIN_EXE_ckptfs"))
@@ -190,12 +190,12 @@ fn a_kill_while_announcing_leaves_what_was_restored(v: Variant) {
     sh(&root, MANY);
     let id = rig.mount.checkpoint();
     let (mut cut, mut round) = (0, 0);
-    // At least one kill must come in the middle. On a busy machine a kill may come late.
+    // At least one kill must interrupt an announcement. On a busy machine a kill may be late.
     while round < 3 || (cut == 0 && round < 30) {
         sh(&root, MANY_CHANGED);
         let mut watcher = Watcher::all_below(&root);
         rig.mount.restore(id);
-        // In the middle of it: what is told is not yet all.
+        // In the middle: not all events have arrived.
         let started = Instant::now();
         while watcher.said.len() < 5 + 100 * (round % 3) && started.elapsed() < WAIT {
             watcher.take();
@@ -226,8 +226,8 @@ fn an_unmount_does_not_wait_for_an_announcement(v: Variant) {
     }
 }
 
-/// More changes than a watcher's queue holds: the rest is one change for each directory, and
-/// nothing else goes wrong.
+/// More changes than a watcher's queue holds: the excess is reported as one change per directory,
+/// without other effects.
 fn too_many_changes_are_told_by_directory(v: Variant) {
     let rig = v.start();
     let root = rig.path();

@@ -1,4 +1,4 @@
-//! What a restore changes is told to those who watch.
+//! Watchers are notified of the changes of a restore.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
@@ -20,7 +20,7 @@ const CHANGED: &str = "
     mkdir newdir d/newsub; echo n > newdir/n; rm d/pipe; echo more >> hard1; rm d/kind; mkdir d/kind; setfattr -n user.a -v 1 d/xattr; chmod 700 keep
     mv old d/moved
 ";
-/// Those of the parent directories; a rename is told as what went and what came.
+/// Events of the parent directories; a rename is reported as a removal and a creation.
 const EXPECTED: [&str; 26] = [
     "MOVED_TO d/modified",
     "CREATE d/deleted",
@@ -51,13 +51,13 @@ const EXPECTED: [&str; 26] = [
 ];
 
 fn start(v: Variant) -> (Rig, u64) {
-    // A branch inherits it.
+    // Made before the mount, so that a branch inherits it.
     let rig = v.start_with(MountOpts::new(v.io), |dir| drop(sh(dir, TREE)));
     let id = rig.mount.checkpoint();
     (rig, id)
 }
 
-/// The mount shows what the checkpoint holds and what the backing files are.
+/// Asserts that the mount equals the checkpoint.
 fn assert_exact(rig: &Rig, id: u64) {
     assert_same_tree(&rig.view(id), rig.path(), &TreeOpts::default());
 }
@@ -107,7 +107,7 @@ fn who_watches_a_file_is_told(v: Variant) {
         "ATTRIB d/xattr",
     ];
     watcher.expect(&told);
-    // As with any file: one that is open is not gone before it is closed.
+    // As with any file, an open one is deleted only when it is closed.
     watcher.take();
     assert!(
         !watcher
@@ -128,7 +128,7 @@ fn who_watches_a_file_is_told(v: Variant) {
     assert_exact(&rig, id);
 }
 
-/// A directory that is not watched is not announced, nor what a watcher did not ask for.
+/// Only watched directories and requested events are announced.
 fn only_what_is_watched_is_told(v: Variant) {
     let (rig, id) = start(v);
     let mut watcher = Watcher::new(rig.path());
@@ -142,7 +142,7 @@ fn only_what_is_watched_is_told(v: Variant) {
     assert_eq!(watcher.said, ["CREATE d/modified"]);
 }
 
-/// The planner looks who watches, and that is all.
+/// Without watchers a restore only searches for them.
 fn a_restore_that_nobody_watches_makes_no_request(v: Variant) {
     let rig = v.start();
     sh(
@@ -154,7 +154,7 @@ fn a_restore_that_nobody_watches_makes_no_request(v: Variant) {
         rig.path(),
         "for i in $(seq 1000); do echo again > d/$i; done; rm d/1??; mkdir new",
     );
-    // Somebody watches something else.
+    // A watcher of another directory.
     let mut elsewhere = Watcher::new(rig.image.path());
     elsewhere.add("", CHANGES);
     let before = changing_requests(&rig);
@@ -163,7 +163,7 @@ fn a_restore_that_nobody_watches_makes_no_request(v: Variant) {
         stats(&rig)["announcing"] == false
     });
     assert_eq!(changing_requests(&rig), before);
-    // With a watcher it takes requests, which are counted.
+    // With a watcher the announcement makes requests, which are counted.
     let id = rig.mount.checkpoint();
     sh(rig.path(), "rm d/5");
     let before = changing_requests(&rig);
@@ -178,7 +178,7 @@ fn stats(rig: &Rig) -> serde_json::Value {
     rig.mount.stats()
 }
 
-/// Requests of the kinds that an announcement makes, and a walk does not.
+/// Returns the number of requests of the kinds that an announcement makes and a walk does not.
 fn changing_requests(rig: &Rig) -> u64 {
     let requests = stats(rig)["requests"].clone();
     [
@@ -189,8 +189,8 @@ fn changing_requests(rig: &Rig) -> u64 {
     .sum()
 }
 
-/// From the moment a restore is acknowledged every look at the tree shows what was restored: names,
-/// numbers, kinds, content, links.
+/// Once a restore is acknowledged, every access shows the restored names, inode numbers, types,
+/// contents and links.
 fn nobody_meets_what_is_only_announced(v: Variant) {
     let (rig, id) = start(v);
     let root = rig.path();

@@ -1,6 +1,6 @@
-//! What watchers, indexers and `git status` remember of a file: number, times. They stay the same
-//! over remounts, kills, checkpoints and captures, and a restore changes them only for what it
-//! restores.
+//! Inode numbers and times, which watchers, indexers and `git status` remember, stay the same
+//! across remounts, kills, checkpoints and captures. A restore changes them only for restored
+//! files.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,15 +10,14 @@ use std::path::{Path, PathBuf};
 use super::support::{has, sh, tree};
 use crate::common::{Variant, for_each_variant, sample_tree};
 
-/// Number, generation-independent: inode number, ctime and mtime with nanoseconds, links.
+/// Inode number, ctime and mtime with nanoseconds, and link count, by path.
 type Remembered = BTreeMap<PathBuf, (u64, (i64, i64), (i64, i64), u64)>;
 
 fn remembered(root: &Path) -> Remembered {
     let paths = tree(root).into_keys();
     let stat = |path: PathBuf| {
         let stat = fs::symlink_metadata(root.join(&path)).unwrap();
-        // The root is 1 on the mount, which is no concern of anybody's: its directory has another
-        // number when it is not mounted.
+        // The root has inode number 1 on the mount, and another one when unmounted.
         (
             path,
             (
@@ -53,7 +52,7 @@ fn numbers_and_times_stay_over_remounts_kills_and_checkpoints(v: Variant) {
         "mkdir work; for i in $(seq 40); do echo $i > work/$i; done; mkdir work/sub; echo s > work/sub/s",
     );
     let first = rig.mount.checkpoint();
-    // Some are captured, some are opened and left alone.
+    // Some files are captured, others opened without a change.
     sh(
         &root,
         "for i in $(seq 20); do echo more >> work/$i; done; chmod 640 work/21; for i in 22 23; do exec 3<>work/$i; exec 3>&-; done; rm work/30",
@@ -78,7 +77,7 @@ fn numbers_and_times_stay_over_remounts_kills_and_checkpoints(v: Variant) {
             "round {round}: a remount changes nothing"
         );
     }
-    // Only what is restored, and the directory that holds it, changes.
+    // Only restored files and their directory change.
     rig.mount
         .ok(&["restore", &first.to_string(), "work/3", "work/30"]);
     let changed: Vec<PathBuf> = differing(&then, &remembered(&root));
@@ -105,8 +104,8 @@ fn numbers_and_times_stay_over_remounts_kills_and_checkpoints(v: Variant) {
     );
 }
 
-/// `git diff-files` compares what stat(2) says with the index and refreshes nothing: a name that it
-/// prints is one whose content `git status` must read again.
+/// `git diff-files` compares stat(2) with the index without refreshing it: it prints the names
+/// whose content `git status` must read again.
 fn git_reads_nothing_again_after_a_remount(v: Variant) {
     if !has("git") {
         return crate::common::skip("git is not installed");
@@ -138,10 +137,10 @@ fn git_reads_nothing_again_after_a_remount(v: Variant) {
     rig.mount.kill();
     rig.mount.remount();
     assert_eq!(must_read(), "", "a kill and a remount");
-    // git compares whole seconds: what the restore does must not fall into that in which the files
-    // were made.
+    // git compares whole seconds: the restore must not fall into the second in which the files were
+    // made.
     std::thread::sleep(std::time::Duration::from_millis(1_100));
-    // It sees what it must.
+    // Changed files are detected.
     sh(&root, "echo changed >> a/7; touch a/9");
     assert_eq!(must_read(), "a/7\na/9\n");
     rig.mount.restore(id);

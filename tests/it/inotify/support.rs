@@ -1,4 +1,4 @@
-//! A watcher, and small things that the tests of this target share.
+//! A watcher, and helpers of these tests.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -14,10 +14,10 @@ pub use crate::common::command::{has, sh};
 use crate::common::tree::NodeKind;
 pub use crate::common::tree::{names, tree};
 
-/// How long an event may take that must come.
+/// Time limit for an expected event.
 pub const EVENT_SECONDS: u64 = crate::common::wait::WAIT_SECONDS;
 
-/// What changes: no opens and reads.
+/// Events for changes, without opens and reads.
 pub const CHANGES: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::DELETE)
     .union(WatchFlags::MODIFY)
@@ -27,8 +27,8 @@ pub const CHANGES: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::DELETE_SELF)
     .union(WatchFlags::MOVE_SELF);
 
-/// An inotify instance, and what it has said so far: lines such as `CREATE,ISDIR d/new`, with paths
-/// from the root.
+/// An inotify instance and its events so far, as lines such as `CREATE,ISDIR d/new` with paths
+/// relative to the root.
 pub struct Watcher {
     inotify: OwnedFd,
     root: PathBuf,
@@ -37,7 +37,7 @@ pub struct Watcher {
 }
 
 impl Watcher {
-    /// Watches nothing yet.
+    /// Creates a watcher without watches.
     pub fn new(root: &Path) -> Watcher {
         let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).expect("inotify");
         Watcher {
@@ -62,7 +62,7 @@ impl Watcher {
         watcher
     }
 
-    /// Watches one more path, as seen from the root.
+    /// Watches a path relative to the root.
     pub fn add(&mut self, path: &str, events: WatchFlags) {
         let place = self.root.join(path);
         let wd = inotify::add_watch(&self.inotify, &place, events | WatchFlags::DONT_FOLLOW);
@@ -72,7 +72,7 @@ impl Watcher {
         );
     }
 
-    /// Takes what has come since.
+    /// Reads the pending events.
     pub fn take(&mut self) {
         let mut buffer = vec![MaybeUninit::uninit(); 1 << 16];
         let mut reader = inotify::Reader::new(&self.inotify, &mut buffer);
@@ -93,7 +93,7 @@ impl Watcher {
         }
     }
 
-    /// Waits until everything was said that is expected, in any order; panics with what is missing.
+    /// Waits until all expected events have arrived, in any order; panics with the missing ones.
     #[track_caller]
     pub fn expect(&mut self, expected: &[&str]) {
         let started = Instant::now();

@@ -1,4 +1,4 @@
-//! Changes made through the mount: the same events as on a plain directory.
+//! Changes made through the mount yield the same events as on a plain directory.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use super::support::{Watcher, sh};
 use crate::common::{MountOpts, Variant, for_each_variant};
 
-/// Every kind of change, in directories that are watched.
+/// Every kind of change, in watched directories.
 const CHANGES: &str = "
     echo a > new; echo b >> new; mkdir sub; echo c > d/f; chmod 600 d/f; touch d/f; ln d/f d/hard; ln -s f d/link; mkfifo d/pipe
     mv d/f d/g; mv d/g moved; mv moved d/hard2; truncate -s 100 new; setfattr -n user.a -v 1 new; rm d/hard; rmdir sub; mkdir e; mv e d/e; rmdir d/e
@@ -22,14 +22,14 @@ fn events(root: &Path) -> Vec<String> {
     watcher.said
 }
 
-/// By a process of its own: a child that another test starts just now would hold a copy of our
-/// descriptor, and close it when somebody watches.
+/// Fills the tree in another process: a child that another test forks at this moment would inherit
+/// our descriptor and close it while a watcher is active.
 fn fill(root: &Path) {
     sh(root, "mkdir d; printf other > d/other");
 }
 
 fn the_same_events_as_on_a_plain_directory(v: Variant) {
-    // A branch inherits what was there before.
+    // A branch inherits these files.
     let rig = v.start_with(MountOpts::new(v.io), fill);
     let plain = rig.image.dir("plain");
     fill(&plain);

@@ -1,6 +1,7 @@
-//! The README's story ends with `umount`, "an ordinary directory again": whatever is done to it
-//! then is a change like any other at the next mount, and takes nothing from an older checkpoint.
-//! One `sed -i` after an unmount had made whole directories of every view EIO.
+//! Changes made while the tree is not mounted (an absence) become ordinary changes at the next
+//! mount and leave older checkpoints intact.
+//!
+//! Failed before: one `sed -i` after an unmount made whole directories of every view fail with EIO.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -22,7 +23,7 @@ for_each_variant! { all =>
     an_inode_number_that_is_given_away_takes_nothing_along,
 }
 
-/// Every kind of change to what is there, and to what came before it.
+/// Makes every kind of change to the files of [`fill`] and to those of earlier rounds.
 pub fn change(root: &Path, round: usize) {
     sh(
         root,
@@ -89,7 +90,7 @@ pub fn fill(root: &Path) {
     );
 }
 
-/// Checkpoints, and plain copies of what they show.
+/// Checkpoints, each with a plain copy of the tree at that time.
 pub type Copies = BTreeMap<u64, PathBuf>;
 
 pub fn keep(rig: &Rig, copies: &mut Copies) {
@@ -99,7 +100,7 @@ pub fn keep(rig: &Rig, copies: &mut Copies) {
     copies.insert(id, copy);
 }
 
-/// A tree with two checkpoints and changes after them, unmounted.
+/// Returns an unmounted tree with two checkpoints and later changes.
 pub(super) fn story(v: Variant, keep_time: &str) -> (Rig, Copies) {
     let mut rig = v.start_with(MountOpts::new(v.io), fill);
     if !keep_time.is_empty() {
@@ -151,7 +152,8 @@ fn all_that_was_there_is_kept(v: Variant) {
                 "{path} in {dirty:?}"
             );
         }
-        // And so it stays: with changes of ours, a checkpoint, a kill, a restore.
+        // Later changes through the mount, a checkpoint, a kill and a restore leave the views
+        // intact.
         sh(
             &root,
             &format!("echo {round} > src/edited; echo {round} > src/kept; rm -rf src/deep"),
@@ -172,7 +174,7 @@ fn all_that_was_there_is_kept(v: Variant) {
         keep(&rig, &mut copies);
         rig.mount.umount();
     }
-    // What was there is an ordinary directory, and nothing is left over.
+    // The directory is an ordinary one again, without leftovers.
     assert_eq!(
         sh(
             &root,
@@ -183,7 +185,7 @@ fn all_that_was_there_is_kept(v: Variant) {
     );
 }
 
-/// Content that is lost: changed, replaced or removed, and nothing more.
+/// Files whose content is lost: exactly those that were changed, replaced or removed.
 const LOST: [&str; 8] = [
     "changes",
     "lost/c",
@@ -224,7 +226,7 @@ pub(super) fn assert_known(rig: &Rig, copies: &Copies) {
     }
 }
 
-/// Names, and what stat(2), readlink(2) and getxattr(2) say.
+/// Returns the names below `root` and their attributes, link targets and extended attributes.
 pub(super) fn described(root: &Path) -> BTreeSet<String> {
     let said = sh(
         root,
@@ -242,7 +244,7 @@ fn names_and_attributes_are_always_known(v: Variant) {
         rig.mount.remount();
         assert_known(&rig, &copies);
         assert_eq!(check(&root, &["verify", "1"]).0, 4, "lost content is named");
-        // A record of a later change does not make it the past.
+        // A record of a later change must not turn the current content into that of the checkpoint.
         sh(
             &root,
             "for f in edited replaced mode; do echo later >> src/$f; done",
@@ -252,8 +254,8 @@ fn names_and_attributes_are_always_known(v: Variant) {
     }
 }
 
-/// After an orderly end content is cloned in idle time, and an unmount sees to what changed alone:
-/// also after all clones went.
+/// After a clean end content is cloned in idle time, and an unmount handles only the changed files,
+/// even when all clones have been removed.
 fn content_is_kept_ahead_from_the_first_unmount_on(v: Variant) {
     let mut rig = v.start_with(MountOpts::new(v.io).comparing(), fill);
     let root = rig.path().to_owned();
@@ -271,20 +273,21 @@ fn content_is_kept_ahead_from_the_first_unmount_on(v: Variant) {
         "echo a >> src/edited; rm src/gone; mv dir moved; mv src/away src/kept2",
     );
     keep(&rig, &mut copies);
-    // Of these the layer has what they were before.
+    // The layer has the previous versions of these.
     sh(&root, "echo b >> src/edited; rm src/touched");
     rig.mount.umount();
     assert!(rig.mount.compared_baseline().unwrap());
-    // Gone: `gone`, `touched`, and `edited`, which has a record.
+    // Dropped: `gone`, `touched`, and `edited`, which has a record.
     assert_eq!(kept(), all - 3, "{}", sh(&root, "ls -l .ckptfs/kept"));
     change_to_what_is_kept(&root);
     rig.mount.remount();
     assert_all(&rig, &copies);
 }
 
-/// After a kill the tree is written down anew, and what the killed daemon changed is not looked for
-/// in what changed since. That all had been kept before does not count then: the model found a file
-/// of that time without its content.
+/// After a kill the next daemon writes the baseline again; changes of the killed daemon are not in
+/// its list of changes, and the earlier complete set of clones no longer counts.
+///
+/// Failed before: the reference model found a file of that period without its content.
 fn what_a_killed_daemon_has_not_kept_the_next_does(v: Variant) {
     let mut rig = v.start_with(MountOpts::new(v.io).comparing(), fill);
     let root = rig.path().to_owned();
@@ -311,7 +314,7 @@ fn what_a_killed_daemon_has_not_kept_the_next_does(v: Variant) {
     assert_all(&rig, &copies);
 }
 
-/// What is there is edited where it lies.
+/// Appends to every file in place.
 fn change_to_what_is_kept(root: &Path) {
     sh(
         root,
@@ -319,7 +322,7 @@ fn change_to_what_is_kept(root: &Path) {
     );
 }
 
-/// Every checkpoint has the names that it had, and content that can be read is what it was.
+/// Asserts that every checkpoint has its names, and that readable content is the original content.
 pub(super) fn assert_names(rig: &Rig, copies: &Copies) {
     for (id, copy) in copies {
         let view = rig.view(*id);
@@ -348,7 +351,7 @@ fn what_is_kept_goes_with_its_checkpoints(v: Variant) {
     let kept = || fs::read_dir(root.join(".ckptfs/kept")).map_or(0, Iterator::count);
     let all = kept();
     assert!(all > 10, "{all} files are kept");
-    // What has not changed is not cloned again.
+    // Unchanged files are not cloned again.
     let inodes = || {
         sh(&root, "ls -i --ignore=whole .ckptfs/kept")
             .lines()
@@ -367,7 +370,7 @@ fn what_is_kept_goes_with_its_checkpoints(v: Variant) {
     rig.mount.remount();
     rig.mount.ok(&["umount", "--keep=all"]);
     assert!(kept() >= all);
-    // Nor is what was kept before.
+    // Earlier clones are dropped.
     rig.mount.remount();
     rig.mount.ok(&["umount", "--keep=none"]);
     assert_eq!(kept(), 0);
@@ -382,8 +385,8 @@ fn what_is_kept_goes_with_its_checkpoints(v: Variant) {
     );
 }
 
-/// A clone costs nothing. Copies are made of files up to 1 MiB and no more than 64 MiB of them,
-/// unless all is to be kept.
+/// With reflink every file is cloned. Without it, only files up to 1 MiB are copied, 64 MiB in
+/// total, unless `--keep=all` is set.
 fn without_reflink_small_files_are_copied(v: Variant) {
     const MANY: usize = 70;
     let write = |root: &Path, byte: u8| {
@@ -427,8 +430,8 @@ fn without_reflink_small_files_are_copied(v: Variant) {
     }
 }
 
-/// What is removed while nothing is mounted gives its number to the next inode, and what is
-/// recorded of that one is no part of what was removed.
+/// When an inode number is reused during an absence, records of the new inode do not apply to the
+/// removed one.
 fn an_inode_number_that_is_given_away_takes_nothing_along(v: Variant) {
     const DIRS: usize = 30;
     let each = |root: &Path, command: &str| {

@@ -1,5 +1,5 @@
-//! What was changed while nothing was mounted is an epoch of its own, between a checkpoint of the
-//! tree as it was left and one of the tree as it was found.
+//! Changes made during an absence form an epoch of their own, between a checkpoint of the tree at
+//! unmount and one of the tree at the next mount.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -26,7 +26,7 @@ fn apart(v: Variant) -> MountOpts {
     opts
 }
 
-/// Numbers and reasons, oldest first.
+/// Returns the number and reason of each checkpoint, oldest first.
 fn log(rig: &Rig) -> Vec<(u64, String)> {
     let reason = |entry: &Value| {
         entry["reason"]["trigger"]
@@ -48,7 +48,7 @@ fn reasons(rig: &Rig) -> Vec<String> {
     log(rig).into_iter().map(|(_, reason)| reason).collect()
 }
 
-/// Letter and path of each change.
+/// Returns the letter and path of each change.
 fn changes(diff: &Value) -> BTreeSet<String> {
     let path = |change: &Value| {
         format!(
@@ -89,7 +89,7 @@ fn an_absence_is_between_two_checkpoints(v: Variant) {
             ["asked", "unmount", "absence"]
         );
         assert_told(&rig, round, next);
-        // The absence is taken back, and that too.
+        // Reverts the absence, then undoes that.
         rig.mount.restore(next);
         assert_same_tree(
             &root,
@@ -126,7 +126,7 @@ fn an_absence_is_between_two_checkpoints(v: Variant) {
     }
 }
 
-/// The absence that was made `next` + 1 is told as one, and is what nobody asked for.
+/// Asserts that checkpoint `next` + 1 is reported as an absence and as made automatically.
 fn assert_told(rig: &Rig, round: usize, next: u64) {
     let told = rig.mount.status_json()["absence"].clone();
     assert_eq!(
@@ -162,7 +162,7 @@ fn assert_told(rig: &Rig, round: usize, next: u64) {
     assert_eq!(status, 0, "{report}");
 }
 
-/// Without reflink no content is kept, and what happened is told all the same.
+/// Without reflink no content is kept, but the changes are still reported.
 fn an_absence_is_told_by_name(v: Variant) {
     let mut rig = v.start_with(apart(v), |dir| {
         sh(
@@ -173,7 +173,7 @@ fn an_absence_is_told_by_name(v: Variant) {
     });
     let root = rig.path().to_owned();
     rig.mount.checkpoint();
-    // Nothing has changed since the checkpoint: it is the tree as it was left.
+    // Nothing has changed since the checkpoint, so it already is the tree at unmount.
     rig.mount.umount();
     sh(
         &root,
@@ -200,8 +200,8 @@ fn an_absence_is_told_by_name(v: Variant) {
         human.contains("absence  5 changes while nothing was mounted: ckptfs diff 1 2\n"),
         "{human}"
     );
-    // With changes before, a checkpoint of these is made first; a mount of its own has only its
-    // own.
+    // Changes before the unmount get a checkpoint first; each later mount reports only its own
+    // absence.
     sh(&root, "echo 5 > five");
     rig.mount.umount();
     sh(&root, "rm f/four");
@@ -221,7 +221,7 @@ fn an_absence_is_told_by_name(v: Variant) {
         rig.mount.status_json().get("absence").is_none(),
         "that was before another mount"
     );
-    // Deleted as any other.
+    // Such a checkpoint is deleted like any other.
     rig.mount.ok(&["delete", "--now", "--yes", "3"]);
     assert_eq!(
         changes(&rig.mount.diff_json("2", Some("4"))),
@@ -237,8 +237,7 @@ fn without_a_change_no_checkpoint_is_made(v: Variant) {
     rig.mount.umount();
     rig.mount.remount();
     assert_eq!(reasons(&rig), ["asked"]);
-    // A file that came and went changes the time of its directory, which is no change that anybody
-    // is told of.
+    // A file created and removed changes only the mtime of its directory, which is not reported.
     rig.mount.umount();
     sh(&root, "touch d/x; rm d/x");
     rig.mount.remount();
@@ -248,7 +247,7 @@ fn without_a_change_no_checkpoint_is_made(v: Variant) {
         "{}",
         rig.mount.status_json()["absence"]
     );
-    // It can be left out.
+    // `auto.absence` disables these checkpoints.
     rig.mount.umount();
     rig.mount.ok(&["config", "set", "auto.absence", "off"]);
     sh(&root, "echo 3 > d/three");
@@ -269,8 +268,8 @@ fn without_a_change_no_checkpoint_is_made(v: Variant) {
     );
 }
 
-/// Of a file that no checkpoint had shown when its tree was unmounted nothing was kept, and the
-/// checkpoint of the tree as it was left lacked it.
+/// Failed before: files that no checkpoint showed at unmount were not kept, so the unmount
+/// checkpoint lacked them.
 fn what_is_new_since_the_last_checkpoint_is_kept(v: Variant) {
     let mut rig = v.start_with(apart(v), |dir| fs::write(dir.join("old"), "old").unwrap());
     let root = rig.path().to_owned();

@@ -1,4 +1,4 @@
-//! Who did what when, as the journal has it.
+//! The audit log: the journal records each operation with its time and requester.
 
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -10,7 +10,7 @@ use crate::common::{MountOpts, Rig, Variant, for_each_variant, run_limited, tool
 
 for_each_variant! { xfs => what_was_asked_for_is_told_with_who_asked }
 
-/// Nobody else's on this machine.
+/// An unused user id.
 const USER: u32 = 61_235;
 
 fn what_was_asked_for_is_told_with_who_asked(v: Variant) {
@@ -21,7 +21,7 @@ fn what_was_asked_for_is_told_with_who_asked(v: Variant) {
     let root = rig.path().to_owned();
     rig.mount
         .checkpoint_json(&["-m", "a note", "--tag", "v1", "--tag", "v2"]);
-    // Another user, without the program.
+    // Another user makes a checkpoint with plain mkdir.
     let mut mkdir = tool("mkdir", &[root.join(".snapshots/theirs")]);
     assert!(run_limited(mkdir.uid(USER).gid(USER), 60).status.success());
     fs::remove_file(root.join(".snapshots/v2")).unwrap();
@@ -82,7 +82,7 @@ fn what_was_asked_for_is_told_with_who_asked(v: Variant) {
     a_forged_name_is_found(&rig);
 }
 
-/// Each event of the story has its own fields, and who asked.
+/// Asserts the fields and the requester of each event.
 fn assert_events(events: &[&Value]) {
     let by = |at: usize| {
         (
@@ -125,7 +125,7 @@ fn assert_events(events: &[&Value]) {
     );
 }
 
-/// Nobody can say afterwards that it was somebody else.
+/// A forged process name in the journal is detected.
 fn a_forged_name_is_found(rig: &Rig) {
     let root = rig.path();
     let segment = root.join(".ckptfs/journal/00000001");

@@ -1,4 +1,4 @@
-//! What an unmount writes down of the tree: brought up to date, folded, old, damaged, and large.
+//! The baseline: its update at unmount, folding of changes, and old, damaged or large baselines.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,8 +14,8 @@ use crate::common::{Fs, MountOpts, Rig, Variant, for_each_variant};
 for_each_variant! { xfs => a_baseline_that_is_old_or_damaged_shows_nothing_false, no_attributes_are_too_many_for_a_baseline, a_number_that_was_given_away_is_no_damage }
 for_each_variant! { all => what_changed_brings_a_baseline_up_to_date, many_changes_become_a_part_of_the_baseline }
 
-/// A baseline that was written in idle time and brought up to date at each unmount is what a walk
-/// would have written; and an unmount makes no walk.
+/// A baseline written in idle time and updated at each unmount equals one written by a walk, and an
+/// unmount does not walk the tree.
 fn what_changed_brings_a_baseline_up_to_date(v: Variant) {
     let mut rig = v.start_with(MountOpts::new(v.io).comparing(), fill);
     let root = rig.path().to_owned();
@@ -43,7 +43,7 @@ fn what_changed_brings_a_baseline_up_to_date(v: Variant) {
                 "echo third >> src/edited; echo 3 >> born/moved/more; setfattr -n user.x -v y src/kept; truncate -s 7 src/touched",
             );
         }
-        // For the next round.
+        // Recreates the files that the next round needs.
         sh(
             &root,
             "rm -rf changes empty2 empty born src/link[0-9]* ; mkdir -p dir lost empty; touch changes src/gone src/moved src/away src/twice1; mkfifo src/fifo",
@@ -74,9 +74,8 @@ fn what_changed_brings_a_baseline_up_to_date(v: Variant) {
     }
 }
 
-/// What had been at a name was asked for once its number had been put down as another's, and a FIFO
-/// whose number a file has now was taken for damage: the unmount walked the tree. XFS gives numbers
-/// away so soon.
+/// Failed before: a FIFO's inode number that was reused by a file was taken for damage, so the
+/// unmount walked the tree. XFS reuses numbers this quickly.
 fn a_number_that_was_given_away_is_no_damage(v: Variant) {
     let mut rig = v.start_with(MountOpts::new(v.io).comparing(), |root| {
         fill(root);
@@ -100,8 +99,10 @@ fn a_number_that_was_given_away_is_no_damage(v: Variant) {
     );
 }
 
-/// What changed since the tree was written down is beside it, and each mount reads both: a long
-/// history had as many changes there as the tree has names.
+/// Changes are stored in a separate file that each mount reads; many of them are folded into the
+/// baseline.
+///
+/// Failed before: a long history had as many changes there as the tree has names.
 fn many_changes_become_a_part_of_the_baseline(v: Variant) {
     let mut rig = v.start_with(MountOpts::new(v.io).comparing().folding(), |root| {
         fill(root);
@@ -159,11 +160,11 @@ fn many_changes_become_a_part_of_the_baseline(v: Variant) {
     }
 }
 
-/// A store can be brought back from a copy, and a disk can flip bits.
+/// A store may be restored from a backup, and a disk may flip bits.
 fn a_baseline_that_is_old_or_damaged_shows_nothing_false(v: Variant) {
     let (mut rig, copies) = story(v, "");
     let root = rig.path().to_owned();
-    // The tree, and what changed since that was written.
+    // The baseline, and the changes since it was written.
     let files = ["baseline", "baseline.changes"].map(|name| root.join(".ckptfs").join(name));
     let umount = |rig: &mut Rig| {
         sh(
@@ -219,7 +220,7 @@ fn a_baseline_that_is_old_or_damaged_shows_nothing_false(v: Variant) {
     }
 }
 
-/// What was there is shown, or EIO; what was made unseen is not.
+/// Asserts that views show the original content or EIO, and no file made during the absence.
 fn assert_nothing_false(rig: &Rig, copies: &BTreeMap<u64, PathBuf>, round: usize) {
     for (id, copy) in copies {
         for path in [
@@ -252,8 +253,8 @@ fn assert_nothing_false(rig: &Rig, copies: &BTreeMap<u64, PathBuf>, round: usize
     }
 }
 
-/// Whoever may set attributes of one file could see to it that there was no baseline for anybody:
-/// more than 1 MiB of them was too much for it.
+/// Failed before: more than 1 MiB of extended attributes on one file prevented a baseline, so any
+/// user who could set them could disable it.
 fn no_attributes_are_too_many_for_a_baseline(v: Variant) {
     let mut rig = v.start_with(MountOpts::new(v.io), fill);
     let root = rig.path().to_owned();

@@ -1,5 +1,4 @@
-//! Changes past the mount, by somebody who has the directory below it: a view never shows them for
-//! the past, and says what happened.
+//! Changes to the backing directory past the mount: no view shows them, and they are reported.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -15,7 +14,7 @@ for_each_variant! { reflink =>
     a_checkpoint_that_was_brought_back_shows_no_change_past_the_mount,
 }
 
-/// A directory that is served elsewhere, so that it can be reached beside the mount.
+/// A backing directory mounted elsewhere, so that it stays reachable past the mount.
 struct Beside {
     mount: Mount,
     backing: PathBuf,
@@ -42,7 +41,7 @@ fn beside(v: Variant, extra: &str) -> Beside {
     }
 }
 
-/// More than one tick, on any kernel.
+/// More than one tick on any kernel.
 const TICKS: std::time::Duration = std::time::Duration::from_millis(50);
 
 #[track_caller]
@@ -68,10 +67,10 @@ fn what_is_changed_past_the_mount_gives_eio_in_older_views_and_is_named(v: Varia
     fs::set_permissions(live.join("kept"), PermissionsExt::from_mode(0o600)).unwrap();
     fs::rename(live.join("d/kept"), live.join("d/e/kept")).unwrap();
 
-    // What is changed within a tick of the kernel's clock after the checkpoint cannot be told
+    // A change within one tick of the kernel's clock after the checkpoint cannot be detected
     // (docs/semantics.md).
     std::thread::sleep(TICKS);
-    // Of the same length, so that only its times tell.
+    // The length stays the same, so only the times differ.
     fs::write(backing.join("f"), "F AS IT WAS").unwrap();
     fs::write(backing.join("g"), "G AS IT WAS").unwrap();
     fs::remove_file(backing.join("h")).unwrap();
@@ -90,13 +89,13 @@ fn what_is_changed_past_the_mount_gives_eio_in_older_views_and_is_named(v: Varia
     eio(open.read_exact_at(&mut end, 3 << 20));
     assert_eq!(start, [b'.'; 16]);
     the_rest_is_there(&view);
-    // A change through the mount does not make the other one the past.
+    // A change through the mount does not turn the other one into the checkpoint's state.
     fs::write(live.join("g"), "ours").unwrap();
     eio(fs::read(view.join("g")));
 
     it_is_named(&mount, &backing, first);
 
-    // A later checkpoint knows what there is.
+    // A later checkpoint shows the current state.
     let second = mount.checkpoint();
     assert_eq!(
         fs::read_to_string(mount.view(second).join("f")).unwrap(),
@@ -114,7 +113,7 @@ fn what_is_changed_past_the_mount_gives_eio_in_older_views_and_is_named(v: Varia
     );
 }
 
-/// What nobody touched, and what was changed through the mount, is there.
+/// Asserts that untouched files and files changed through the mount are readable.
 fn the_rest_is_there(view: &Path) {
     assert_eq!(fs::read_to_string(view.join("d/kept")).unwrap(), "kept");
     assert_eq!(
@@ -131,7 +130,7 @@ fn the_rest_is_there(view: &Path) {
     );
 }
 
-/// `status`, the log and `verify` name what was met.
+/// Asserts that `status`, the log and `verify` name the changes.
 fn it_is_named(mount: &Mount, backing: &Path, first: u64) {
     let dirty = mount.dirty();
     for path in ["f", "attributes", "g", "long"] {
@@ -175,7 +174,7 @@ fn it_is_named(mount: &Mount, backing: &Path, first: u64) {
     );
 }
 
-/// The negative control: everything that changes a ctime through the mount, and nothing of it is
+/// Negative control: every operation that changes a ctime through the mount, none of which leads to
 /// EIO.
 fn our_own_changes_are_never_taken_for_somebody_else_s(v: Variant) {
     let Beside {
@@ -223,8 +222,8 @@ fn our_own_changes_are_never_taken_for_somebody_else_s(v: Variant) {
     }
 }
 
-/// Brought back it was taken for one that was made after the clock had been set back, of which
-/// nothing can be said.
+/// Failed before: a checkpoint brought back by undo was taken for one made after the clock was set
+/// back, for which changes past the mount cannot be detected.
 fn a_checkpoint_that_was_brought_back_shows_no_change_past_the_mount(v: Variant) {
     let Beside {
         mount,

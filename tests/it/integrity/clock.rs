@@ -1,5 +1,5 @@
-//! A clock that was ahead and was set back before the mount. The tests do not set the clock of the
-//! machine: they write a later time of change into the image.
+//! A clock that was ahead and was set back before the mount. The tests write a later ctime into the
+//! image instead of setting the clock of the machine.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -15,7 +15,7 @@ for_each_variant! { xfs =>
     what_is_changed_past_the_mount_is_seen_whatever_the_clock_was,
 }
 
-/// Captures are copies.
+/// Without reflink, where captures are copies.
 #[test]
 fn what_was_changed_while_the_clock_was_ahead_is_in_views_on_ext4() {
     what_was_changed_while_the_clock_was_ahead_is_in_views_and_restored(Variant {
@@ -27,7 +27,7 @@ fn what_was_changed_while_the_clock_was_ahead_is_in_views_on_ext4() {
 const FILES: [&str; 4] = ["kept", "written", "removed", "dir/below"];
 const OTHERS: [&str; 3] = ["", "dir", "link"];
 
-/// A tree that was made while the clock was ahead, and its image.
+/// Returns an image with a tree whose ctimes are in the future.
 fn ahead(v: Variant) -> (Image, PathBuf) {
     let mut image = Image::of(v.fs);
     let backing = image.dir("backing");
@@ -41,7 +41,7 @@ fn ahead(v: Variant) -> (Image, PathBuf) {
     (image, backing)
 }
 
-/// Views gave EIO, and a restore left the files as they were.
+/// Failed before: views reported EIO, and a restore left the files unchanged.
 fn what_was_changed_while_the_clock_was_ahead_is_in_views_and_restored(v: Variant) {
     let (image, backing) = ahead(v);
     let mut mount = Mount::start(&backing, &MountOpts::new(v.io).hasty());
@@ -52,7 +52,7 @@ fn what_was_changed_while_the_clock_was_ahead_is_in_views_and_restored(v: Varian
     fs::remove_file(live.join("removed")).unwrap();
     as_it_was(&mount.view(first));
 
-    // Once nothing is left that is later than now, no clock matters any more.
+    // Once no ctime is in the future, the clock no longer matters.
     let below = image.below();
     let below_backing = below.path().join("backing");
     wait_until("nothing is ahead of the clock", || {
@@ -77,7 +77,7 @@ fn what_was_changed_while_the_clock_was_ahead_is_in_views_and_restored(v: Varian
     as_it_was(&live);
 }
 
-/// Mounted elsewhere, so that it can be reached past the mount.
+/// The mount is elsewhere, so that the backing directory stays reachable.
 fn what_is_changed_past_the_mount_is_seen_whatever_the_clock_was(v: Variant) {
     let (image, backing) = ahead(v);
     let opts = MountOpts {
@@ -118,7 +118,7 @@ fn is_ahead(path: &Path) -> bool {
     fs::symlink_metadata(path).unwrap().ctime() > now.as_secs() as i64
 }
 
-/// Gives the files and directories in `backing` a time of change years from now.
+/// Sets the ctimes of the files and directories in `backing` to years from now.
 fn set_ahead(image: &mut Image, backing: &Path) {
     let inodes: Vec<u64> = OTHERS
         .iter()

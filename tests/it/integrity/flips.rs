@@ -1,4 +1,4 @@
-//! One bit is changed in each kind of thing, and each is found and named.
+//! A flipped bit in each kind of stored object is found and named.
 
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
@@ -11,7 +11,7 @@ use super::story::{Random, Story, index_of, kinds, look, objects};
 use crate::common::command::check;
 use crate::common::{Fs, Io, OpenStore, Variant, skip, succeeds, tool};
 
-/// A store does not say by whom its tree was served: one way is enough here.
+/// The I/O mode does not affect the store: one variant suffices.
 fn variant() -> Option<Variant> {
     let variant = Variant {
         fs: Fs::Xfs,
@@ -26,7 +26,7 @@ fn variant() -> Option<Variant> {
     }
 }
 
-/// Changes one bit of a file, for as long as the value lives.
+/// Flips one bit of a file until dropped.
 struct Flip {
     file: fs::File,
     offset: u64,
@@ -117,7 +117,7 @@ fn a_changed_bit_of_a_version_is_found_and_its_path_and_checkpoints_named() {
     is_damage_free(&dir);
 }
 
-/// The path and the checkpoints of a finding are those whose kept copies have these bytes there.
+/// Asserts that the path and checkpoints of a finding are those whose copies have these bytes.
 fn names_who_shows(copies: &[PathBuf], finding: &serde_json::Value, bytes: &[u8]) {
     let path = finding["path"]
         .as_str()
@@ -137,7 +137,7 @@ fn names_who_shows(copies: &[PathBuf], finding: &serde_json::Value, bytes: &[u8]
         "{finding}: the newest that shows it shows it there"
     );
     for (id, copy) in (1..).zip(copies) {
-        // It may have had another name earlier.
+        // The file may have had another name earlier.
         assert_eq!(
             holds(copy, bytes),
             named.contains(&id),
@@ -146,7 +146,7 @@ fn names_who_shows(copies: &[PathBuf], finding: &serde_json::Value, bytes: &[u8]
     }
 }
 
-/// Whether some file below a directory has these bytes.
+/// Reports whether any file below a directory has these bytes.
 fn holds(dir: &Path, bytes: &[u8]) -> bool {
     fs::read_dir(dir).unwrap().any(|entry| {
         let path = entry.unwrap().path();
@@ -170,8 +170,8 @@ fn a_changed_bit_of_the_journal_or_of_format_is_found() {
     let frames = frames(&dir);
     let (last_begin, end) = *frames.last().unwrap();
     let mut random = Random::new("flips");
-    // Header, payload and hash of some frames, and anywhere; the segment's own header; and what
-    // follows the last frame.
+    // Header, payload and hash of some frames and random places; the segment's header; the bytes
+    // after the last frame.
     let mut offsets: Vec<u64> = (0..64)
         .step_by(7)
         .chain([
@@ -195,8 +195,8 @@ fn a_changed_bit_of_the_journal_or_of_format_is_found() {
     offsets.extend((0..40).map(|_| random.below(end as usize) as u64));
     for offset in offsets {
         let flip = Flip::new(&segment, offset, random.below(8) as u8);
-        // What follows the last frame is what a power cut leaves. The last frame itself was there
-        // when the tree was unmounted.
+        // Damage after the last frame is what a power cut leaves; the last frame itself was
+        // complete at the unmount.
         let expected = if offset >= end {
             DamageKind::JournalTorn
         } else {
@@ -215,7 +215,7 @@ fn a_changed_bit_of_the_journal_or_of_format_is_found() {
     let format = store.join("format");
     for offset in 0..fs::metadata(&format).unwrap().len() {
         let _flip = Flip::new(&format, offset, random.below(8) as u8);
-        // Another id: the journal is that of another store.
+        // With another id in `format` the journal belongs to another store.
         let found: Vec<DamageKind> = look(&dir, false, None)
             .into_iter()
             .map(|damage| damage.kind)
@@ -228,7 +228,7 @@ fn a_changed_bit_of_the_journal_or_of_format_is_found() {
     is_damage_free(&dir);
 }
 
-/// Where the frames of the first segment begin and end.
+/// Returns the begin and end offsets of the frames in the first segment.
 fn frames(dir: &Path) -> Vec<(u64, u64)> {
     let (store, _) =
         ckptfs::internals::store::Store::open(fs::File::open(dir).unwrap(), false).unwrap();
@@ -289,8 +289,8 @@ fn a_changed_bit_of_the_index_is_found_or_changes_nothing() {
         let (status, report) = check(&dir, &["verify"]);
         match (status, kinds(&report).as_slice()) {
             (4, [kind]) if kind == "index-unreadable" || kind == "index-wrong" => found += 1,
-            // sled has mended it, or nobody reads those bytes: then nothing is lost but what the
-            // journal's tail brings back.
+            // sled has repaired it, or the bytes are unused: only entries that the journal's tail
+            // restores may differ.
             (0, []) => assert!(
                 index_of(&dir)
                     .iter()
@@ -313,8 +313,8 @@ fn a_changed_bit_of_the_index_is_found_or_changes_nothing() {
     is_damage_free(&dir);
 }
 
-/// The time of birth of a file is that of the last tick of the kernel's clock, which may be before
-/// the checkpoint that it was made after.
+/// The birth time of a file is that of the last tick of the kernel's clock, which may precede the
+/// checkpoint made before the file.
 #[test]
 fn a_checkpoint_just_before_a_file_was_made_is_not_named_for_it() {
     let Some(v) = variant() else { return };

@@ -1,4 +1,5 @@
-//! `verify` without a mount: one kind of finding for each damage, what is repaired, and what is left alone.
+//! `verify` without a mount: each kind of damage has its own finding; some are repaired, others are
+//! left alone.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -43,7 +44,7 @@ fn the_index_made_from_the_journal_equals_the_old_one_entry_by_entry(v: Variant)
     assert_eq!(index_of(&dir), old);
 }
 
-/// What a check says: its status, the kinds of damage, and all of it.
+/// Returns the exit status of a check, the kinds of damage, and the report.
 fn found(dir: &Path, arguments: &[&str]) -> (i32, Vec<String>, Value) {
     let (status, report) = check(dir, arguments);
     (status, kinds(&report), report)
@@ -64,7 +65,7 @@ fn each_damage_has_its_kind_and_repairs_destroy_nothing(v: Variant) {
 
     damaged_objects(&dir, short, gone);
 
-    // Rubbish after the end of the journal.
+    // Garbage after the end of the journal.
     let segment = store.join("journal/00000001");
     let end = {
         let (store, _) =
@@ -85,7 +86,7 @@ fn each_damage_has_its_kind_and_repairs_destroy_nothing(v: Variant) {
         b"half a frame"
     );
 
-    // Served: it says how to go on.
+    // While mounted, the error names the command to use.
     story.mount().remount();
     let refused = story.mount().run(&["verify", "--repair"]);
     assert!(
@@ -95,7 +96,7 @@ fn each_damage_has_its_kind_and_repairs_destroy_nothing(v: Variant) {
     );
 }
 
-/// A size, an object that went, one that nobody knows, and a stranger.
+/// Checks a truncated object, a missing one, an unreferenced one and a foreign file.
 fn damaged_objects(dir: &Path, short: &Path, gone: &Path) {
     let store = dir.join(".ckptfs");
     let whole = fs::read(short).unwrap();
@@ -149,7 +150,7 @@ fn damaged_objects(dir: &Path, short: &Path, gone: &Path) {
     assert_eq!(found(dir, &["verify"]).0, 0);
 }
 
-/// A repair takes away two of the four, and a dry run of it none.
+/// A repair handles two of the four findings; its dry run changes nothing.
 fn repaired(dir: &Path, short: &Path) {
     let before = fs::metadata(short).unwrap().len();
     assert_eq!(
@@ -172,8 +173,10 @@ fn repaired(dir: &Path, short: &Path) {
     );
 }
 
-/// Every frame that is left is whole and continues the chain: only the note of where the journal
-/// ended tells. It opened as a shorter history, whose views showed the present.
+/// Every remaining frame is intact and continues the chain; only the stored end position reveals
+/// the loss.
+///
+/// Failed before: the store opened with a shorter history, whose views showed the present.
 fn a_journal_that_lost_whole_frames_at_its_end_is_damaged(v: Variant) {
     let mut story = Story::tell(v, 3);
     let dir = story.rest();
@@ -230,7 +233,7 @@ fn what_was_found_to_be_changed_is_not_shown_any_more(v: Variant) {
         (0, &1.into(), &0.into()),
         "{report}"
     );
-    // Behind the daemon's back, where nobody should be.
+    // Damages the object behind the daemon's back.
     let objects = crate::common::command::sh(rig.path(), "cd .ckptfs/; find layers -name '*.c'");
     let store = OpenStore::of(rig.path());
     fs::OpenOptions::new()

@@ -1,5 +1,7 @@
-//! What a restore reports as "left as it is" is there after it, also where the directory that it is
-//! in was made anew and the old one comes back. It was removed with the new directory.
+//! A file that a restore reports as "left as it is" survives, even when its directory was recreated
+//! and the old directory is restored.
+//!
+//! Failed before: it was removed together with the new directory.
 
 use std::fs;
 use std::path::Path;
@@ -12,8 +14,8 @@ for_each_variant! { all =>
 
 const PATH: &str = "node_modules/deep/swc.node";
 
-/// A tree whose `node_modules` was replaced while nothing was mounted, as `npm ci` does, with a
-/// file in it of which no content was kept.
+/// Returns a tree whose `node_modules` was replaced while unmounted, as `npm ci` does, with a file
+/// whose old content was not kept.
 fn replaced(v: Variant) -> Rig {
     let mut rig = v.start_with(MountOpts::new(v.io), |dir| {
         fs::create_dir_all(dir.join("node_modules/deep")).unwrap();
@@ -29,7 +31,7 @@ fn replaced(v: Variant) -> Rig {
     rig
 }
 
-/// The new directory is there before the old one goes: ext4 gives a number to the next inode again.
+/// Makes the new directory before removing the old one, because ext4 reuses inode numbers at once.
 fn make_anew(root: &Path) {
     fs::create_dir_all(root.join("new/deep")).unwrap();
     fs::write(root.join("new/deep/swc.node"), "new").unwrap();

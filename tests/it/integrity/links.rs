@@ -1,6 +1,8 @@
-//! Names that a file gets or loses outside of the tree, as package managers link files of a store
-//! into projects: they move its time of change and nothing else. Every earlier view of such a file
-//! gave EIO, and what was changed afterwards could not be taken back.
+//! Hard links made or removed outside of the tree, as package managers do, change only the ctime of
+//! a file.
+//!
+//! Failed before: every earlier view of such a file reported EIO, and later changes to it could not
+//! be reverted.
 
 use std::fs::{self, FileTimes, OpenOptions};
 use std::os::unix::fs::PermissionsExt;
@@ -17,10 +19,10 @@ for_each_variant! { all =>
     more_than_a_name_is_still_found,
 }
 
-/// More than one tick, on any kernel.
+/// More than one tick on any kernel.
 const TICKS: std::time::Duration = std::time::Duration::from_millis(50);
 
-/// A tree with files that have another name outside, and where that is.
+/// Returns a tree whose files have second links outside, and the directory of these.
 fn linked(v: Variant) -> (Rig, PathBuf) {
     let mut outside = PathBuf::new();
     let rig = v.start_with(MountOpts::new(v.io), |dir| {
@@ -58,7 +60,7 @@ fn a_name_outside_changes_no_view(v: Variant) {
         (0, &json!(["a", "b", "c"])),
         "{report}"
     );
-    // Replaced, written to, removed, through the mount.
+    // Replace, write and remove through the mount.
     fs::write(rig.path().join("new"), "patched").unwrap();
     fs::rename(rig.path().join("new"), rig.path().join("a")).unwrap();
     fs::write(rig.path().join("b"), "b v2").unwrap();
@@ -66,7 +68,7 @@ fn a_name_outside_changes_no_view(v: Variant) {
     shows(&rig.view(first));
     assert!(rig.mount.json(&["restore", "1"])["unknown"].is_null());
     shows(rig.path());
-    // What was linked loses the other name: that it had one is known from the last mount.
+    // A linked file loses its other name; the previous mount recorded that it had one.
     rig.mount.umount();
     rig.mount.remount();
     let second = rig.mount.checkpoint();
@@ -107,7 +109,7 @@ fn more_than_a_name_is_still_found(v: Variant) {
         let times = fs::metadata(outside.join(name)).unwrap();
         FileTimes::new().set_modified(times.modified().unwrap())
     };
-    // Longer, with its old time; of other rights; written to.
+    // Longer with its old mtime; other mode; other content.
     let times = was("a");
     let file = OpenOptions::new().write(true).open(outside.join("a"));
     fs::write(outside.join("a"), "longer than it was").unwrap();

@@ -1,5 +1,5 @@
-//! Integrity: the sealer, `verify`, `fsck` and `audit`. Whatever bit is changed in a store is found
-//! and named, and the index follows from the journal.
+//! Integrity: the sealer, `verify`, `fsck` and `audit`. Every flipped bit in a store is found and
+//! named, and the index follows from the journal.
 
 mod absence;
 mod apart;

@@ -1,5 +1,5 @@
-//! An inode number that is given away while nothing is mounted: what has it now is another inode,
-//! no change and no new place of the one that had it.
+//! Inode numbers reused while the tree is not mounted: the new inode is neither a changed nor a
+//! moved version of the old one.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,7 +15,7 @@ for_each_variant! { all => another_inode_with_a_number_is_another, what_was_ther
 
 type Case = (&'static str, &'static str, &'static str, &'static str);
 
-/// Each in a directory of its own: what makes it, what removes it, and what makes another at `new`.
+/// For each directory: the commands that make an inode, remove it, and make another one.
 const CASES: [Case; 12] = [
     ("file", "echo was > old", "rm old", "echo is > new"),
     ("same-size", "echo was > old", "rm old", "echo now > new"),
@@ -71,7 +71,7 @@ const CASES: [Case; 12] = [
     ),
 ];
 
-/// Path and inode number of everything.
+/// Returns the path and inode number of every file.
 fn numbers(root: &Path) -> BTreeMap<String, u64> {
     let said = sh(
         root,
@@ -83,7 +83,7 @@ fn numbers(root: &Path) -> BTreeMap<String, u64> {
         .collect()
 }
 
-/// What `status` tells, by path.
+/// Returns the changes that `status` reports, by path.
 fn told(rig: &Rig) -> BTreeMap<String, String> {
     let status = rig.mount.status_json();
     let all = status["dirty"]
@@ -151,7 +151,7 @@ fn another_inode_with_a_number_is_another(v: Variant) {
     assert_told(&rig, &before, &after);
     assert_same_tree(&rig.view(1), &was, &TreeOpts::default());
     assert_eq!(rig.mount.checkpoint(), 2);
-    // A change of what is there now is none of what was.
+    // Changes of the new inodes must not affect the old ones.
     each(&root, &|case| {
         format!(
             "for f in $(find . -type f); do echo later >> $f; done; mkdir later; touch {}-later",
@@ -177,7 +177,8 @@ fn another_inode_with_a_number_is_another(v: Variant) {
     assert_eq!(check(&root, &["verify", "--deep"]).0, 0);
 }
 
-/// `status` tells what came, what went, and the two files that are others by the name of before.
+/// Asserts that `status` reports the added and removed paths, and the two replaced files under
+/// their old names.
 fn assert_told(rig: &Rig, before: &BTreeMap<String, u64>, after: &BTreeMap<String, u64>) {
     let expected: BTreeMap<String, String> = {
         let gone = before
@@ -201,7 +202,7 @@ fn assert_told(rig: &Rig, before: &BTreeMap<String, u64>, after: &BTreeMap<Strin
     assert!(differ.is_empty(), "{differ:?}");
 }
 
-/// Few names and many removals: numbers go from hand to hand, between kinds and directories.
+/// Few names and many removals, so that numbers move between file types and directories.
 fn random_changes(random: &mut Random, root: &Path, count: usize) {
     let mut script = String::from("set +e; exec 2>/dev/null;");
     for number in 0..count {

@@ -1,5 +1,4 @@
-//! What the sealer reads of large files: what has changed, and no more; and its hashes are those of
-//! the bytes, whatever was done.
+//! The sealer reads only the changed parts of large files, and its hashes always match the bytes.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -19,10 +18,10 @@ for_each_variant! { reflink =>
 }
 
 const MIB: u64 = 1 << 20;
-/// What the sealer reads for one changed byte.
+/// Bytes that the sealer reads for one changed byte.
 const BLOCK: u64 = 64 << 10;
 
-/// Bytes of which no two pages are the same.
+/// Returns bytes in which no two pages are equal.
 fn noise(length: u64, seed: u8) -> Vec<u8> {
     let mut bytes = vec![0; usize::try_from(length).unwrap()];
     blake3::Hasher::new()
@@ -32,7 +31,7 @@ fn noise(length: u64, seed: u8) -> Vec<u8> {
     bytes
 }
 
-/// Objects hashed and bytes read, when nothing is left to do.
+/// Returns the objects hashed and bytes read once the sealer is idle.
 fn sealed(mount: &Mount) -> (u64, u64) {
     caught_up(mount);
     let stats = mount.stats();
@@ -40,7 +39,7 @@ fn sealed(mount: &Mount) -> (u64, u64) {
     (count("objects"), count("read"))
 }
 
-/// 1.07 GB were read for 16 KiB changed of 256 MiB between a few checkpoints.
+/// Failed before: a few checkpoints with 16 KiB changed of 256 MiB made the sealer read 1.07 GB.
 fn of_a_large_file_only_what_has_changed_is_read(v: Variant) {
     let size = 64 * MIB;
     let rig = v.start_with(MountOpts::new(v.io), |dir| {
@@ -63,7 +62,7 @@ fn of_a_large_file_only_what_has_changed_is_read(v: Variant) {
     rig.mount.checkpoint();
     let mut before = sealed(&rig.mount);
     assert_eq!(before.1, size, "the first time it is read whole");
-    // Open all the time, as a database is, and then not.
+    // Open throughout, as by a database, then opened for each change.
     let kept = open();
     for round in 2..=9 {
         if round < 6 {
@@ -82,9 +81,8 @@ fn of_a_large_file_only_what_has_changed_is_read(v: Variant) {
     }
     drop(kept);
     assert!(before.0 >= 8, "{before:?}");
-    // What was captured ahead of the next checkpoint is taken back when nobody can write to the
-    // file any more. The kernel tells of a close before it is done, and then that is looked at
-    // again with the next close of any file.
+    // A provisional capture is voided when no writer is left. The kernel sends RELEASE before the
+    // close completes, so the close of another file retries it.
     wait_until("nothing is captured that is not hashed", || {
         std::fs::write(rig.path().join("other"), "").unwrap();
         let (status, report) = check(rig.path(), &["verify", "--deep"]);
@@ -93,7 +91,7 @@ fn of_a_large_file_only_what_has_changed_is_read(v: Variant) {
     });
 }
 
-/// One thing that is done to a file, and what it may cost to hash it.
+/// An operation on a file, and the bytes that hashing it may read.
 type Act = (&'static str, u64, fn(&File, &File));
 
 fn copy(from: &File, at: u64, to: &File, to_at: u64, length: u64) {
@@ -112,7 +110,7 @@ fn copy(from: &File, at: u64, to: &File, to_at: u64, length: u64) {
     }
 }
 
-/// Each moves content or its place, to the file and with another one beside it.
+/// Operations that move content or extents, within the file and between two files.
 const ACTS: [Act; 16] = [
     ("written in place", 2 * BLOCK, |file, _| {
         file.write_all_at(&noise(16 << 10, 1), MIB).unwrap()
@@ -185,12 +183,12 @@ fn a_hash_is_of_the_bytes_whatever_was_done_to_the_file(v: Variant) {
     other.write_all_at(&noise(8 * MIB, 11), 0).unwrap();
     drop((file, other));
     rig.mount.checkpoint();
-    // The first version of each, whole.
+    // The first version of each file, read whole.
     let mut may = 16 * MIB;
     for (what, cost, act) in ACTS {
         act(&open("file"), &open("other"));
         let id = rig.mount.checkpoint();
-        // That one is hashed when its file has changed again.
+        // That version is hashed when its file has changed again.
         let (_, read) = sealed(&rig.mount);
         may += cost + BLOCK;
         assert!(
@@ -209,8 +207,8 @@ fn a_hash_is_of_the_bytes_whatever_was_done_to_the_file(v: Variant) {
     );
 }
 
-/// Of a compressed extent FIEMAP tells where it begins, and not which part of it the file has: both
-/// halves of one are at the same place.
+/// For a compressed extent FIEMAP reports its start but not which part the file uses: both halves
+/// are at the same address.
 fn what_is_compressed_is_read(v: Variant) {
     let mut image = Image::of(v.fs);
     if v.fs == Fs::Btrfs {
@@ -242,7 +240,7 @@ fn what_is_compressed_is_read(v: Variant) {
         rig.mount.checkpoint();
         sealed(&rig.mount);
     }
-    // The daemon learns of the last close late, and hashes the version after it.
+    // The daemon receives the last RELEASE late, and hashes the version after it.
     wait_until("every version has a hash", || {
         check(rig.path(), &["verify", "--deep"]).1["unhashed"] == 0
     });

@@ -1,6 +1,6 @@
-//! The promise of docs/format.md: a store of each released version is opened by this build, which
-//! migrates an older one, shows what every checkpoint showed, and goes on. `fixtures/make.sh` made
-//! them with the program of that version.
+//! This build opens a store of each released version, as docs/format.md promises: it migrates an
+//! older one, shows every checkpoint unchanged, and continues. `fixtures/make.sh` made the stores
+//! with the program of that version.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -13,14 +13,14 @@ use serde_json::Value;
 use crate::common::command::{check, sh};
 use crate::common::{Fs, Io, Mount, MountOpts, run_limited, scratch, skip, succeeds, tool};
 
-/// Bytes that are written at once, if they are not all zeros.
+/// Size of one write; chunks of zeros become holes.
 const CHUNK: usize = 64 << 10;
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/integrity/fixtures")
 }
 
-/// A released version's filesystem, mounted.
+/// The mounted filesystem image of a released version.
 struct Released {
     version: u32,
     dir: PathBuf,
@@ -94,12 +94,12 @@ impl Drop for Released {
     }
 }
 
-/// What is at a place, as the fixtures have it.
+/// Describes a directory in the format of the fixtures.
 fn describe(dir: &Path) -> String {
     sh(dir, &format!("bash {}/describe.sh .", fixtures().display()))
 }
 
-/// What is told of a checkpoint, and stays so. What is counted may be counted better.
+/// Returns the fields of a checkpoint that must not change; counters may become more exact.
 fn told(entry: &Value) -> Value {
     const KEPT: [&str; 9] = [
         "id", "tags", "note", "created", "atomic", "reason", "parent", "pinned", "by",
@@ -149,7 +149,7 @@ fn offline(root: &Path, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Who only looks migrates nothing.
+/// Read-only commands do not migrate the store.
 fn look_without_writing(released: &Released, store: &str) {
     let root = released.root(store);
     let format = released.format(store);
@@ -188,7 +188,7 @@ fn goes_on(mount: &mut Mount, released: &Released, store: &str) {
     assert_eq!(describe(&mount.view(made)), before);
     sh(&root, "echo later > src/later; rm -rf src/deep src/other");
     mount.restore(first);
-    // Times of directories are when the restore was.
+    // The mtimes of directories are those of the restore.
     let without_dirs = |text: &str| {
         text.lines()
             .filter(|line| line.split(' ').nth(1) != Some("d"))
@@ -226,7 +226,7 @@ fn newest(mount: &Mount) -> Vec<(u64, String)> {
         .collect()
 }
 
-/// Opens a store, after mounts that are killed at their first, second, third ... call.
+/// Opens a store, after mounts that were killed at their first, second, third ... system call.
 fn opens(released: &Released, store: &str, kills: u64) -> Mount {
     let root = released.root(store);
     let mut migrated_at = None;
@@ -269,7 +269,7 @@ fn every_store_of(version: u32, kills: u64) {
         assert_views(&mount, &released, store);
         assert_tells(&mount.log_json(), &released.log(store));
         if store == "ended" {
-            // It was changed since, while nothing was mounted.
+            // The tree has changed since, while it was not mounted.
             let newest = newest(&mount);
             let [(after, absence), (before, unmount)] = newest.as_slice() else {
                 panic!("{newest:?}")
@@ -308,14 +308,14 @@ fn version_1_is_migrated_and_goes_on() {
     every_store_of(1, 0);
 }
 
-/// Killed at each call around the migration, which is among the first.
+/// Kills a mount at each of the first calls, among which the migration is.
 #[test]
 fn version_1_is_migrated_by_mounts_that_are_killed() {
     every_store_of(1, 40);
 }
 
-/// As the first program of this version has left it: nothing is migrated, and what is there is read
-/// by each later one.
+/// The store is as the first program of version 2 left it: nothing is migrated, and every later
+/// build reads it.
 #[test]
 fn version_2_is_opened_and_goes_on() {
     every_store_of(2, 0);

@@ -1,5 +1,5 @@
-//! The sealer: what is captured is hashed in the background, over kills and remounts, and nobody
-//! notices.
+//! The sealer hashes captured versions in the background, across kills and remounts, without
+//! visible effects.
 
 use std::fs;
 
@@ -12,7 +12,7 @@ for_each_variant! { reflink => what_was_captured_is_hashed_also_over_kills, with
 fn what_was_captured_is_hashed_also_over_kills(v: Variant) {
     let mut story = Story::tell(v, 2);
     for _ in 0..3 {
-        // Wherever it is just then.
+        // At whatever point it is.
         story.mount().kill();
         story.mount().remount();
         story.change();
@@ -36,7 +36,7 @@ fn what_was_captured_is_hashed_also_over_kills(v: Variant) {
             &crate::common::TreeOpts::default(),
         );
     }
-    // What is hashed is not hashed again.
+    // Hashed versions are not hashed again.
     let done = story.mount().stats()["sealer"]["objects"].as_u64();
     story.mount().umount();
     story.mount().remount();
@@ -45,8 +45,8 @@ fn what_was_captured_is_hashed_also_over_kills(v: Variant) {
     assert_eq!(story.mount().stats()["sealer"]["objects"], 0);
 }
 
-/// `verify --deep` read versions without a hash and recorded none, so that the damage after it was
-/// not found either.
+/// Failed before: `verify --deep` read versions without a hash and recorded none, so later damage
+/// was not found.
 fn without_it_a_deep_check_hashes_what_it_reads(v: Variant) {
     let mut rig = v.start_with(MountOpts::new(v.io).arg("--seal=off"), |_| {});
     for round in 0..3 {
@@ -80,7 +80,7 @@ fn an_unmount_hashes_what_is_left(v: Variant) {
     let mut rig = v.start();
     fs::write(rig.path().join("f"), "was").unwrap();
     rig.mount.checkpoint();
-    // A version of the open epoch, which the sealer does not look at.
+    // A version of the open epoch, which the sealer skips.
     fs::write(rig.path().join("f"), "is").unwrap();
     assert_eq!(check(rig.path(), &["verify"]).1["unhashed"], 1);
     rig.mount.umount();

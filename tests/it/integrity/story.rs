@@ -1,4 +1,4 @@
-//! A random history with a plain copy of every state, and what the tests ask of a store.
+//! A random history with a plain copy of every state, and queries of a store for the tests.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,16 +16,15 @@ use crate::common::{Mount, Rig, Variant, copy_tree};
 /// Changes before each checkpoint.
 const CHANGES: usize = 25;
 
-/// Random numbers that a seed repeats (xorshift64*).
+/// A seeded random number generator (xorshift64*).
 pub struct Random(u64);
 
 impl Random {
-    /// From `CKPTFS_SEED`, or always the same; the seed is printed.
+    /// Seeds from `CKPTFS_SEED`, or with a constant, and prints the seed.
     pub fn new(what: &str) -> Random {
         Random(seed(what, 20_261_121) | 1)
     }
 
-    /// The next number below `bound`.
     pub fn below(&mut self, bound: usize) -> usize {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
@@ -34,7 +33,7 @@ impl Random {
     }
 }
 
-/// A tree with a history, and what it was.
+/// A tree with a history, and copies of its states.
 pub struct Story {
     pub rig: Rig,
     /// Plain copies of the states of checkpoints 1, 2, 3 ...
@@ -44,7 +43,8 @@ pub struct Story {
 }
 
 impl Story {
-    /// So many checkpoints, each after random changes, and more changes after the last.
+    /// Makes the given number of checkpoints, each after random changes, and more changes after the
+    /// last.
     pub fn tell(v: Variant, checkpoints: usize) -> Story {
         let rig = v.start();
         let mut story = Story {
@@ -62,7 +62,7 @@ impl Story {
         story
     }
 
-    /// Makes a checkpoint and keeps a copy.
+    /// Makes a checkpoint and a copy.
     pub fn checkpoint(&mut self) -> u64 {
         let id = self.rig.mount.checkpoint();
         let copy = self.rig.image.path().join(format!("copy-{id}"));
@@ -71,7 +71,7 @@ impl Story {
         id
     }
 
-    /// Changes the tree, in every way there is.
+    /// Makes random changes of every kind.
     pub fn change(&mut self) {
         let root = self.rig.path().to_owned();
         for _ in 0..CHANGES {
@@ -79,12 +79,11 @@ impl Story {
             let name = |random: &mut Random| dir.join(format!("f{}", random.below(12)));
             let (path, other) = (name(&mut self.random), name(&mut self.random));
             self.written += 1;
-            // No two versions have the same bytes; sizes go over a page and over a block of the
-            // hash.
+            // No two versions have the same bytes; sizes exceed a page and a block of the hash.
             let size = [10, 5000, 300_000][self.random.below(3)];
             let mut content = format!("version {}\n", self.written).into_bytes();
             content.resize(size, b'.');
-            // What cannot be done now is not done.
+            // Operations that fail are skipped.
             let _ = match self.random.below(9) {
                 0..=4 => fs::write(&path, &content),
                 5 => fs::remove_file(&path),
@@ -98,17 +97,16 @@ impl Story {
         }
     }
 
-    /// The mount.
     pub fn mount(&mut self) -> &mut Mount {
         &mut self.rig.mount
     }
 
-    /// The directory that is served.
+    /// Returns the mounted directory.
     pub fn dir(&self) -> PathBuf {
         self.rig.path().to_owned()
     }
 
-    /// Unmounts once the sealer has nothing left to do and the index has every closed epoch.
+    /// Unmounts once the sealer is idle and the index has every closed epoch.
     pub fn rest(&mut self) -> PathBuf {
         caught_up(&self.rig.mount);
         let dir = self.dir();
@@ -126,7 +124,7 @@ impl Story {
     }
 }
 
-/// Waits until the sealer says that nothing is left to do.
+/// Waits until the sealer is idle.
 pub fn caught_up(mount: &Mount) {
     wait_longer("the sealer has caught up", 120, || {
         let sealer = mount.stats()["sealer"].clone();
@@ -134,7 +132,7 @@ pub fn caught_up(mount: &Mount) {
     });
 }
 
-/// Whether the index of a store that nobody serves has every closed epoch.
+/// Reports whether the index of an unmounted store has every closed epoch.
 fn index_is_whole(dir: &Path) -> bool {
     let (store, _) =
         ckptfs::internals::store::Store::open(fs::File::open(dir).unwrap(), false).unwrap();
@@ -153,7 +151,7 @@ fn index_is_whole(dir: &Path) -> bool {
     end.is_none_or(|(at, record)| store.index.applied().unwrap() >= at.after(&record).unwrap())
 }
 
-/// Every entry of the index of a store that nobody serves.
+/// Returns every entry of the index of an unmounted store.
 pub fn index_of(dir: &Path) -> BTreeMap<Vec<u8>, Vec<u8>> {
     let (store, opened) =
         ckptfs::internals::store::Store::open(fs::File::open(dir).unwrap(), false).unwrap();
@@ -161,7 +159,7 @@ pub fn index_of(dir: &Path) -> BTreeMap<Vec<u8>, Vec<u8>> {
     store.index.dump().unwrap().into_iter().collect()
 }
 
-/// The same check within this process, for tests that make many; its findings.
+/// Returns the findings of a check within this process, which is faster for tests that run many.
 pub fn look(dir: &Path, deep: bool, of: Option<u64>) -> Vec<Damage> {
     let state = of.map(|id| StateName(id.to_string()));
     let mut check = StoreCheck::begin(
@@ -183,7 +181,7 @@ pub fn look(dir: &Path, deep: bool, of: Option<u64>) -> Vec<Damage> {
     }
 }
 
-/// The kinds of damage in a report, sorted, each once.
+/// Returns the kinds of damage in a report, sorted and unique.
 pub fn kinds(report: &Value) -> Vec<String> {
     let findings = report["findings"].as_array().expect("a list");
     let mut kinds: Vec<String> = findings
@@ -195,7 +193,7 @@ pub fn kinds(report: &Value) -> Vec<String> {
     kinds
 }
 
-/// The objects of a store that nobody serves.
+/// Returns the objects of an unmounted store.
 pub fn objects(dir: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for epoch in fs::read_dir(dir.join(".ckptfs/layers")).unwrap() {

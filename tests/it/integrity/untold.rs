@@ -1,7 +1,8 @@
-//! Paths of which it cannot be told what they were: changed while nothing was mounted, or their
-//! version is lost. Every verb names them with the reason, does all the rest, and exits with 1
-//! (`verify`: with 4, as of any damage). `diff` was empty, `verify` found nothing, and `export`
-//! wrote no file at all.
+//! Paths whose past state is unknown, because they changed while unmounted or their version is
+//! lost. Every verb names them with the reason and processes the rest. Those that compare, restore
+//! or copy exit with 1, `verify` with 4, as for any damage.
+//!
+//! Failed before: `diff` was empty, `verify` found nothing, and `export` wrote no file at all.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -24,7 +25,7 @@ fn said(output: &Output) -> String {
         .concat()
 }
 
-/// The verb exits with `status` and says each of `words`.
+/// Asserts that the verb exits with `status` and prints each of `words`.
 fn tells(mount: &Mount, verb: &[&str], status: i32, words: &[&str]) -> Output {
     let output = run_limited(&mut mount.command(verb), 60);
     let text = said(&output);
@@ -46,8 +47,8 @@ fn get(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|cause| panic!("{}: {cause}", path.display()))
 }
 
-/// A change past the mount was known by ctime alone: the next change through the mount took that
-/// away, for there was a record in the open epoch already.
+/// Failed before: a change past the mount was detected by ctime alone, and the next change through
+/// the mount hid it, because the open epoch already had a record.
 #[test]
 fn what_is_changed_before_and_after_hides_nothing() {
     let mut rig = VARIANT.start_with(crate::common::MountOpts::new(VARIANT.io), |dir| {
@@ -114,7 +115,7 @@ fn what_was_changed_while_nothing_was_mounted() {
     rig.mount.checkpoint();
     put(root.join("b"), "two, seen");
     rig.mount.umount();
-    // As after a kill or a power cut: nobody knows what was there.
+    // As after a kill or a power cut: no record of the previous state exists.
     fs::remove_file(root.join(".ckptfs/baseline")).unwrap();
     fs::remove_dir_all(root.join(".ckptfs/kept")).unwrap();
     put(root.join("a"), "two, unseen");
@@ -123,10 +124,10 @@ fn what_was_changed_while_nothing_was_mounted() {
     rig.mount.remount();
     what_compares_tells(&rig);
     copies_have_what_is_known(&rig);
-    // A checkpoint is made if nobody knows whether something changed.
+    // A checkpoint is made when it is unknown whether anything changed.
     let checkpoint = rig.mount.json(&["checkpoint", "--if-changed"]);
     assert_eq!(checkpoint["id"], 2);
-    // Between two that were made after, nothing is unknown.
+    // Between two checkpoints made later, nothing is unknown.
     put(root.join("a"), "three");
     let third = rig.mount.checkpoint();
     tells(&rig.mount, &["diff", "2", &third.to_string()], 0, &["M a"]);
@@ -172,7 +173,7 @@ fn what_was_changed_while_nothing_was_mounted() {
     );
 }
 
-/// The verbs that compare tell of what cannot be known, and why.
+/// Commands that compare report unknown states with the reason.
 fn what_compares_tells(rig: &Rig) {
     let why = "changed while nothing was mounted";
     tells(
@@ -221,7 +222,7 @@ fn what_compares_tells(rig: &Rig) {
     tells(&rig.mount, &["log", "a"], 0, &["?"]);
 }
 
-/// What is known is there in a copy, and only that.
+/// A copy contains exactly the files whose state is known.
 fn copies_have_what_is_known(rig: &Rig) {
     let dest = scratch();
     let copy = dest.path().join("copy");
@@ -257,7 +258,7 @@ fn copies_have_what_is_known(rig: &Rig) {
     assert_eq!(get(&fork.join("b")), "one");
 }
 
-/// A version is gone from the store, and another is shorter than it was.
+/// One version is missing from the store, and another is truncated.
 #[test]
 fn what_was_lost_from_the_store() {
     let mut rig = VARIANT.start_with(crate::common::MountOpts::new(VARIANT.io), |dir| {
@@ -270,7 +271,7 @@ fn what_was_lost_from_the_store() {
     rig.mount.checkpoint();
     changed_and_damaged(&rig);
     let why = "a version of it is lost or damaged";
-    // Of another size is known to differ; of what has the same size and times nobody knows.
+    // A file of another size differs for certain; one with the same size and times is unknown.
     tells(
         &rig.mount,
         &["diff", "1"],
@@ -327,7 +328,7 @@ fn what_was_lost_from_the_store() {
     rig.mount.umount();
 }
 
-/// A checkpoint after changes, whose versions are damaged then.
+/// Makes changes and a checkpoint, then damages the versions of these files.
 fn changed_and_damaged(rig: &Rig) {
     let root = rig.path().to_owned();
     let ino =

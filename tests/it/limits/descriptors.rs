@@ -1,4 +1,4 @@
-//! A daemon that may have 1,024 descriptors, as many have by default.
+//! A daemon with the common default limit of 1,024 descriptors.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -11,7 +11,7 @@ use crate::common::{Fs, Image, Io, Mount, MountOpts, Variant, skip, succeeds, to
 
 const DESCRIPTORS: u32 = 1024;
 
-/// Mounts with that limit.
+/// Mounts `dir` with that descriptor limit.
 fn limited(dir: &Path, io: Io) -> Mount {
     let mut mount = Mount::start(dir, &MountOpts::new(io));
     mount.umount();
@@ -51,7 +51,7 @@ fn with_few(io: Io) {
     }
     let mount = limited(&dir, io);
     let root = mount.path();
-    // The kernel knows every file and directory.
+    // The kernel has every file and directory cached.
     let known = sh(root, "find . -size +0 | wc -l; find . -type f | wc -l");
     assert_eq!(
         known
@@ -72,14 +72,15 @@ fn with_few(io: Io) {
         format!("{dirs}\n")
     );
     opened_until_refused(&mount, dirs);
-    // More files come back than there are descriptors, and the kernel knows each that goes.
+    // Restores more files than the limit has descriptors. The kernel has an entry for each file
+    // that is replaced.
     mount.restore(id);
     assert_eq!(get(root.join("d1/1")), "1\n");
     assert!(rss(&mount, "after a restore") < before + (128 << 20));
 }
 
-/// A client opens until it is refused. What is open goes on, the past is kept, and the daemon
-/// answers.
+/// Opens files until the client receives EMFILE. Open files stay writable, captures continue, and
+/// the daemon replies.
 fn opened_until_refused(mount: &Mount, dirs: usize) {
     let root = mount.path();
     let mut log = OpenOptions::new()
@@ -101,8 +102,8 @@ fn opened_until_refused(mount: &Mount, dirs: usize) {
         "{refused}"
     );
     log.write_all(b"1").expect("what is open is written");
-    // While every descriptor is taken the verbs are asked from the backing side's table of the
-    // kernel only: the CLI opens the store's link.
+    // Verbs work while every descriptor is taken: the CLI reaches the store through the link
+    // `.ckptfs`, below the mount, which needs no new descriptor in the daemon.
     let second = mount.checkpoint();
     log.write_all(b"2").expect("and captured first");
     assert_eq!(errno(File::create(root.join("new"))), libc::EMFILE);
@@ -116,8 +117,8 @@ fn opened_until_refused(mount: &Mount, dirs: usize) {
     );
 }
 
-/// Makes an empty file. The kernel sends a close after close(2) has returned, so that there may be no
-/// descriptor for a moment.
+/// Creates an empty file. The kernel sends RELEASE after close(2) has returned, so a descriptor may
+/// be missing for a moment.
 fn make_once_there_is_room(path: &Path) {
     wait_until("there is a descriptor", || {
         let made = fs::write(path, "");
@@ -125,7 +126,8 @@ fn make_once_there_is_room(path: &Path) {
     });
 }
 
-/// Directories, and files in each: more directories than there are descriptors.
+/// Returns the number of directories, which exceeds the descriptor limit, and the number of files
+/// in each.
 fn size_of_tree() -> (usize, usize) {
     (size(1_200, 2_000), size(4, 50))
 }
@@ -140,8 +142,8 @@ fn few_descriptors_and_a_large_tree_passthrough() {
     with_few(Io::Passthrough);
 }
 
-/// A file open for writing only holds one descriptor and was counted as two: 256 of 512 could be
-/// open.
+/// Failed before: a file open only for writing uses one descriptor but was counted as two, so only
+/// 256 instead of 512 could be open.
 #[test]
 fn a_file_that_is_written_to_counts_for_the_descriptors_it_has() {
     let v = Variant {

@@ -1,4 +1,4 @@
-//! Large files, and files in many pieces.
+//! Large files, and files with many extents.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -11,8 +11,7 @@ use crate::common::{MountOpts, Variant, for_each_variant};
 for_each_variant! { all => a_sparse_file_of_a_tebibyte }
 for_each_variant! { xfs => a_file_in_very_many_extents }
 
-/// A file may be so large on each filesystem but ext4 with small blocks, which has 16 TiB at most,
-/// and a tmpfs, which counts holes as nothing.
+/// Every filesystem supports this file size: ext4 up to 16 TiB. A tmpfs does not count holes.
 const TEBIBYTE: u64 = 1 << 40;
 
 fn at(path: &Path, offset: u64) -> [u8; 4] {
@@ -59,7 +58,8 @@ fn a_sparse_file_of_a_tebibyte(v: Variant) {
         TEBIBYTE
     );
     assert_eq!(at(&rig.view(id).join("huge"), TEBIBYTE / 4), [0; 4]);
-    // Changed back, with its times: only a comparison tells, and it must not read the holes.
+    // The old content and times are back: only a comparison of the data shows that, and it must not
+    // read the holes.
     for offset in places {
         put_at(&path, offset, b"then");
     }
@@ -74,7 +74,7 @@ fn a_sparse_file_of_a_tebibyte(v: Variant) {
     assert!(rss(&rig.mount, "after a restore of it") < before + (64 << 20));
 }
 
-/// Every other block is written: each is an extent of its own.
+/// Writes every other block, so that each is an extent.
 fn a_file_in_very_many_extents(v: Variant) {
     const BLOCK: u64 = 4096;
     let extents = size(3_000, 100_000) as u64;

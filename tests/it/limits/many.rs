@@ -12,10 +12,10 @@ use super::support::{get, put};
 use super::{rss, size};
 use crate::common::{Fs, Image, Io, MountOpts, Variant, skip};
 
-/// What the daemon may take for each name of a directory that is listed in a view: it is sorted in
-/// memory, and the kernel asks for attributes.
+/// Maximum memory of the daemon, in bytes, for each name of a directory that is listed in a view.
+/// The names are sorted in memory, and the kernel requests attributes.
 const RSS_PER_NAME: u64 = 1500;
-/// And for each checkpoint.
+/// Maximum memory, in bytes, for each checkpoint.
 const RSS_PER_CHECKPOINT: u64 = 8 << 10;
 
 fn on_xfs(test: impl FnOnce(Variant)) {
@@ -34,7 +34,7 @@ fn a_directory_with_very_many_names() {
     on_xfs(|v| {
         let count = size(30_000, 1_000_000);
         let limit = std::time::Duration::from_secs(3600);
-        // XFS gives a quarter of its space to inodes.
+        // XFS limits inodes to a quarter of the space.
         let image = Image::new(v.fs, (2 << 30) + count as u64 * 6000);
         let rig = v.start_on(
             image,
@@ -164,9 +164,9 @@ fn very_many_checkpoints() {
     });
 }
 
-/// Each part of the listing was made by making and sorting all of it: 82,000 names, which a
-/// container makes with mkdir(2) in 20 s, took 47 s to list. So many deletions, each of which
-/// looked at all tags, took a time that grew with the square of their number too.
+/// Failed before: each part of the listing was produced from a sorted list of all names. Listing
+/// 82,000 names, which a container creates with mkdir(2) in 20 s, took 47 s. Deleting them took
+/// quadratic time, because each deletion scanned all tags.
 #[test]
 fn names_of_snapshots_cost_what_they_are_and_not_all_there_are() {
     on_xfs(names_of_snapshots);
@@ -196,7 +196,7 @@ fn names_of_snapshots(v: Variant) {
             "numbers, names and latest, each once"
         );
         let anew = || {
-            // Another checkpoint has the kernel forget the listing.
+            // Another checkpoint invalidates the kernel's cached listing.
             rig.mount
                 .ok(&["delete", &rig.mount.checkpoint().to_string()]);
             let before = on_cpu(rig.mount.pid());
@@ -214,7 +214,7 @@ fn names_of_snapshots(v: Variant) {
     );
 }
 
-/// The time for which the threads of a process ran: the load of the machine does not count.
+/// Returns the CPU time of a process's threads, which does not depend on the load of the machine.
 fn on_cpu(pid: u32) -> std::time::Duration {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("it lives");
     let ran = |thread: fs::DirEntry| {

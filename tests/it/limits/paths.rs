@@ -1,4 +1,4 @@
-//! Paths as long as a path can be, and longer.
+//! Paths of maximum length, and longer.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -10,7 +10,7 @@ use crate::common::{Variant, for_each_variant, succeeds};
 
 for_each_variant! { xfs => a_path_as_long_as_can_be_said_and_one_longer }
 
-/// `PATH_MAX` of limits.h, with the zero byte at its end.
+/// `PATH_MAX` of limits.h, including the terminating null byte.
 const PATH_MAX: usize = 4096;
 
 fn dir_in(dir: &OwnedFd, name: &str) -> OwnedFd {
@@ -44,7 +44,7 @@ fn read_leaf(dir: &OwnedFd) -> String {
 fn a_path_as_long_as_can_be_said_and_one_longer(v: Variant) {
     let rig = v.start();
     let root = rig.path();
-    // Down to where one more name of 255 bytes would be too much.
+    // Creates directories until another name of 255 bytes would exceed PATH_MAX.
     let mut longest = root.to_owned();
     while longest.as_os_str().len() + 1 + 255 + 2 < PATH_MAX {
         longest.push("d".repeat(255));
@@ -62,7 +62,7 @@ fn a_path_as_long_as_can_be_said_and_one_longer(v: Variant) {
         errno(fs::write(root.join("n".repeat(256)), "x")),
         libc::ENAMETOOLONG
     );
-    // And from there on where no path leads: in steps.
+    // Continues below PATH_MAX relative to directory descriptors.
     let bottom: OwnedFd = rustix::fs::open(
         &longest,
         OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
@@ -91,7 +91,7 @@ fn a_path_as_long_as_can_be_said_and_one_longer(v: Variant) {
         dirty.len() == 2 && dirty.contains(&inside) && deeper.len() > PATH_MAX,
         "{dirty:?}"
     );
-    // In a view the path is longer by `.snapshots/ID/`: from inside it.
+    // The path in a view is longer by `.snapshots/ID/`, so the command runs inside the tree.
     let id_text = id.to_string();
     succeeds(
         rig.mount

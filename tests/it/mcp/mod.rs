@@ -1,5 +1,5 @@
-//! `ckptfs mcp` with the client of the Python package `mcp` (tests/tools.sh), and with a client that
-//! keeps to no protocol.
+//! `ckptfs mcp` with the client of the Python package `mcp` (tests/tools.sh), and with a client
+//! that violates the protocol.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -15,9 +15,9 @@ use crate::common::command::wait_limited;
 use crate::common::wait::{WAIT_SECONDS, seen, wait_until};
 use crate::common::{Variant, for_each_variant, run_limited, skip};
 
-/// Seconds for all that the agent does.
+/// Seconds for the whole run of the agent.
 const AGENT_SECONDS: u64 = 120;
-/// For the answers, and for the end.
+/// Limit for the replies and for the exit.
 const EXIT_LIMIT: Duration = Duration::from_secs(2 * WAIT_SECONDS);
 
 fn python() -> std::path::PathBuf {
@@ -30,7 +30,7 @@ fn an_agent_uses_every_tool(v: Variant) {
         return;
     }
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/mcp/client.py");
-    // As agents of today and of tomorrow shake hands.
+    // The handshakes of current and of future agents.
     for mode in ["legacy", "auto"] {
         let rig = v.start_with(crate::common::MountOpts::new(v.io), |dir| {
             fs::create_dir(dir.join("src")).unwrap();
@@ -52,7 +52,8 @@ fn an_agent_uses_every_tool(v: Variant) {
     }
 }
 
-/// Sends lines, ends stdin after the answers to `ids`, and returns the lines of stdout.
+/// Sends `sent`, closes stdin after the replies to `ids`, and returns the exit status and the lines
+/// of stdout.
 fn talk(dir: &Path, sent: &[u8], ids: &[u64]) -> (i32, Vec<Value>) {
     let mut server = Command::new(env!("CARGO_BIN_EXE_ckptfs"))
         .args(["mcp"])
@@ -78,7 +79,7 @@ fn talk(dir: &Path, sent: &[u8], ids: &[u64]) -> (i32, Vec<Value>) {
             ended.store(true, Ordering::SeqCst);
         });
         scope.spawn(move || {
-            // It may have given up on us.
+            // The server may have closed its stdin.
             let _ = stdin.write_all(sent);
             wait_until("it answers or ends", || {
                 let known = heard.lock().expect("lines");
@@ -100,7 +101,7 @@ fn line(value: &Value) -> Vec<u8> {
     format!("{value}\n").into_bytes()
 }
 
-/// Log lines on, and garbage between the messages: stdout has answers and nothing else.
+/// With trace logging and garbage between the messages, stdout contains replies only.
 fn stdout_has_the_protocol_and_nothing_else(v: Variant) {
     let rig = v.start();
     rig.mount.checkpoint();
@@ -126,8 +127,8 @@ fn stdout_has_the_protocol_and_nothing_else(v: Variant) {
     .concat();
     let (status, mut lines) = talk(rig.path(), &sent, &[1, 2, 3, 4, 5, 6, 7, 8]);
     assert_eq!(status, 0);
-    // As JavaScript and Python write what is no JSON of ours. Requests are answered side by side: this
-    // checkpoint would be in the answers above.
+    // Invalid JSON as JavaScript and Python write it. A session of its own, because requests are
+    // served concurrently: this checkpoint would appear in the replies above.
     let sent = [
         line(&hello),
         line(&ready),
@@ -160,11 +161,11 @@ fn stdout_has_the_protocol_and_nothing_else(v: Variant) {
     }
     assert_eq!(answer(8)["result"]["structuredContent"]["more"], false);
 
-    // A message that never ends is given up, and so is whoever sends it.
+    // The server rejects a message that never ends, and closes the session.
     let endless = [line(&hello), line(&ready), vec![b' '; 6 << 20]].concat();
     let (_, lines) = talk(rig.path(), &endless, &[1]);
     assert_eq!(lines.len(), 1, "{lines:?}");
-    // Nothing at all is no failure.
+    // An empty session succeeds.
     assert_eq!(talk(rig.path(), b"", &[]), (0, Vec::new()));
 }
 

@@ -1,4 +1,4 @@
-//! A branch is merged into the tree that it is a branch of.
+//! Merges of a branch into its parent.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -84,7 +84,7 @@ fn a_branch_that_clashes(v: Variant) {
         sh(&root, "head -1 f; tail -1 f"),
         "<<<<<<< live\n>>>>>>> fix\n"
     );
-    // What was not merged is not dropped.
+    // A branch with unmerged changes is not dropped.
     rig.mount.ok(&["undo"]);
     assert!(!rig.mount.run(&["merge", "fix", "--drop"]).status.success());
     assert!(root.with_file_name("project@fix").exists());
@@ -96,8 +96,8 @@ fn a_branch_that_clashes(v: Variant) {
     assert!(!unknown.status.success());
 }
 
-/// What undid a merge made it anew, and it got another name: by the first one in the order of names it
-/// was no file that the base has, so nobody noticed that the branch had removed it.
+/// Failed before: the undo of a merge recreated a file, which then got a second name. By its first
+/// name in sort order the base had no such file, so the branch's removal was ignored.
 fn what_was_made_anew_and_linked_is_what_it_was(v: Variant) {
     let rig = v.start_with(MountOpts::new(v.io), |dir| run(dir, "echo e > e"));
     let root = rig.path().to_owned();
@@ -115,9 +115,11 @@ fn what_was_made_anew_and_linked_is_what_it_was(v: Variant) {
     assert_eq!(sh(&root, "ls; stat -c %h d"), "d\ne\n2\n");
 }
 
-/// A file that was renamed here and written to there: a merge writes it anew, and so does what
-/// undoes that. The next merge took it for another file, and what the base had at its first name
-/// for removed here.
+/// A file renamed in the parent and written in the branch: the merge recreates it, and so does its
+/// undo.
+///
+/// Failed before: the next merge took it for another file, and the file at the original name for
+/// removed in the parent.
 fn what_was_undone_is_merged_again(v: Variant) {
     let rig = v.start_with(MountOpts::new(v.io), |dir| {
         run(dir, "seq 20 > f; seq 9 > a")

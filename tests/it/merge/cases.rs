@@ -1,5 +1,5 @@
-//! Every kind of conflict, by itself: how it is named, that nothing is changed without a policy,
-//! and what comes of it with each.
+//! Every kind of conflict: its name, that nothing changes without a policy, and the result of each
+//! policy.
 
 use std::fs;
 use std::path::Path;
@@ -9,8 +9,8 @@ use crate::common::command::sh;
 use crate::common::tree::tree;
 use crate::common::{Variant, for_each_variant};
 
-/// A conflict. Each outcome is the tree in lines: `PATH=content`, a directory's with `/` behind it;
-/// empty: refused all the same.
+/// A conflict. Each result lists the tree in lines of `PATH=content`, directories with a trailing
+/// `/`; an empty result means that the merge is still refused.
 struct Case {
     what: &'static str,
     base: &'static str,
@@ -248,7 +248,7 @@ const CASES: &[Case] = &[
     },
 ];
 
-/// What of a tree the cases tell, in lines.
+/// Returns the tree in the lines of the cases.
 fn told(root: &Path) -> Vec<String> {
     let script = "find . -mindepth 1 ! -path './.ckptfs*' ! -path './.snapshots*' -printf '%y %m %U %l\\t%P\\n' | LC_ALL=C sort -t\"\t\" -k2";
     let line = |line: &str| {
@@ -284,8 +284,8 @@ fn told(root: &Path) -> Vec<String> {
     sh(root, script).lines().map(line).collect()
 }
 
-/// Each case in a mount of its own would take long: all are in one tree, each in a directory, which
-/// is merged alone.
+/// A mount per case would be slow: each case has a directory in one tree, which is merged
+/// separately.
 fn every_kind_of_conflict(v: Variant) {
     let all = |script: fn(&Case) -> &'static str| {
         let one = |(number, case): (usize, &Case)| {

@@ -1,17 +1,17 @@
-//! What a merge reads is what was touched, and not what there is.
+//! A merge reads only changed files.
 
 use super::support::{changes, lines_with, merge};
 use crate::common::{MountOpts, Variant, for_each_variant};
 use ckptfs::internals::sys::Errno;
 use ckptfs::internals::sys::fault::{Call, Plan};
 
-/// What the daemon looks at with stat(2) for a merge of 60 files, of which 20 were changed on both sides, in a
-/// tree with so many files that nobody touched.
+/// Returns the stat(2) calls of a merge of 60 files, of which 20 changed on both sides, in a tree
+/// with `untouched` other files.
 fn calls(v: Variant, untouched: u32) -> u64 {
     let base = format!(
         "mkdir -p d u; for i in $(seq 60); do seq 20 > d/$i; done; for i in $(seq {untouched}); do echo $i > u/$i; done"
     );
-    // The sealer reads the attributes of every file once the tree is calm.
+    // The sealer reads the attributes of every file once the tree is idle.
     let rig = lines_with(
         v,
         MountOpts::new(v.io).arg("--seal=off"),

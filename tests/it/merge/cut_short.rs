@@ -1,4 +1,4 @@
-//! A merge that is cut short, or fails, is taken back.
+//! A merge that is interrupted or fails is rolled back.
 
 use super::support::{lines, merge, same};
 use crate::common::command::sh;
@@ -12,7 +12,7 @@ const BASE: &str =
     "mkdir -p d/e; for f in a b c d/f d/e/g; do seq 20 > $f; done; setfattr -n user.a -v 1 b";
 const THEIRS: &str = "echo more >> a; mv d moved; rm c; echo new > new; mkdir m; echo m > m/m; chmod 600 b; ln a hard; setfattr -n user.a -v 2 b; echo t >> moved/e/g";
 const OURS: &str = "e s/^3$/three/ d/e/g; echo own > own";
-/// What changes something. A call of the index is not here: another thread makes it, whenever.
+/// Calls that change something, without those of the index, which another thread makes at any time.
 const KINDS: [Call; 9] = [
     Call::Create,
     Call::Make,
@@ -27,10 +27,10 @@ const KINDS: [Call; 9] = [
 
 for_each_variant! { xfs => killed_at_calls, calls_that_fail }
 
-/// The calls of a merge that something is to happen at, `some` of each kind, as the seed says.
-/// Each write, which is where every record of it is made: of the
-/// guard, of its begin, of what it changes and of its end; and one that is not made any more. In the long form each call. The merges
-/// that they are counted in are undone.
+/// Chooses the calls of a merge at which to inject a fault, `some` random ones of each kind. It
+/// chooses every write and one past the last, because writes store the records of the guard, the
+/// begin, the changes and the end. In the long form it chooses each call. The merges that count the
+/// calls are undone.
 fn calls_of_a_merge(rig: &Rig, before: &Tree, some: u64) -> Vec<(Call, u64)> {
     let mut random = Random::new(seed("calls of a merge", 1));
     let mut chosen = Vec::new();
@@ -62,7 +62,7 @@ fn newest(rig: &Rig) -> u64 {
         .expect("a checkpoint")
 }
 
-/// Everything of both is there; then it is undone.
+/// Asserts that the changes of both sides are present, and undoes the merge.
 fn undone(rig: &Rig, before: &Tree) {
     let said = sh(
         rig.path(),
@@ -73,8 +73,8 @@ fn undone(rig: &Rig, before: &Tree) {
     same(rig.path(), before);
 }
 
-/// The daemon is killed in the midst of a merge: the next mount has either done it, and tells of
-/// the operation, or not.
+/// After the daemon is killed during a merge, the next mount has completed it, with its operation
+/// in the log, or rolled it back.
 fn killed_at_calls(v: Variant) {
     let mut rig = lines(v, BASE, THEIRS, OURS);
     let root = rig.path().to_owned();
@@ -111,8 +111,8 @@ fn killed_at_calls(v: Variant) {
     assert!(not_begun > 0 && taken_back > 0 && done > 0, "{found}");
 }
 
-/// A call fails once, or it and all after it: the merge is done, or everything is as it was and it
-/// can be done. Only where it cannot be taken back either its guard, which it names, does that.
+/// A call fails once, or it and all later ones: the merge completes, or everything is unchanged and
+/// it can be repeated. If the rollback also fails, restoring the named guard does that.
 fn calls_that_fail(v: Variant) {
     let rig = lines(v, BASE, THEIRS, OURS);
     let root = rig.path().to_owned();

@@ -1,4 +1,4 @@
-//! Merges after others: what is looked at, and what is left alone.
+//! Repeated merges: which files they examine, and which they leave unchanged.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -17,8 +17,8 @@ for_each_variant! { xfs =>
     a_drop_tells_what_nobody_has_merged,
 }
 
-/// A tree with a branch `fix`, and the path of the branch. Without the sealer, which looks at files at
-/// any time, what a verb looks at can be counted.
+/// Returns a tree with a branch `fix`, and the path of the branch. The sealer is off, because it
+/// examines files at any time, and the calls of a verb are counted.
 fn branched(v: Variant, base: &str) -> (Rig, PathBuf) {
     let rig = v.start_with(MountOpts::new(v.io).arg("--seal=off"), |dir| run(dir, base));
     rig.mount.ok(&["branch", "create", "fix"]);
@@ -26,14 +26,15 @@ fn branched(v: Variant, base: &str) -> (Rig, PathBuf) {
     (rig, branch)
 }
 
-/// How often the daemon looks at an inode for a verb.
+/// Returns the number of stat calls of the daemon for a verb.
 fn calls(rig: &Rig, verb: &[&str]) -> u64 {
     rig.fault(Some(Plan::nth(0, Errno::EIO).only(Call::Stat)));
     rig.mount.ok(verb);
     rig.fault(None).0
 }
 
-/// Each looked at everything that either side had touched since the branch began.
+/// Failed before: each merge examined everything that either side had changed since the branch
+/// began.
 fn a_merge_reads_what_was_touched_since_the_last_ones(v: Variant) {
     let (rig, branch) = branched(v, "mkdir d; for i in $(seq 200); do seq 20 > d/$i; done");
     let mut counts = Vec::new();
@@ -53,7 +54,7 @@ fn a_merge_reads_what_was_touched_since_the_last_ones(v: Variant) {
         counts.push((merge, update));
     }
     println!("calls of merges and updates: {counts:?}");
-    // A close that is handled meanwhile counts too: of several rounds the least is taken.
+    // A close handled at the same time counts; therefore the minimum of several rounds is compared.
     let least = |rounds: &[(u64, u64)]| {
         let merges = rounds.iter().map(|(merge, _)| *merge).min();
         let updates = rounds.iter().map(|(_, update)| *update).min();
@@ -67,7 +68,8 @@ fn a_merge_reads_what_was_touched_since_the_last_ones(v: Variant) {
     assert_eq!(sh(rig.path(), "cat d/*"), sh(&branch, "cat d/*"));
 }
 
-/// What clashed stayed as the parent had it, and nothing was recorded of it there.
+/// Failed before: a conflict resolved to the parent's version left no record there, so the next
+/// update missed it.
 fn what_was_settled_is_compared_by_the_next_merge(v: Variant) {
     let (rig, branch) = branched(v, "echo moved > p; echo other > o");
     run(rig.path(), "echo here >> o");
@@ -80,7 +82,8 @@ fn what_was_settled_is_compared_by_the_next_merge(v: Variant) {
     assert_eq!(sh(&branch, "ls; cat n p"), "n\no\np\nmade\nmoved\n");
 }
 
-/// It has another time where it was merged, which made the update copy it up, and change it.
+/// Failed before: a file merged earlier has another time in the parent, which made the update copy
+/// it up and change it.
 fn an_update_leaves_what_was_merged_before_alone(v: Variant) {
     let (rig, branch) = branched(v, "echo one > f; echo one > g; echo one > h");
     let changed = |path: &Path| {
@@ -102,7 +105,7 @@ fn an_update_leaves_what_was_merged_before_alone(v: Variant) {
     assert_eq!(sh(&branch, "cat f g"), "one\nthere\none\nhere\n");
 }
 
-/// What a drop would tell that nobody has merged.
+/// Returns the unmerged changes that a drop would report.
 fn lost(rig: &Rig) -> (u64, Vec<String>) {
     let told = rig.mount.json(&["branch", "drop", "-n", "fix"]);
     let paths = told["unmerged"].as_array().expect("a list").iter();
@@ -126,13 +129,13 @@ fn a_drop_tells_what_nobody_has_merged(v: Variant) {
         "echo there >> a; echo there >> d/x; echo new > e/new; chmod 600 b",
     );
     told(4, &["a", "b", "d/x", "e/new"]);
-    // Apart from that.
+    // An unrelated change.
     run(rig.path(), "echo here >> c");
     told(4, &["a", "b", "d/x", "e/new"]);
-    // The same was done here.
+    // The parent made the same changes.
     run(rig.path(), "echo there >> a; chmod 600 b");
     told(4, &["d/x", "e/new"]);
-    // What leads to it is another way here.
+    // The path differs in the parent.
     run(rig.path(), "mv d moved");
     told(4, &["e/new", "moved/x"]);
     let only = rig.path().join("e/new");

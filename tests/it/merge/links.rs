@@ -1,5 +1,5 @@
-//! Files with several names of which a side has parted some: an editor writes a new file and
-//! renames it over one name. What comes of each name is what git makes of it.
+//! Hard links that one side has split: an editor writes a new file and renames it over one name.
+//! The result for each name is that of git.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -11,11 +11,11 @@ use crate::common::{MountOpts, Variant, for_each_variant};
 for_each_variant! { reflink => names_that_were_parted_are_merged_one_by_one }
 
 const BASE: &str = "seq 20 > a; ln a b; mkdir d; ln a d/c; ls -lR > /dev/null";
-/// `r` edits as an editor that writes a new file; `e` in place.
+/// `r` edits by replacing the file, as editors do; `e` edits in place.
 const REPLACE: &str = "r() { sed \"$1\" \"$2\" > \"$2.new\"; mv \"$2.new\" \"$2\"; }\n";
 
-/// What ours and theirs did; the lines that are other than in the base, of each name; which names
-/// are one file after it; what clashes.
+/// The edits of ours and theirs; the resulting changed lines per name; the names that remain
+/// linked; the conflicts.
 type Case = (
     &'static str,
     &'static str,
@@ -25,7 +25,7 @@ type Case = (
 );
 
 const CASES: &[Case] = &[
-    // Both parted the same name.
+    // Both split the same name.
     (
         "r s/^18$/x/ a",
         "r s/^2$/y/ a",
@@ -33,7 +33,7 @@ const CASES: &[Case] = &[
         &[&["b", "d/c"]],
         &[],
     ),
-    // Ours changed all of them in place, theirs one by itself; the other way round.
+    // Ours changed all names in place, theirs split one; then the reverse.
     (
         "e s/^18$/x/ a",
         "r s/^2$/y/ a",
@@ -48,9 +48,9 @@ const CASES: &[Case] = &[
         &[&["a", "b"]],
         &[],
     ),
-    // Each parted another name.
+    // Each split another name.
     ("r s/^18$/x/ b", "r s/^2$/y/ a", ["y", "x", ""], &[], &[]),
-    // Theirs parted all of them, ours one.
+    // Theirs split all names, ours one.
     (
         "r s/^18$/x/ a",
         "for f in a b d/c; do r s/^2$/y/ $f; done",
@@ -58,7 +58,7 @@ const CASES: &[Case] = &[
         &[],
         &[],
     ),
-    // Theirs put a new file with two names in place of two.
+    // Theirs replaced two names by a new file with two names.
     (
         "e s/^18$/x/ a",
         "r s/^2$/y/ a; ln -f a b",
@@ -66,7 +66,7 @@ const CASES: &[Case] = &[
         &[&["a", "b"]],
         &[],
     ),
-    // The same lines: the conflict is about the content of one name.
+    // The same lines: the conflict concerns the content of one name.
     (
         "r s/^2$/x/ a",
         "r s/^2$/y/ a",
@@ -74,10 +74,10 @@ const CASES: &[Case] = &[
         &[&["b", "d/c"]],
         &["a: content"],
     ),
-    // A name that only one side parted and nobody else changed.
+    // Only one side changed anything, and split a name.
     ("true", "r s/^2$/y/ a", ["y", "", ""], &[&["b", "d/c"]], &[]),
     ("r s/^2$/y/ a", "true", ["y", "", ""], &[&["b", "d/c"]], &[]),
-    // A mode goes with the name that it was given to.
+    // A mode applies to the name that received it.
     (
         "e s/^18$/x/ a",
         "r s/^2$/y/ a; chmod 755 a",
@@ -87,8 +87,8 @@ const CASES: &[Case] = &[
     ),
 ];
 
-/// Both sides replaced one name: that was a conflict. Where one had replaced it and the other one
-/// changed the file in place, that change was lost at the name, and nothing was said.
+/// Failed before: a name replaced on both sides was a conflict. A name replaced on one side lost
+/// the other side's change in place without a report.
 fn names_that_were_parted_are_merged_one_by_one(v: Variant) {
     for (number, (ours, theirs, lines, one, clashes)) in CASES.iter().enumerate() {
         let rig = v.start_with(MountOpts::new(v.io), |dir| run(dir, BASE));
@@ -102,7 +102,7 @@ fn names_that_were_parted_are_merged_one_by_one(v: Variant) {
         assert_eq!(conflicts(&merged), *clashes, "case {number}: {merged}");
         is_so(&root, number, (lines, one));
         if clashes.is_empty() {
-            // Nothing is left to be done, and it is taken back and done again as a whole.
+            // A repeated merge is a no-op, and undo and redo affect the whole merge.
             let again = rig.mount.json(&["merge", "fix"]);
             assert!(again["guard"].is_null(), "case {number}: {again}");
             if merged["guard"].as_u64().is_some() {

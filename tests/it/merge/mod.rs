@@ -1,5 +1,5 @@
-//! Merges on real mounts: what another line of the history did is done to the live tree, whole or
-//! not at all.
+//! Merges on real mounts: changes of another line of history are applied to the live tree,
+//! completely or not at all.
 
 mod branch;
 mod cases;

@@ -1,4 +1,4 @@
-//! A merge does what it says, is undone and done again, and tells those who watch.
+//! A merge makes exactly the reported changes, can be undone and redone, and invalidates caches.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -23,7 +23,7 @@ const THEIRS: &str = "e 's/^3$/three/' a; mv d moved; echo more >> moved/e/g; rm
     mkdir -p made/deep; echo deep > made/deep/file; ln made/deep/file made/linked; mkfifo made/fifo
     chmod 600 src/x; setfattr -n user.b -v 2 b; ln -sfn b link; printf x | dd of=large bs=1 seek=5 conv=notrunc status=none; rmdir empty";
 const OURS: &str = "e 's/^17$/seventeen/' a; mv src source; echo own > source/own; chmod 640 b; echo here > d/here";
-/// What `OURS` and `THEIRS` come to together.
+/// The combined result of `OURS` and `THEIRS`.
 const BOTH: &str = "e 's/^3$/three/;s/^17$/seventeen/' a; mv src source; echo own > source/own; chmod 640 b
     echo here > d/here; mv d moved; echo more >> moved/e/g; rm c; echo new > source/new
     mkdir -p made/deep; echo deep > made/deep/file; ln made/deep/file made/linked; mkfifo made/fifo
@@ -151,7 +151,7 @@ fn no_cache_is_stale_after_a_merge(v: Variant) {
     assert_eq!(fs::metadata(root.join("m")).unwrap().mode() & 0o777, 0o600);
 }
 
-/// A worktree of git has a file `.git` that leads to the repository.
+/// A git worktree has a file `.git` that refers to the repository.
 fn a_repository_of_git_is_left_out(v: Variant) {
     let rig = lines(
         v,
@@ -168,17 +168,16 @@ fn a_repository_of_git_is_left_out(v: Variant) {
     );
 }
 
-/// A filesystem gives the number of an inode that is gone to another: that is not what the first
-/// became.
+/// A reused inode number belongs to another file, not to a later version of the first.
 fn a_number_that_was_given_away_again_is_another_file(v: Variant) {
     let rig = v.start_with(MountOpts::new(v.io), |dir| run(dir, "seq 9 > keep"));
     let root = rig.path().to_owned();
     rig.mount.checkpoint();
-    // Born after the checkpoint, so that its number is free once it is gone.
+    // Born after the checkpoint, so that its number becomes free once it is removed.
     sh(&root, "echo theirs > theirs");
     let number = fs::metadata(root.join("theirs")).unwrap().ino();
     rig.mount.checkpoint();
-    // Open, it is captured and unlinked, and not moved into the store.
+    // An open file is captured and unlinked, and not moved into the store.
     let held = fs::File::open(root.join("theirs")).unwrap();
     rig.mount.restore(1);
     drop(held);
@@ -197,7 +196,7 @@ fn a_number_that_was_given_away_again_is_another_file(v: Variant) {
     );
 }
 
-/// Makes files until one has this number, which is `ours` then.
+/// Creates files until one, named `ours`, has this number.
 fn sync_until_free(root: &std::path::Path, number: u64) {
     for _ in 0..200 {
         fs::write(root.join("ours"), "ours\n").unwrap();

@@ -1,5 +1,5 @@
-//! Two lines of one history: checkpoint 1 is what both come from, 2 is what is merged, and the live
-//! tree is the other one.
+//! Two lines of one history: checkpoint 1 is the base, checkpoint 2 is merged, and the live tree is
+//! the other side.
 
 use std::path::Path;
 
@@ -9,7 +9,8 @@ use crate::common::command::sh;
 use crate::common::tree::{Tree, assert_tree_is};
 use crate::common::{MountOpts, Rig, TreeOpts, Variant};
 
-/// Contents, attributes, links; no times, for what is merged has that of the merge.
+/// Compares contents, attributes and links, but not times, because merged files have the time of
+/// the merge.
 pub fn opts() -> TreeOpts {
     TreeOpts {
         mtime: false,
@@ -18,19 +19,19 @@ pub fn opts() -> TreeOpts {
     }
 }
 
-/// The tree is this one.
+/// Asserts that the tree equals `expected`.
 #[track_caller]
 pub fn same(root: &Path, expected: &Tree) {
     assert_tree_is(root, expected, &opts());
 }
 
-/// Runs a script in which `e EXPRESSION FILE` edits a file in place, which `sed -i` does not.
+/// Runs a script in which `e EXPRESSION FILE` edits a file in place, unlike `sed -i`.
 pub fn run(root: &Path, script: &str) {
     let edit = "e() { t=$(mktemp); sed \"$1\" \"$2\" > $t; cat $t > \"$2\"; rm $t; }\n";
     sh(root, &format!("{edit}{script}"));
 }
 
-/// A tree with the two lines; the guard of the restore between them is checkpoint 3.
+/// Returns a tree with the two lines; the guard of the restore between them is checkpoint 3.
 pub fn lines(v: Variant, base: &str, theirs: &str, ours: &str) -> Rig {
     lines_with(v, MountOpts::new(v.io), base, theirs, ours)
 }
@@ -45,7 +46,7 @@ pub fn lines_with(v: Variant, opts: MountOpts, base: &str, theirs: &str, ours: &
     rig
 }
 
-/// Merges checkpoint 2; the answer, and whether it was done.
+/// Merges checkpoint 2; returns the report and whether it succeeded.
 pub fn merge(rig: &Rig, arguments: &[&str]) -> (Value, bool) {
     let all = [&["merge", "2", "--base", "1", "--json"], arguments].concat();
     let output = rig.mount.run(&all);
@@ -56,7 +57,7 @@ pub fn merge(rig: &Rig, arguments: &[&str]) -> (Value, bool) {
     (told, output.status.success())
 }
 
-/// Each conflict in a line.
+/// Formats each conflict as a line.
 pub fn conflicts(merged: &Value) -> Vec<String> {
     let one = |conflict: &Value| {
         let text = |key: &str| conflict[key].as_str().unwrap_or_default().to_owned();
@@ -74,7 +75,7 @@ pub fn conflicts(merged: &Value) -> Vec<String> {
         .collect()
 }
 
-/// Each change in a line.
+/// Formats each change as a line.
 pub fn changes(merged: &Value) -> Vec<String> {
     let one = |change: &Value| {
         let text = |key: &str| change[key].as_str().unwrap_or_default().to_owned();
@@ -91,7 +92,8 @@ pub fn changes(merged: &Value) -> Vec<String> {
         .collect()
 }
 
-/// A merge, and whether it was done: with conflict markers in a file it is, and fails.
+/// Merges, and returns whether the merge was made: with conflict markers it is, but exits with
+/// failure.
 pub fn done_by(rig: &Rig, arguments: &[&str]) -> (Value, bool) {
     let (merged, is_whole) = merge(rig, arguments);
     let done = merged["refused"] == false;

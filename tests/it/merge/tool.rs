@@ -1,4 +1,4 @@
-//! A program of the user's merges what clashes.
+//! Merges with an external merge tool for conflicts.
 
 use std::fs;
 use std::path::Path;
@@ -34,7 +34,7 @@ fn branch(rig: &Rig) -> std::path::PathBuf {
     rig.path().with_file_name("project@fix")
 }
 
-/// A directory for what the tool gets, and for scripts: nothing may stay in it.
+/// Returns a directory for the tool's files and for scripts, which must be empty afterwards.
 fn temporary(rig: &Rig) -> std::path::PathBuf {
     let dir = rig.image.path().join("temporary");
     fs::create_dir_all(&dir).unwrap();
@@ -55,7 +55,7 @@ fn merge(rig: &Rig, tool: &str, more: &[&str]) -> Output {
     output
 }
 
-/// It was refused, with this in what it said.
+/// Asserts the exit status of a refused merge and a part of its output.
 #[track_caller]
 fn refused(output: &Output, status: i32, said: &str) {
     let all = [&output.stdout[..], &output.stderr].concat();
@@ -71,7 +71,7 @@ fn log(rig: &Rig, name: &str) -> String {
 fn what_the_tool_makes_is_merged(v: Variant) {
     let rig = rig(v);
     let before = tree(rig.path());
-    // What it is told, and what it finds.
+    // Records the tool's arguments and input files.
     let told = rig.image.path().join("told");
     let tool = format!(
         "printf '%%s\\n' %P %L %S %X %Y \"$(sed -n 3p %O)\" \"$(sed -n 3p %A)\" \"$(sed -n 3p %B)\" \
@@ -104,10 +104,10 @@ fn what_the_tool_makes_is_merged(v: Variant) {
     assert_eq!(same_of(0), [&["f"][..], &rest].concat());
     assert_eq!(same_of(10), [&["moved.rs"][..], &rest].concat());
     assert!(lines[19].ends_with(".rs"), "a language is told by its end");
-    // It is one operation.
+    // The merge is a single operation.
     rig.mount.ok(&["undo"]);
     same(rig.path(), &before);
-    // The driver that git itself has: it leaves marks and says so, or takes one side.
+    // git's own merge driver either leaves markers and fails, or takes one side.
     refused(
         &merge(&rig, "git merge-file -q %A %O %B", &[]),
         1,
@@ -127,7 +127,7 @@ fn a_tool_that_does_not_do_it_changes_nothing(v: Variant) {
         refused(&merge(&rig, tool, &[]), 1, said);
         same(rig.path(), &before);
     };
-    // One of the two is merged, and not taken alone.
+    // One of two conflicts is resolved; it is not applied alone.
     nothing(
         "test %P = f || exit 1; echo x > %A",
         "nothing was changed: 1 conflict",
@@ -146,7 +146,7 @@ fn a_tool_that_does_not_do_it_changes_nothing(v: Variant) {
         2,
         "cannot be used with",
     );
-    // A signal ends it, and the tool.
+    // A signal ends the merge and the tool.
     let started = rig.image.path().join("started");
     let tool = format!("touch {}; : %A; exec sleep 600", started.display());
     let mut child = command(&rig, &tool, &[]).spawn().expect("it starts");
@@ -171,7 +171,7 @@ fn what_was_changed_while_the_tool_ran_is_not_merged(v: Variant) {
     for (dir, script) in [
         (rig.path().to_owned(), "echo late >> f"),
         (branch(&rig), "echo late >> f"),
-        // It does not clash any more: what the tool made is not dropped without a word.
+        // The conflict has vanished; the tool's result is not discarded silently.
         (rig.path().to_owned(), "seq 5 > moved.rs"),
         (branch(&rig), "rm -f f"),
     ] {
@@ -186,7 +186,7 @@ fn what_was_changed_while_the_tool_ran_is_not_merged(v: Variant) {
         run(rig.path(), after);
         run(&branch(&rig), "seq 5 > f; e s/3/there/ f");
     }
-    // What changes elsewhere is merged as it is then.
+    // Concurrent changes of other files are merged in their current state.
     let tool = changing(rig.path(), "echo late > other");
     let merged = merge(&rig, &tool, &[]);
     assert!(merged.status.success(), "{merged:?}");
@@ -212,7 +212,7 @@ fn only_content_is_for_the_tool(v: Variant) {
     let before = tree(rig.path());
     let ran = rig.image.path().join("ran");
     let tool = format!("echo %P >> {}; cat %B > %A", ran.display());
-    // There is no use in asking it.
+    // The tool cannot resolve this conflict.
     refused(
         &merge(&rig, &tool, &[]),
         1,
@@ -225,7 +225,7 @@ fn only_content_is_for_the_tool(v: Variant) {
     );
     assert_eq!(log(&rig, "ran"), "");
     same(rig.path(), &before);
-    // Bytes that are no text are its business too.
+    // The tool also resolves conflicts of binary files.
     let merged = merge(&rig, &tool, &["f", "binary"]);
     assert!(merged.status.success(), "{merged:?}");
     assert_eq!(log(&rig, "ran"), "binary\nf\n");

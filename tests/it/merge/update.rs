@@ -1,4 +1,4 @@
-//! What its parent did comes into a branch, and from then on both have that in common.
+//! Updates of a branch from its parent, which make the merged state their new common base.
 
 use std::fs;
 use std::path::PathBuf;
@@ -26,7 +26,7 @@ for_each_variant! { xfs =>
     the_name_that_goes_is_the_one_that_the_parent_removed,
 }
 
-/// A tree with a branch `fix`; where that is.
+/// Returns a tree with a branch `fix`, and the path of the branch.
 fn branched(v: Variant, base: &str) -> (Rig, PathBuf) {
     branched_with(v, MountOpts::new(v.io), base)
 }
@@ -76,7 +76,7 @@ fn what_the_parent_did_comes_into_the_branch(v: Variant) {
         "three\nseventeen\nnew\nm\nown\nmore\na\nb\nlarge\nmade\nmoved\nown\nsource\n600\n"
     );
     assert_eq!(diff(&rig), "M a\nA own\nR src -> source\n");
-    // There was no patch of a branch that was updated.
+    // Failed before: an updated branch had no patch.
     let patched = format!(
         "cp -a project/.snapshots/{} copy; cd copy; git init -q; {} -C ../project branch diff -p fix | git apply --whitespace=nowarn; rm -rf .git; diff -r . ../project@fix; cd ..; rm -rf copy",
         done["merged"],
@@ -98,7 +98,7 @@ fn what_the_parent_did_comes_into_the_branch(v: Variant) {
     rig.mount.remount();
     same(&branch, &updated);
     assert_eq!(diff(&rig), "M a\nA own\nR src -> source\n");
-    // Nothing is left to come, and merged back it is what the branch is.
+    // A repeated update is a no-op, and merging back yields the tree of the branch.
     let again = update(&rig, &[]);
     assert!(changes(&again).is_empty(), "{again}");
     rig.mount.ok(&["merge", "fix"]);
@@ -106,8 +106,10 @@ fn what_the_parent_did_comes_into_the_branch(v: Variant) {
     assert_eq!(diff(&rig), "");
 }
 
-/// Made in the parent, it is another inode in the branch: renamed on one side and written to on the
-/// other it was removed, and changed.
+/// A file made in the parent is another inode in the branch.
+///
+/// Failed before: a rename on one side and a write on the other were taken for a removal and a
+/// change.
 fn what_came_with_an_update_is_one_file_in_both(v: Variant) {
     let (mut rig, branch) = branched(v, "echo f > f");
     let root = rig.path().to_owned();
@@ -140,8 +142,8 @@ fn what_came_with_an_update_is_one_file_in_both(v: Variant) {
     assert_eq!(sh(&root, "sed -n 17p renamed"), "seventeen\n");
 }
 
-/// A second merge of one branch, after a file born in it was merged and changed again, was a
-/// conflict of names.
+/// Failed before: after a file born in a branch was merged and changed again, a second merge
+/// reported a conflict of names.
 fn a_file_born_in_a_branch_is_merged_twice(v: Variant) {
     let (rig, branch) = branched(v, "echo f > f");
     let root = rig.path().to_owned();
@@ -158,7 +160,7 @@ fn a_file_born_in_a_branch_is_merged_twice(v: Variant) {
     );
 }
 
-/// What is undone, here or there, was never in common.
+/// An undo on either side removes the change from the common base.
 fn an_undo_takes_the_base_back(v: Variant) {
     let (rig, branch) = branched(v, "seq 20 > f");
     let root = rig.path().to_owned();
@@ -196,7 +198,7 @@ fn conflicts_of_an_update(v: Variant) {
     same(&branch, &before);
     update(&rig, &["--keep-both"]);
     assert_eq!(sh(&branch, "cat f f.parent new"), "b\np\nnew\n");
-    // What was decided stays decided.
+    // A resolved conflict stays resolved.
     let again = update(&rig, &[]);
     assert!(
         changes(&again).is_empty() && conflicts(&again).is_empty(),
@@ -261,19 +263,19 @@ fn what_both_have_is_no_change_also_where_nothing_had_to_be_done(v: Variant) {
     let updated = update(&rig, &[]);
     assert!(changes(&updated).is_empty() && updated["guard"].is_null());
     assert_eq!(diff(&rig), "");
-    // It was changed here alone since.
+    // Only the parent has changed it since.
     fs::write(rig.path().join("f"), "parent\n").unwrap();
     let updated = update(&rig, &[]);
     assert_eq!(changes(&updated), ["M f"]);
 }
 
-/// What the daemon looks at with stat(2) for an update of 60 files, of which 20 were changed on both sides, in
-/// a tree with so many files that nobody touched.
+/// Returns the stat(2) calls of an update of 60 files, of which 20 changed on both sides, in a tree
+/// with `untouched` other files.
 fn calls(v: Variant, untouched: u32) -> u64 {
     let base = format!(
         "mkdir -p d u; for i in $(seq 60); do seq 20 > d/$i; done; for i in $(seq {untouched}); do echo $i > u/$i; done"
     );
-    // The sealer reads the attributes of every file once the tree is calm.
+    // The sealer reads the attributes of every file once the tree is idle.
     let opts = MountOpts::new(v.io).arg("--seal=off");
     let (rig, branch) = branched_with(v, opts, &base);
     run(rig.path(), "for i in $(seq 60); do echo more >> d/$i; done");
@@ -297,8 +299,8 @@ fn an_update_reads_what_was_touched(v: Variant) {
     );
 }
 
-/// Killed at a call of an update: the branch has all of it, and the parent's checkpoint in common
-/// with that, or neither.
+/// After a kill at a call of an update, the branch has all of it, with the parent's checkpoint as
+/// base, or nothing.
 fn an_update_that_is_killed_is_done_or_not(v: Variant) {
     let (mut rig, branch) = branched(v, BASE);
     run(rig.path(), PARENT);
@@ -315,7 +317,7 @@ fn an_update_that_is_killed_is_done_or_not(v: Variant) {
         let (calls, _) = rig.fault(None);
         sh(&branch, &undo);
         same(&branch, &before);
-        // The last ones are those that note it.
+        // The last calls record the new base.
         let last = (0..2).map(|back| calls.saturating_sub(back).max(1));
         let some: Vec<u64> = [1 + random.below(calls)].into_iter().chain(last).collect();
         for nth in some {
@@ -347,7 +349,7 @@ fn an_update_that_is_killed_is_done_or_not(v: Variant) {
     assert!(not > 0 && done > 0, "not done {not}, done {done}");
 }
 
-/// It said that the merge failed.
+/// Failed before: a failed update was reported as a failed merge.
 fn an_update_that_fails_is_called_one(v: Variant) {
     let (rig, branch) = branched(v, BASE);
     run(rig.path(), PARENT);
@@ -374,8 +376,8 @@ fn an_update_that_fails_is_called_one(v: Variant) {
     assert!(failed > 0, "no update failed");
 }
 
-/// The kernel knew both names of the file, so it was copied up at the other one, and the update
-/// failed with ENOENT.
+/// Failed before: the kernel had cached both names of the file, so it was copied up at the other
+/// name, and the update failed with ENOENT.
 fn the_name_that_goes_is_the_one_that_the_parent_removed(v: Variant) {
     let (rig, branch) = branched(v, "mkdir e; echo t > t; ln t e/t; ln -s t l; ln -P l e/l");
     tree(&branch);

@@ -1,4 +1,4 @@
-//! What an operation is to a filesystem: its system calls.
+//! The system calls of each operation.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -13,7 +13,7 @@ use super::ops::{Op, Verb};
 use super::tree::Answer;
 use super::world::data;
 
-/// What the filesystem answers.
+/// Performs an operation on the filesystem.
 pub(super) fn actual(root: &Path, op: &Op, path: &[u8], second: &[u8]) -> Answer<()> {
     let (path, second) = (absolute(root, path), absolute(root, second));
     let (path, second) = (path.as_path(), second.as_path());

@@ -1,4 +1,4 @@
-//! Shrunk failures, kept: each is the list that failed once, with the story of what was wrong.
+//! Shrunk failures of the model, each with its cause.
 
 use super::ops::{Verb, parse};
 use super::run::Bench;
@@ -21,15 +21,15 @@ pub fn case(fs: Fs, io: Io, list: &str) {
     }
 }
 
-/// The story of the issue in the smallest form.
+/// The basic scenario of the issue.
 #[test]
 fn a_file_comes_back() {
     let list = "put a 100 1\ncheckpoint\nput a 200 2\nmkdir b 493\nput b/c 10 3\ncheckpoint\nunlink a\ncheck-views\ncheck-status\nrestore 0\ncheck-live";
     case(Fs::Xfs, Io::Passthrough, list);
 }
 
-/// What a killed daemon did after it had last written to the journal was taken for done while
-/// nobody served the tree, and views gave EIO.
+/// Failed before: the last operations of a killed daemon, made after its last write to the journal,
+/// were attributed to an absence, and views returned EIO.
 #[test]
 fn what_a_killed_daemon_did_last_was_done_by_it() {
     for io in [Io::Passthrough, Io::Daemon] {
@@ -41,8 +41,8 @@ fn what_a_killed_daemon_did_last_was_done_by_it() {
     }
 }
 
-/// A file with several names changes at all of them; only the one by which it was written was told.
-/// After the remount the daemon has seen none.
+/// A changed file differs at all its names. Failed before: only the name used for the write was
+/// reported, and after a remount none.
 #[test]
 fn every_name_of_a_changed_file_differs() {
     let list = "mkdir c 493\nput c/a 10 1\nlink c/a c/b\nmkdir d 493\nlink c/a d/c\ncheckpoint\nwrite c/a 1 6533 298\ncheck-status\n\
@@ -50,7 +50,8 @@ fn every_name_of_a_changed_file_differs() {
     case(Fs::Xfs, Io::Passthrough, list);
 }
 
-/// In a directory that was empty and is gone, a look-up gave ESTALE instead of "no such file".
+/// Failed before: a lookup in an empty directory that was removed returned ESTALE instead of
+/// ENOENT.
 #[test]
 fn nothing_is_in_an_empty_directory_that_is_gone() {
     case(
@@ -60,8 +61,8 @@ fn nothing_is_in_an_empty_directory_that_is_gone() {
     );
 }
 
-/// A file with a past was moved into a new directory, which then no record could find after a kill:
-/// recovery put the file back where it was not.
+/// Failed before: a file with a past was moved into a new directory, which had no record. After a
+/// kill, recovery put the file back at a wrong place.
 #[test]
 fn what_moved_into_a_new_directory_is_found_after_a_kill() {
     for list in [
@@ -74,8 +75,8 @@ fn what_moved_into_a_new_directory_is_found_after_a_kill() {
     }
 }
 
-/// A version was removed with one checkpoint, and missed when the next was deleted, or by the
-/// recovery after a kill.
+/// Failed before: a version was removed with one checkpoint, and was missing when the next one was
+/// deleted or recovered after a kill.
 #[test]
 fn a_version_goes_with_the_last_checkpoint_that_needs_it() {
     for list in [
@@ -86,8 +87,8 @@ fn a_version_goes_with_the_last_checkpoint_that_needs_it() {
     }
 }
 
-/// Before the first checkpoint, and after the last was deleted, what changed was kept although
-/// nobody could ask for it, and was never removed.
+/// Failed before: without checkpoints (none made yet, or all deleted) changed content was captured
+/// and never freed.
 #[test]
 fn without_checkpoints_nothing_is_kept() {
     for io in [Io::Passthrough, Io::Daemon] {
@@ -104,8 +105,8 @@ fn without_checkpoints_nothing_is_kept() {
     }
 }
 
-/// A restore took one of two names away, and the kernel went on counting two: only a listing that
-/// told its attributes anew had put that right.
+/// Failed before: after a restore removed one of two names, the kernel kept a link count of two
+/// until a listing refreshed the attributes.
 #[test]
 fn a_restore_that_takes_a_name_away_is_counted_by_the_kernel() {
     for io in [Io::Passthrough, Io::Daemon] {
@@ -122,8 +123,8 @@ fn a_restore_that_takes_a_name_away_is_counted_by_the_kernel() {
     }
 }
 
-/// A restore makes a removed file again, as another inode. A later restore of paths made it a
-/// second time though it was as it had been, and separated it from a name that it got since.
+/// A restore creates a removed file again as another inode. Failed before: a later restore of paths
+/// created it a second time although it was unchanged, and separated it from a newer name.
 #[test]
 fn a_file_that_a_restore_made_again_is_left_alone() {
     for io in [Io::Passthrough, Io::Daemon] {
@@ -135,7 +136,7 @@ fn a_file_that_a_restore_made_again_is_left_alone() {
     }
 }
 
-/// A restored name joins a name outside of the restored paths that it was one file with.
+/// A restored name is linked to a name outside the restored paths that was the same file.
 #[test]
 fn a_name_that_comes_back_is_one_file_with_a_name_outside() {
     case(
@@ -145,8 +146,8 @@ fn a_name_that_comes_back_is_one_file_with_a_name_outside() {
     );
 }
 
-/// A file that was open for writing, and captured for that, counted as changed: a restore of one of
-/// its two names made a second file of it.
+/// Failed before: a file captured only because it was open for writing counted as changed, so that
+/// a restore of one of its two names created a second file.
 #[test]
 fn a_restore_of_one_name_does_not_split_a_file_that_is_only_open() {
     for io in [Io::Passthrough, Io::Daemon] {
@@ -156,8 +157,8 @@ fn a_restore_of_one_name_does_not_split_a_file_that_is_only_open() {
     }
 }
 
-/// What the newest checkpoint reads of a file that is open and idle, the next one reads too. It was
-/// removed when the newest was freed, and views gave EIO for ever.
+/// An idle open file has one version in two successive checkpoints. Failed before: freeing the
+/// newer one removed the version, and views returned EIO from then on.
 fn what_the_next_checkpoint_carries_stays(free: &str) {
     for (fs, io) in [(Fs::Xfs, Io::Passthrough), (Fs::Btrfs, Io::Passthrough)] {
         let list = format!("{free}\ncheck-views\nhwrite 5 0 3 9\ncheck-views");
@@ -172,7 +173,7 @@ fn carried_over_delete_now() {
     );
 }
 
-/// Open for reading too it could be mapped: it counts as idle after a while.
+/// A file open for reading and writing may be mapped and counts as idle only after a delay.
 #[test]
 fn carried_over_delete_now_read_and_write() {
     what_the_next_checkpoint_carries_stays(
@@ -187,8 +188,8 @@ fn carried_over_delete_and_gc() {
     );
 }
 
-/// Three checkpoints read one capture, which was made for the first: the third reads it when the
-/// others are freed, also after the file was changed.
+/// Three checkpoints share a version captured for the first. The third keeps it when the others are
+/// freed, also after the file was changed.
 #[test]
 fn carried_twice_and_freed_where_it_was_made() {
     what_the_next_checkpoint_carries_stays(
@@ -196,7 +197,7 @@ fn carried_twice_and_freed_where_it_was_made() {
     );
 }
 
-/// Nobody deletes anything: a mark is made before a removal, and taken back.
+/// A mark is made before a removal and freed by the daemon, without any deletion.
 #[test]
 fn carried_over_a_mark_that_is_taken_back() {
     what_the_next_checkpoint_carries_stays(
@@ -218,7 +219,7 @@ fn carried_over_the_guard_of_a_restore() {
     );
 }
 
-/// More is removed: the mark stays, and is the newest.
+/// More removals follow: the mark stays, as the newest checkpoint.
 #[test]
 fn carried_over_a_mark_that_gc_frees() {
     what_the_next_checkpoint_carries_stays(
@@ -242,8 +243,8 @@ fn carried_over_an_undone_checkpoint() {
 const SYNCED_AND_CHANGED: &str = "put a 40000 1\nput b 3000 2\nput c 40000 3\nput d 3000 4\nput e 3000 5\nopen e 5 3\nsynced-checkpoint\n\
     write a 0 3 9\nput b 3 9\ntruncate c 7\nunlink d\nhwrite 5 5 3 9\n";
 
-/// An opening brought the end of the journal to the disk ahead of the tree: after a power cut the
-/// view of a synced checkpoint gave EIO.
+/// Failed before: a mount or takeover wrote the end of the journal to disk ahead of the tree, and
+/// after a power cut the view of a synced checkpoint returned EIO.
 #[test]
 fn an_opening_syncs_nothing_ahead_of_the_tree() {
     for opening in ["kill-worker", "remount", "kill"] {
@@ -252,8 +253,8 @@ fn an_opening_syncs_nothing_ahead_of_the_tree() {
     }
 }
 
-/// A removed file that is open is synced: btrfs brings the directory that it was in to the disk as
-/// well, without another file of it. What was captured of that one was not on the disk.
+/// An fsync of a removed open file on btrfs also logs its directory, without another file removed
+/// from it. Failed before: the version of that file was not on disk.
 #[test]
 fn a_removed_file_that_is_synced_takes_no_past_with_it() {
     let list = "mkdir f 493\nput f/f 5000 2\nopen f/f 5 3\nput f/d 700 3\nsynced-checkpoint\nunlink f/f\nwrite f/d 1 482 890\n\
@@ -262,7 +263,7 @@ fn a_removed_file_that_is_synced_takes_no_past_with_it() {
     case(Fs::Btrfs, Io::Daemon, list);
 }
 
-/// A removed file that was open over a takeover: the next worker looked for it in the tree.
+/// Failed before: after a takeover the worker looked in the tree for a removed file that was open.
 #[test]
 fn a_removed_file_that_was_open_over_a_takeover_is_forgotten() {
     case(
@@ -272,17 +273,17 @@ fn a_removed_file_that_was_open_over_a_takeover_is_forgotten() {
     );
 }
 
-/// The kernel keeps a listing of `.snapshots` over a takeover: the next worker did not have it forget
-/// that.
+/// The kernel caches a listing of `.snapshots` over a takeover. Failed before: the next worker did
+/// not invalidate it.
 #[test]
 fn a_listing_of_snapshots_from_before_a_takeover_is_forgotten() {
     let list = "put a 5 1\nlist-snapshots\nkill-worker\ncheckpoint\nlist-snapshots";
     case(Fs::Xfs, Io::Passthrough, list);
 }
 
-/// XFS gives the number of a removed directory to the next one. What was made in a new directory has
-/// no record: where the directory had the number of the one before it, `diff` did not name it, and
-/// `restore` left it there.
+/// XFS reuses the inode number of a removed directory. Entries of a new directory have no records.
+/// Failed before: with a reused number `diff` did not list the new directory, and `restore` left it
+/// in place.
 #[test]
 fn a_directory_with_the_number_of_a_removed_one_is_named_with_all_it_has() {
     for io in [Io::Passthrough, Io::Daemon] {
@@ -292,8 +293,8 @@ fn a_directory_with_the_number_of_a_removed_one_is_named_with_all_it_has() {
     }
 }
 
-/// A name in a directory that is younger than the checkpoint counted as one of the names that the
-/// file had then: `diff` named the file at one of its two names only.
+/// Failed before: a name in a directory younger than the checkpoint counted as an old name of the
+/// file, so that `diff` listed only one of its two names.
 #[test]
 fn a_name_in_a_new_directory_is_none_that_a_file_had_before() {
     let list = "put e 100 1\nlink e long\ncheckpoint\nrename long odd 0\nmkdir d 493\nrename odd d/e 0\nwrite e 1 50 298\n\
@@ -301,8 +302,8 @@ fn a_name_in_a_new_directory_is_none_that_a_file_had_before() {
     case(Fs::Xfs, Io::Daemon, list);
 }
 
-/// The packs forgot the place of an inode that no record was of any more, and the index had it for
-/// a moment longer: `verify` reported that an entry "should not be there".
+/// Failed before: the packs dropped the place of an inode without records before the index did, and
+/// `verify` reported an entry that "should not be there".
 #[test]
 fn a_place_that_no_record_needs_is_no_damage() {
     let list = "checkpoint 0 13\ncheck-views\nunlink c\nfree rmdir 0 1\nmkdir d 493\nclose 3\nrename d f\ncheckpoint 3 9\n\

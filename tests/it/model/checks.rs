@@ -1,4 +1,4 @@
-//! What is compared: the live tree, the views, and what the verbs tell.
+//! Comparisons: the live tree, the views, and the output of the verbs.
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
@@ -17,7 +17,7 @@ use super::tree::Tree;
 use super::world::{Handle, Snap, World};
 
 impl World {
-    /// The whole live tree, and all that is open.
+    /// Checks the whole live tree and all open files.
     pub fn check_live(&mut self) -> Result<(), String> {
         let loose = self.loose();
         let sight = observe(&self.root)?;
@@ -53,7 +53,7 @@ impl World {
         Ok(())
     }
 
-    /// What can be read through a handle.
+    /// Checks the content read through a handle.
     pub fn check_handle(&self, handle: &Handle) -> Result<(), String> {
         if !handle.read {
             return Ok(());
@@ -95,7 +95,7 @@ impl World {
         Ok(())
     }
 
-    /// A quick look at all views: the files that are open or mapped, and one other of each.
+    /// Checks in each view all open or mapped files, and one other.
     pub(super) fn look(&mut self) -> Result<(), String> {
         self.turn += 1;
         let mut held = self.loose();
@@ -137,8 +137,8 @@ impl World {
                 status.checkpoints
             ));
         }
-        // `gc --max-size` was asked for less than what stays; and the daemon looked at another
-        // process of the machine at the moment when that ended.
+        // `gc --max-size` requested less than the minimum; or another process of the machine ended
+        // while the daemon examined it.
         let expected = |warning: &&String| {
             !warning.contains("over retention.max-size")
                 && !warning.contains("some processes could not be checked")
@@ -194,7 +194,7 @@ impl World {
         diffs::check(what, changes, &expected, old, new)
     }
 
-    /// Without checkpoints the store keeps no versions.
+    /// Checks that without checkpoints the store has no versions.
     pub(super) fn check_empty_layers(&self) -> Result<(), String> {
         if self.has_marks() {
             return Ok(());
@@ -212,7 +212,7 @@ impl World {
         Ok(())
     }
 
-    /// Ends a run: everything is compared, also without the mount and after one more.
+    /// Ends a run: compares everything, also without the mount and after a remount.
     pub fn finish(&mut self) -> Result<(), String> {
         self.come_back()?;
         self.check_live()?;
@@ -242,13 +242,13 @@ impl World {
                 state: StateName(hidden.id.to_string()),
                 now: true,
             });
-            // The daemon may have freed a mark just now.
+            // The daemon may have just freed a mark.
             if !hidden.reason.is_mark() {
                 deleted.map_err(|error| said("delete --now", &error))?;
             }
         }
-        // A worker that took over may have captured a file that no checkpoint has; that goes with
-        // the first run after its epoch.
+        // A successor may have captured a file that no checkpoint contains; it is freed by the
+        // first gc after that epoch.
         let made = self
             .client()?
             .ask(CheckpointOptions::default())

@@ -1,4 +1,4 @@
-//! The operations that only a ckptfs mount has, and what is checked.
+//! Operations specific to a ckptfs mount.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
@@ -16,12 +16,12 @@ use super::ops::{Op, Verb, bytes};
 use super::tree::Tree;
 use super::world::{Snap, VIEWS, ViewFile, World};
 
-/// Longer than the daemon waits until it moves a closed epoch into the index.
+/// Longer than the delay after which the daemon indexes a closed epoch.
 const IDLE: Duration = Duration::from_millis(400);
-/// After so long a file that is mapped, or may be, and was left alone is known to be as it was.
+/// Time after which an unused file that is or may be mapped counts as unchanged.
 const SETTLED: Duration = Duration::from_millis(2300);
 
-/// What is changed while nothing is mounted is an epoch of its own.
+/// Reports whether the changes of an absence become an epoch.
 pub(super) fn absences_are_epochs() -> bool {
     std::env::var("CKPTFS_TEST_ABSENCE").is_ok_and(|absence| absence == "on")
 }
@@ -71,7 +71,7 @@ impl World {
             Verb::Restore => self.restore(op),
             Verb::DryRestore => self.dry_restore(op),
             Verb::Idle => {
-                // The daemon's own upkeep gets a chance; nothing depends on whether it took it.
+                // Gives the daemon time for maintenance; no result depends on it.
                 match op.path(0) {
                     "settled" => std::thread::sleep(SETTLED),
                     "unmarked" => self.await_unmarked()?,
@@ -106,19 +106,19 @@ impl World {
             return Err("nobody writes, and the checkpoint says that it is not atomic".to_owned());
         }
         self.keep(made.id.0, true)?;
-        // Those before are on the disk with it.
+        // All earlier checkpoints are then durable.
         self.snaps.iter_mut().for_each(|snap| snap.synced |= sync);
         Ok(())
     }
 
-    /// A checkpoint was made: remembers what it must show.
+    /// Records the expected content of a new checkpoint.
     pub(super) fn keep(&mut self, id: u64, asked: bool) -> Result<(), String> {
         if self.snaps.last().is_some_and(|last| last.id >= id) {
             return Err(format!("the new checkpoint has the number {id}"));
         }
         let loose = self.loose();
         for id in &loose {
-            // Its time may move at any moment, before the checkpoint or after.
+            // Its time may change at any moment, before or after the checkpoint.
             self.model.touch(*id);
         }
         let tree = self.model.tree.reachable();
@@ -139,8 +139,8 @@ impl World {
         Ok(())
     }
 
-    /// What was changed while nothing was mounted (`CKPTFS_TEST_ABSENCE=on`) is between a
-    /// checkpoint of the tree as it was left and one of the tree as it is.
+    /// Checks that the changes of an absence (`CKPTFS_TEST_ABSENCE=on`) lie between a checkpoint of
+    /// the tree at the unmount and one of the tree at the mount.
     pub fn take_in_absence(&mut self, left: Tree) -> Result<(), String> {
         let told = self
             .client()?
@@ -148,7 +148,7 @@ impl World {
             .map_err(|error| said("status", &error))?
             .absence;
         let Some(told) = told else {
-            // Of a tree without a checkpoint nothing is written down.
+            // A tree without checkpoints has no baseline.
             let expects = absences_are_epochs() && !self.snaps.is_empty();
             let what = "nothing is said of what was changed while nothing was mounted";
             return if expects {
@@ -195,19 +195,19 @@ impl World {
         )
     }
 
-    /// The newest checkpoint that was asked for, or that the daemon made by itself if none was.
+    /// Returns the newest checkpoint requested by a user, or else the newest made by the daemon.
     pub(super) fn latest(&self) -> Option<u64> {
         let newest =
             |wanted: fn(&&Snap) -> bool| self.snaps.iter().rfind(wanted).map(|snap| snap.id);
         newest(|snap| snap.asked).or_else(|| newest(|snap| snap.auto))
     }
 
-    /// A retained checkpoint by number in the list, which wraps around.
+    /// Returns the index of a checkpoint; `number` wraps around.
     pub(super) fn pick(&self, number: u64) -> Option<usize> {
         (number as usize).checked_rem(self.snaps.len())
     }
 
-    /// `.snapshots` has the numbers, the tags, and `latest`.
+    /// Checks that `.snapshots` lists the ids, the tags, and `latest`.
     pub(super) fn list_snapshots(&mut self) -> Result<(), String> {
         let dir = self.root.join(".snapshots");
         let cannot = |error: std::io::Error| format!("cannot list .snapshots: {error}");
@@ -255,13 +255,13 @@ impl World {
         let way = ways[op.number(1) as usize % ways.len()];
         self.delete_at(way, index)?;
         if way != Way::Revive && op.number(0).is_multiple_of(2) {
-            // What is deleted is freed, and nothing else.
+            // Frees only the deleted checkpoints.
             self.gc(Retention::default())?;
         }
         Ok(())
     }
 
-    /// Kills the worker alone; another takes over, and all that is open stays open.
+    /// Kills only the worker; its successor takes over all open files.
     pub(super) fn replace_worker(&mut self) -> Result<(), String> {
         let Some(mounted) = &mut self.mounted else {
             return Ok(());
@@ -275,8 +275,8 @@ impl World {
             .try_for_each(|handle| self.check_handle(handle))
     }
 
-    /// Unmounts or kills, and mounts again. In a passthrough mount mappings live through a kill:
-    /// the kernel does their work.
+    /// Unmounts or kills, and mounts again. In a passthrough mount mappings survive a kill, because
+    /// the kernel does their I/O.
     pub(super) fn mount_again(
         &mut self,
         kill: bool,
@@ -306,7 +306,7 @@ impl World {
             self.counts.remounts += 1;
             mounted.mount.umount();
             if rebuild {
-                // The index is a cache and nothing more.
+                // The index is only a cache.
                 std::fs::remove_dir_all(self.root.join(".ckptfs/index"))
                     .map_err(|error| format!("cannot remove the index: {error}"))?;
             }

@@ -1,4 +1,4 @@
-//! What runs have done, to be told at their end.
+//! Statistics of the runs.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,22 +9,22 @@ pub struct Counts {
     pub runs: u64,
     pub operations: u64,
     pub checkpoints: u64,
-    /// Marks of the tripwire that were seen.
+    /// Tripwire marks seen.
     pub marks: u64,
-    /// Checkpoints that were freed, by the way.
+    /// Freed checkpoints, by way.
     pub frees: BTreeMap<&'static str, u64>,
-    /// Views that were compared whole.
+    /// Views compared completely.
     pub views: u64,
-    /// Files of views that were compared between.
+    /// Files compared in partial checks of views.
     pub files: u64,
-    /// Kills of the holder with its daemon.
+    /// Kills of holder and daemon.
     pub kills: u64,
     /// Kills of the daemon alone.
     pub takeovers: u64,
     pub remounts: u64,
     pub verified: u64,
     pub cuts: u64,
-    /// Views of a disk after a cut that were compared.
+    /// Views compared after a power cut.
     pub views_after_cuts: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Power cuts: the disk is copied at one instant, and what is in the copy is mounted.
+//! Power cuts: the disk is copied at one instant, and the copy is mounted.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -17,12 +17,12 @@ use crate::common::{Fs, Mount};
 use crate::crash::disk::{Disk, Host};
 
 const DISK_BYTES: u64 = 512 << 20;
-/// A checkpoint that is older survives a power cut without having been synced.
+/// Age from which a checkpoint is durable without a sync.
 const SETTLED: Duration = Duration::from_secs(10);
 
-/// A disk for runs, on a filesystem that can clone its image.
+/// A disk for runs, on a filesystem with reflink.
 pub struct CutDisk {
-    // Before what it lies on.
+    // Dropped before its host.
     disk: Disk,
     host: Host,
     fs: Fs,
@@ -41,25 +41,25 @@ impl CutDisk {
         }
     }
 
-    /// Where it is mounted.
+    /// Returns the mount point.
     pub fn path(&self) -> &Path {
         self.disk.path()
     }
 
-    /// What a power cut would leave, mounted.
+    /// Mounts the state that a power cut would leave.
     fn cut(&self) -> Disk {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let copy = self.host.file(&format!("cut-{number}.img"));
         self.disk.freeze(&copy);
         let disk = self.host.mount(self.fs, &copy);
-        // It is there until its loop device goes.
+        // Exists until its loop device is detached.
         std::fs::remove_file(&copy).expect("it was made just now");
         disk
     }
 }
 
 impl World {
-    /// Looks at what a power cut would leave now. What is done after it is done without one.
+    /// Checks the state that a power cut would leave now. The run itself continues unaffected.
     pub(super) fn power_cut(&mut self) -> Result<(), String> {
         let (Some(disk), Some(mounted)) = (self.disk.clone(), &self.mounted) else {
             return Ok(());
@@ -113,7 +113,7 @@ impl World {
             let what = format!("the view of {}", snap.id);
             let sight = observe(&dir.join(".snapshots").join(snap.id.to_string()))
                 .map_err(|problem| format!("{what}: {problem}"))?;
-            // Times that were not yet seen stay unknown.
+            // Times not yet known remain unknown.
             let mut times = self.times.clone();
             compare(&what, &snap.tree, &sight, &mut times, &BTreeSet::new())?;
             self.counts.views_after_cuts += 1;

@@ -1,5 +1,5 @@
-//! What differs between two trees of the model, by the rule that `diff` and `status` document, and
-//! its comparison with what they say.
+//! The expected differences of two trees of the model, by the documented rules of `diff` and
+//! `status`, and their comparison with the output.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,14 +8,14 @@ use ckptfs::api::{Change, ChangeKind};
 use super::observe::{Times, shown};
 use super::tree::{Id, Node, Tree};
 
-/// The letters of all paths that must be told, and paths that may be.
+/// Letters of the paths that must be listed, and paths that may be.
 #[derive(Debug, Default)]
 pub struct Expected {
     pub must: BTreeMap<Vec<u8>, char>,
     pub may: BTreeSet<Vec<u8>>,
 }
 
-/// Compares two trees; `loose` nodes have times that are not known.
+/// Compares two trees; the times of `loose` nodes are unknown.
 pub fn expected(old: &Tree, new: &Tree, times: &Times, loose: &BTreeSet<Id>) -> Expected {
     let (before, after) = (old.paths(), new.paths());
     let mut found = Expected::default();
@@ -36,7 +36,7 @@ pub fn expected(old: &Tree, new: &Tree, times: &Times, loose: &BTreeSet<Id>) -> 
                     found.may.insert(path.clone());
                 }
                 (Some(x), Some(y)) if x == y => {}
-                // A directory's times count where none of its entries changed; whether any did in
+                // A directory's time counts if its entries did not change. Whether they changed in
                 // between is not always known here.
                 (Some(_), Some(_)) if !a.is_dir() || same_dir => {
                     found.must.insert(path.clone(), 'M');
@@ -57,7 +57,7 @@ fn differs(a: &Node, b: &Node) -> bool {
     body || a.mode != b.mode || a.uid != b.uid || a.gid != b.gid || a.xattrs != b.xattrs
 }
 
-/// The changes as letters by path, renames taken apart.
+/// Returns letters by path, with renames split.
 pub fn taken_apart(
     changes: &[Change],
     old: &Tree,
@@ -96,7 +96,7 @@ pub fn taken_apart(
     Ok(found)
 }
 
-/// The told changes are the expected ones.
+/// Compares the listed changes with the expected ones.
 pub fn check(
     what: &str,
     changes: &[Change],

@@ -1,4 +1,4 @@
-//! What the model says of an operation that names what it changes by path.
+//! The effect of path operations on the model.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use super::ops::{Op, Verb};
 use super::tree::{Answer, Body, Model};
 use super::world::data;
 
-/// What the model answers; it changes.
+/// Performs an operation on the model and returns the expected result.
 pub fn expected(
     model: &mut Model,
     times: &mut Times,
@@ -74,7 +74,7 @@ fn expected_copy(model: &mut Model, op: &Op, path: &[u8], second: &[u8]) -> Answ
     let from = model.tree.lookup(path)?;
     let source = match &model.tree.node(from).body {
         Body::File(content) => content.clone(),
-        // Opened for reading it is no error yet; the test does not go on.
+        // open(2) for reading succeeds; the test stops there.
         Body::Dir(_) | Body::Fifo => return Ok(()),
         Body::Socket => return Err(Errno::NXIO),
         Body::Symlink(_) => return Err(Errno::LOOP),

@@ -1,4 +1,4 @@
-//! Every way in which a checkpoint is freed, and `verify`.
+//! All ways in which a checkpoint is freed, and `verify`.
 
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +16,8 @@ use super::control::said;
 use super::ops::Op;
 use super::world::World;
 
-/// How a checkpoint goes: `free WAY BACK GC`, the newest for BACK 0, and a run of gc after it.
+/// How a checkpoint is freed: `free WAY BACK GC`. BACK counts from the newest; a positive GC runs
+/// gc afterwards. For `keep-last` and `max-size`, BACK is the argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// `delete --now`.
@@ -25,11 +26,11 @@ pub enum Way {
     Rmdir,
     /// `delete`.
     Hide,
-    /// `delete` and `undo`: it comes back.
+    /// `delete` and `undo`: the checkpoint returns.
     Revive,
-    /// A checkpoint is made, and `undo` takes it back.
+    /// A new checkpoint and `undo`.
     Undo,
-    /// `gc` alone: what was hidden.
+    /// `gc` alone, which frees hidden checkpoints.
     Gc,
     /// `gc --keep-last`.
     KeepLast,
@@ -66,14 +67,13 @@ fn undo_one() -> UndoOptions {
 }
 
 impl World {
-    /// `free WAY BACK GC`.
     pub(super) fn free(&mut self, op: &Op) -> Result<(), String> {
         let way = WAYS
             .iter()
             .find(|(word, _)| *word == op.path(0))
             .ok_or_else(|| format!("no such way to free: {}", op.path(0)))?
             .1;
-        // A file of a view that is open is no promise once it is freed.
+        // An open file of a freed view may become unreadable.
         self.views = Default::default();
         match way {
             Way::Undo => {
@@ -113,7 +113,7 @@ impl World {
         Ok(())
     }
 
-    /// Deletes one, counted from the newest; it may be a mark.
+    /// Deletes a checkpoint counted from the newest, which may be a mark.
     fn delete_from_end(&mut self, way: Way, back: u64) -> Result<(), String> {
         let newest_mark = self.marks.last().map(|mark| mark.id);
         let newest = self.snaps.last().map(|snap| snap.id);
@@ -121,7 +121,7 @@ impl World {
             let mark = self.marks.pop().expect("it was looked at");
             let state = StateName(mark.id.to_string());
             let now = way == Way::Now;
-            // It may be hidden, or freed just now.
+            // The mark may be hidden, or was freed just now.
             let done = self.client()?.ask(Delete { state, now });
             if done.is_ok() {
                 self.counts.free("mark");
@@ -134,7 +134,7 @@ impl World {
         self.delete_at(way, last - (back as usize).min(last))
     }
 
-    /// Deletes one of those that operations have made.
+    /// Deletes a checkpoint made by an operation.
     pub(super) fn delete_at(&mut self, way: Way, index: usize) -> Result<(), String> {
         self.views = Default::default();
         let snap = self.snaps.remove(index);
@@ -161,7 +161,7 @@ impl World {
             self.client()?
                 .ask(undo_one())
                 .map_err(|error| said("undo", &error))?;
-            // It is looked at with the others.
+            // Checked with the others.
             self.snaps.insert(index, snap);
             return Ok(());
         }
@@ -173,7 +173,8 @@ impl World {
         }
     }
 
-    /// `gc`. What it frees is what it says; the newest that was asked for stays.
+    /// Runs gc, removes the reported checkpoints from the model, and checks that the newest
+    /// requested one was kept.
     pub(super) fn gc(&mut self, retention: Retention) -> Result<(), String> {
         self.views = Default::default();
         let report = gc(self.client()?, retention.clone())?;
@@ -205,8 +206,8 @@ impl World {
         Ok(())
     }
 
-    /// mkdir(2) in `.snapshots` of a caller for whom `snapdir.per-user` counts: one may be there,
-    /// and one that was deleted; the one before that is freed for good.
+    /// Makes a checkpoint by mkdir(2) as a caller subject to `snapdir.per-user`: one checkpoint and
+    /// one deleted one are kept, an older deleted one is freed.
     pub(super) fn limited_checkpoint(&mut self) -> Result<(), String> {
         self.tags += 1;
         let tag = format!("t{}", self.tags);
@@ -229,7 +230,7 @@ impl World {
         self.keep_named(tag)
     }
 
-    /// A checkpoint was made by mkdir(2).
+    /// Records a checkpoint made by mkdir(2).
     pub(super) fn keep_named(&mut self, tag: String) -> Result<(), String> {
         let shown = self
             .client()?
@@ -242,7 +243,7 @@ impl World {
         Ok(())
     }
 
-    /// `verify DEEP GC`: it finds nothing, also while gc runs.
+    /// `verify DEEP GC`: checks that verify has no findings, also while gc runs.
     pub(super) fn verify(&mut self, op: &Op) -> Result<(), String> {
         let deep = op.number(0).is_multiple_of(2);
         self.counts.verified += 1;
@@ -289,7 +290,7 @@ fn gc(client: &mut Client, retention: Retention) -> Result<GcReport, String> {
     }
 }
 
-/// What `verify` finds, in words, with the checkpoints that show it.
+/// Returns the findings of verify, with the checkpoints they affect.
 pub(super) fn findings(client: &mut Client, deep: bool) -> Result<Vec<(String, Vec<u64>)>, String> {
     let mut options = VerifyOptions {
         deep,

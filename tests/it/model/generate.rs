@@ -1,4 +1,4 @@
-//! Random operations from one seed, drawn with an eye on the model so that most of them succeed.
+//! Random operations from one seed. The model is consulted so that most of them succeed.
 
 use super::ops::{Op, Verb};
 use super::tree::{Body, Id, Tree};
@@ -41,32 +41,31 @@ impl Random {
     }
 }
 
-/// What operations are drawn from.
+/// The state from which operations are drawn.
 pub struct Scene<'a> {
-    /// The tree as it is.
+    /// The live tree.
     pub tree: &'a Tree,
-    /// Its checkpoints.
+    /// The trees of its checkpoints.
     pub past: Vec<&'a Tree>,
-    /// Files may get set-id bits.
+    /// Set-id bits are allowed.
     pub set_ids: bool,
-    /// Of the handles that are held, those that are open.
+    /// Open handles among those that stay open.
     pub held: Vec<usize>,
 }
 
-/// Draws operations for a tree.
 pub struct Generator {
     pub(super) random: Random,
-    /// Each seed likes some operations and leaves others out: so rare ones meet often.
+    /// Each seed prefers some operations and omits others, so that rare ones are combined.
     weights: Vec<(u64, Verb)>,
-    /// How many of the names are used.
+    /// Number of names in use.
     names: usize,
-    /// What belongs after what was drawn last, the next at the end.
+    /// Operations that follow the last one drawn, in reverse order.
     pub(super) pending: Vec<Op>,
-    /// One in so many operations begins a short play (`plays.rs`); 0: none does.
+    /// One in this many operations starts a play (`plays.rs`); 0 disables plays.
     plays: u64,
 }
 
-/// What a path should lead to.
+/// The expected target of a path.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Want {
     File,
@@ -130,7 +129,7 @@ const WEIGHTS: &[(u64, Verb)] = &[
     (3, Verb::CheckDiff),
 ];
 
-/// Numbers for an operation.
+/// Random arguments of an operation.
 struct Drawn {
     size: u64,
     offset: u64,
@@ -144,7 +143,7 @@ impl Generator {
     pub fn new(seed: u64) -> Generator {
         let mut generator = Generator::of(seed, WEIGHTS);
         generator.plays = 15 + generator.random.below(40);
-        // In some nothing ends what is open but its process.
+        // In half of the runs only the process itself ends open handles.
         if generator.random.one_in(2) {
             generator
                 .weights
@@ -153,7 +152,7 @@ impl Generator {
         generator
     }
 
-    /// With these weights instead of the usual ones.
+    /// A generator with other weights.
     pub fn of(seed: u64, weights: &[(u64, Verb)]) -> Generator {
         let mut random = Random::new(seed);
         let names = 3 + random.below(NAMES.len() as u64 - 2) as usize;
@@ -197,7 +196,7 @@ impl Generator {
         if scene.past.len() > SNAPS_MAX
             && matches!(verb, Verb::Checkpoint | Verb::Restore | Verb::RestorePaths)
         {
-            // Where it is not drawn by itself it is not known.
+            // Generators without `Free` delete instead.
             let free = self.weights.iter().any(|(_, verb)| *verb == Verb::Free);
             verb = if free { Verb::Free } else { Verb::Delete };
         }
@@ -236,15 +235,15 @@ impl Generator {
         Verb::CheckLive
     }
 
-    /// Every view after most checkpoints. Not always: a look tells the daemon where things are, and
-    /// what it knows hides mistakes.
+    /// Adds a check of all views after most checkpoints. Not after all: a lookup records places in
+    /// the daemon, which may hide bugs.
     fn checks_after(&mut self, verb: Verb) {
         let views = match verb {
             Verb::Checkpoint | Verb::NamedCheckpoint => !self.random.one_in(4),
             Verb::SyncedCheckpoint | Verb::LimitedCheckpoint => self.random.one_in(2),
             Verb::Restore | Verb::RestorePaths | Verb::Delete | Verb::Free => self.random.one_in(2),
             Verb::Remount | Verb::Kill | Verb::KillWorker => self.random.one_in(3),
-            // Once it is mounted again.
+            // Runs after the next mount.
             Verb::Leave => true,
             _ => false,
         };
@@ -282,7 +281,7 @@ impl Generator {
         }
     }
 
-    /// The numbers that an operation may have; the same are drawn for each.
+    /// Draws all arguments, whatever the operation needs.
     fn numbers(&mut self, scene: &Scene<'_>) -> Drawn {
         let size = [0, 1, 100, 4096, 5000, 20_000, 70_000][self.random.below(7) as usize];
         let (offset, seed, length) = (
@@ -304,7 +303,7 @@ impl Generator {
         }
     }
 
-    /// A handle: one that is held, or one of the others.
+    /// Draws a handle, from those that stay open or from the others.
     pub(super) fn handle(&mut self, held: bool) -> u64 {
         let busy = HANDLES_BUSY as u64;
         if held {
@@ -314,7 +313,7 @@ impl Generator {
         }
     }
 
-    /// What makes names, takes them away and brings them back.
+    /// Operations on names and checkpoints.
     fn draw_names(&mut self, verb: Verb, scene: &Scene<'_>, drawn: &Drawn) -> Op {
         match verb {
             Verb::Create | Verb::Mkfifo | Verb::Mksock => Op::new(
@@ -426,7 +425,7 @@ impl Generator {
         }
     }
 
-    /// What is done to what is open or mapped.
+    /// Operations on handles and mappings.
     fn draw_opened(&mut self, verb: Verb, scene: &Scene<'_>, drawn: &Drawn) -> Op {
         let Drawn {
             size,
@@ -437,7 +436,7 @@ impl Generator {
             handle,
         } = *drawn;
         match verb {
-            // What is held stays, until it is closed.
+            // Handles that stay open are not replaced.
             Verb::Open => Op::new(
                 verb,
                 &[&self.existing(scene, Want::File)],
@@ -497,7 +496,7 @@ impl Generator {
         }
     }
 
-    /// A path in a directory that exists; its name may.
+    /// Returns a path in an existing directory; its name may exist.
     pub(super) fn fresh(&mut self, scene: &Scene<'_>) -> String {
         if self.random.one_in(15) {
             return format!("{}/{}", self.name(), self.name());
@@ -515,7 +514,7 @@ impl Generator {
         }
     }
 
-    /// A path that exists, mostly, and is of the kind.
+    /// Returns a path that usually exists and has the wanted type.
     pub(super) fn existing(&mut self, scene: &Scene<'_>, want: Want) -> String {
         let want = if self.random.one_in(20) {
             Want::Any
@@ -551,7 +550,7 @@ impl Generator {
         }
     }
 
-    /// A path of a checkpoint, or of now.
+    /// Returns a path of a checkpoint or of the live tree.
     pub(super) fn past(&mut self, scene: &Scene<'_>) -> String {
         let from = match self.random.pick(&scene.past) {
             Some(snap) if !self.random.one_in(3) => snap.paths(),
@@ -569,7 +568,7 @@ impl Generator {
     }
 }
 
-/// The path as a list writes it.
+/// Encodes a path for a list.
 fn token(path: &[u8]) -> String {
     let names: Vec<String> = path
         .split(|byte| *byte == b'/')

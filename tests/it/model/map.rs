@@ -1,4 +1,4 @@
-//! What needs unsafe code: shared mappings, and truncate(2) by path.
+//! Operations that need unsafe code: shared mappings, and truncate(2) by path.
 #![allow(unsafe_code)]
 
 use std::ffi::{CString, c_void};
@@ -11,7 +11,7 @@ use std::path::Path;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
 
-/// A shared writable mapping of a whole file. It outlives the descriptor it was made from.
+/// A shared writable mapping of a whole file. It outlives the descriptor.
 pub struct Mapping {
     start: *mut c_void,
     length: usize,
@@ -19,7 +19,7 @@ pub struct Mapping {
 
 impl Mapping {
     pub fn new(file: BorrowedFd<'_>, length: usize) -> Result<Mapping, Errno> {
-        // SAFETY: the kernel chooses the place, so nothing that exists is mapped over.
+        // SAFETY: the kernel chooses the address, so no existing mapping is replaced.
         let start = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -37,8 +37,8 @@ impl Mapping {
         self.length
     }
 
-    /// Whether the first `length` bytes can be reached: a file that is shorter than it should be
-    /// would end this process with SIGBUS.
+    /// Checks that the first `length` bytes are accessible: a file shorter than expected would
+    /// raise SIGBUS.
     fn check(&self, length: usize) -> Result<(), String> {
         assert!(length <= self.length, "beyond the mapping");
         let memory =
@@ -53,10 +53,10 @@ impl Mapping {
         Ok(())
     }
 
-    /// Stores where the file should be that long.
+    /// Stores within the expected length of the file.
     pub fn store(&mut self, offset: usize, bytes: &[u8]) -> Result<(), String> {
         self.check(offset + bytes.len())?;
-        // SAFETY: the range lies within the mapping, which nothing else in this process refers to.
+        // SAFETY: the range is within the mapping, to which nothing else in this process refers.
         unsafe {
             std::ptr::copy_nonoverlapping(
                 bytes.as_ptr(),
@@ -67,11 +67,11 @@ impl Mapping {
         Ok(())
     }
 
-    /// The first `length` bytes; the file should be that long.
+    /// Returns the first `length` bytes, within the expected length of the file.
     pub fn load(&self, length: usize) -> Result<Vec<u8>, String> {
         self.check(length)?;
         let mut bytes = vec![0; length];
-        // SAFETY: the range lies within the mapping, and the vector has as much room.
+        // SAFETY: the range is within the mapping, and the vector has the same length.
         unsafe {
             std::ptr::copy_nonoverlapping(self.start.cast::<u8>(), bytes.as_mut_ptr(), length)
         };
@@ -87,7 +87,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range is the mapping, and nobody refers to it any more.
+        // SAFETY: the range is the mapping, and no reference to it is left.
         let unmapped = unsafe { rustix::mm::munmap(self.start, self.length) };
         debug_assert!(unmapped.is_ok(), "munmap: {unmapped:?}");
     }
@@ -96,7 +96,7 @@ impl Drop for Mapping {
 /// truncate(2), without opening the file.
 pub fn truncate(path: &Path, size: u64) -> Result<(), Errno> {
     let path = CString::new(path.as_os_str().as_bytes()).expect("no name has a NUL");
-    // SAFETY: the path is a C string that lives through the call.
+    // SAFETY: the path is a C string that outlives the call.
     if unsafe { libc::truncate(path.as_ptr(), size as libc::off_t) } == 0 {
         return Ok(());
     }

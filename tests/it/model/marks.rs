@@ -1,5 +1,5 @@
-//! Marks of the tripwire: checkpoints that the daemon makes before something is removed. They are
-//! hidden until a burst is confirmed, and freed if none follows.
+//! Tripwire marks: checkpoints that the daemon makes before a removal. They are hidden until a
+//! burst is confirmed, and freed if none follows.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
@@ -11,19 +11,19 @@ use super::ops::Verb;
 use super::tree::Tree;
 use super::world::{Snap, World};
 
-/// Longer than it takes to free a mark.
+/// Timeout for the freeing of marks.
 const FREED: Duration = Duration::from_secs(60);
 
-/// A mark may be made before it.
+/// Reports whether a mark may be made before the operation.
 pub(super) fn destroys(verb: Verb) -> bool {
     verb.is_by_path() || verb == Verb::HandleTruncate
 }
 
 impl World {
-    /// Remembers the marks that were made, which show the tree as it was before the operation.
-    /// `None`: what they show is not known.
+    /// Records new marks, which show the tree `before` the operation; with `None` their content is
+    /// unknown.
     pub(super) fn note_marks(&mut self, before: Option<Tree>) -> Result<(), String> {
-        // Hidden ones first: one that is confirmed in between is listed twice, not missed.
+        // Hidden ones first: a mark confirmed in between is listed twice rather than missed.
         let mut listed = BTreeSet::new();
         for hidden in [true, false] {
             let query = Query {
@@ -58,7 +58,7 @@ impl World {
         Ok(())
     }
 
-    /// Waits until the marks that were seen are freed.
+    /// Waits until all recorded marks are freed.
     pub(super) fn await_unmarked(&mut self) -> Result<(), String> {
         let began = Instant::now();
         loop {
@@ -73,7 +73,7 @@ impl World {
         }
     }
 
-    /// The views of all marks that are confirmed.
+    /// Checks the views of all confirmed marks.
     pub(super) fn check_marks(&mut self) -> Result<(), String> {
         for mut mark in std::mem::take(&mut self.marks) {
             let state = StateName(mark.id.to_string());

@@ -1,10 +1,11 @@
-//! The reference model: random operations on a real mount and on a tree in memory, and both
+//! The reference model: random operations on a real mount and on a tree in memory, which are
 //! compared.
 //!
-//! `CKPTFS_SEED=N` (or `random`) is the first seed, `CKPTFS_OPS` the operations of a run,
-//! `CKPTFS_SECONDS` how long runs are begun; `CKPTFS_REPLAY=FILE` runs one list. What fails is
-//! shrunk and printed as a list, and the next seed is run. A minute or more (or `CKPTFS_CUTS=1`)
-//! is the long form, on a disk whose power can be cut: else the operation `cut` does nothing.
+//! `CKPTFS_SEED=N` (or `random`) sets the first seed, `CKPTFS_OPS` the operations per run, and
+//! `CKPTFS_SECONDS` the time in which runs are started. `CKPTFS_REPLAY=FILE` runs one list. A
+//! failure is shrunk and printed as a list, and the next seed is run. From 60 seconds on (or with
+//! `CKPTFS_CUTS=1`) the long form runs, on a disk that supports power cuts; otherwise the operation
+//! `cut` does nothing.
 
 pub mod calls;
 mod cases;
@@ -30,12 +31,12 @@ pub mod world;
 use crate::common::{Fs, Io, Variant, skip};
 use run::Bench;
 
-/// Seconds for which runs are begun, where CKPTFS_SECONDS says nothing.
+/// Default of `CKPTFS_SECONDS`.
 const SECONDS: u64 = 25;
 const SECONDS_COPY: u64 = 8;
 const SECONDS_PLAIN: u64 = 2;
 
-/// Seconds from which on it is the long form.
+/// Threshold of the long form.
 const SECONDS_LONG: u64 = 60;
 
 fn is_long() -> bool {
@@ -83,7 +84,7 @@ fn tmpfs_daemon() {
     random_runs("tmpfs_daemon", Fs::Tmpfs, Io::Daemon, SECONDS_COPY);
 }
 
-/// The model itself: without ckptfs it agrees with a filesystem.
+/// The model agrees with a filesystem without ckptfs.
 #[test]
 fn the_model_is_right() {
     for fs in [Fs::Xfs, Fs::Btrfs] {

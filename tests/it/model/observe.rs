@@ -1,4 +1,4 @@
-//! What is really there: a tree read from a filesystem, and its comparison with the model.
+//! Reads a tree from a filesystem and compares it with the model.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsStr;
@@ -13,7 +13,7 @@ use rustix::fs::{Mode, OFlags};
 
 use super::tree::{Body, Id, Stamp, Tree};
 
-/// At most this many differences are told.
+/// Maximum number of differences reported.
 const TOLD_MAX: usize = 12;
 
 #[derive(Debug)]
@@ -28,10 +28,10 @@ pub struct Seen {
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
-/// A whole tree by path, the root as the empty path.
+/// A tree by path; the root is the empty path.
 pub type Sight = BTreeMap<Vec<u8>, Seen>;
 
-/// What each stamp turned out to be.
+/// The real time of each stamp, once known.
 #[derive(Clone, Default)]
 pub struct Times(HashMap<Stamp, (i64, i64)>);
 
@@ -44,13 +44,13 @@ impl Times {
         self.0.get(&stamp).copied()
     }
 
-    /// The time is what it was known to be; or it is known from now on.
+    /// Compares a time with the known one, or records it.
     fn agrees(&mut self, stamp: Stamp, time: (i64, i64)) -> bool {
         *self.0.entry(stamp).or_insert(time) == time
     }
 }
 
-/// The absolute path of a path of the tree.
+/// Returns the absolute path of a path of the tree.
 pub fn absolute(root: &Path, path: &[u8]) -> PathBuf {
     if path.is_empty() || path == b"." {
         root.to_owned()
@@ -59,7 +59,7 @@ pub fn absolute(root: &Path, path: &[u8]) -> PathBuf {
     }
 }
 
-/// Reads the whole tree, without our own names in the root.
+/// Reads a tree, except for `.ckptfs` and `.snapshots` in the root.
 pub fn observe(root: &Path) -> Result<Sight, String> {
     let mut sight = Sight::new();
     let mut open = vec![Vec::new()];
@@ -93,7 +93,7 @@ fn read(path: &Path) -> std::io::Result<Seen> {
     let meta = fs::symlink_metadata(path)?;
     let kind = meta.file_type();
     let body = if kind.is_dir() {
-        // The numbers are not the model's: a listing has none.
+        // A listing has no ids of the model.
         Body::Dir(
             fs::read_dir(path)?
                 .map(|entry| Ok((entry?.file_name().into_vec(), 0)))
@@ -154,7 +154,8 @@ fn xattrs(path: &Path) -> std::io::Result<BTreeMap<Vec<u8>, Vec<u8>>> {
     Ok(found)
 }
 
-/// Compares; `loose`: nodes whose time is not known exactly because somebody maps them.
+/// Compares a tree with the model. The times of `loose` nodes, which are mapped, are not compared
+/// exactly.
 pub fn compare(
     what: &str,
     tree: &Tree,
@@ -262,7 +263,7 @@ fn names(xattrs: &BTreeMap<Vec<u8>, Vec<u8>>) -> Vec<String> {
         .collect()
 }
 
-/// Size, and what is at the first difference.
+/// Describes the size and the byte at the first difference.
 fn content(is: &[u8], other: &[u8]) -> String {
     let first = is
         .iter()
@@ -272,7 +273,7 @@ fn content(is: &[u8], other: &[u8]) -> String {
     format!("{} bytes, at {first} {:?}", is.len(), is.get(first))
 }
 
-/// The names of one inode are names of one inode there too.
+/// Checks that the names of each inode are hard links, and no others.
 fn compare_groups(paths: &BTreeMap<Vec<u8>, Id>, sight: &Sight, told: &mut Vec<String>) {
     let (mut by_id, mut by_ino) = (HashMap::new(), HashMap::new());
     for (path, id) in paths {

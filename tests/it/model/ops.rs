@@ -1,13 +1,13 @@
-//! Operations, and the text that lists them: one a line, a verb, paths, numbers. A failing list is
-//! printed so, replayed so and kept so.
+//! Operations and their text: one per line, with verb, paths and numbers. Failing lists are
+//! printed, replayed and stored in this form.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// What an operation does.
+/// The type of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
-    /// Does nothing: says what the run is like (`setup.rs`).
+    /// No operation; sets the properties of the run (`setup.rs`).
     With,
     Create,
     Put,
@@ -48,7 +48,7 @@ pub enum Verb {
     /// `checkpoint --sync`.
     SyncedCheckpoint,
     NamedCheckpoint,
-    /// As mkdir(2) makes one for whom `snapdir.per-user` counts.
+    /// mkdir(2) by a caller subject to `snapdir.per-user`.
     LimitedCheckpoint,
     Restore,
     RestorePaths,
@@ -56,11 +56,11 @@ pub enum Verb {
     /// Frees a checkpoint in one of the ways of `frees.rs`.
     Free,
     Verify,
-    /// What a power cut would leave is looked at, where the disk can be copied.
+    /// Checks the state after a power cut, on a disk that can be copied.
     Cut,
     Remount,
-    /// Unmounts; path operations that follow are done to the ordinary directory, and whatever else
-    /// comes mounts it again.
+    /// Unmounts. Subsequent path operations apply to the ordinary directory; any other operation
+    /// mounts again.
     Leave,
     Kill,
     KillWorker,
@@ -136,7 +136,7 @@ const WORDS: &[(&str, Verb)] = &[
 ];
 
 impl Verb {
-    /// It names what it changes by path, and needs no mount.
+    /// Reports whether the operation names its targets by path and needs no mount.
     pub fn is_by_path(self) -> bool {
         WORDS.iter().position(|(_, verb)| *verb == self)
             < WORDS.iter().position(|(_, verb)| *verb == Open)
@@ -151,7 +151,7 @@ impl Verb {
     }
 }
 
-/// One operation. What the numbers mean is told where it is carried out (`world.rs`).
+/// One operation. The code that performs it (`world.rs`) defines its numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Op {
     pub verb: Verb,
@@ -168,12 +168,12 @@ impl Op {
         }
     }
 
-    /// A path; a list written by hand may lack it.
+    /// Returns a path, or `.` if a handwritten list lacks it.
     pub fn path(&self, index: usize) -> &str {
         self.paths.get(index).map_or(".", String::as_str)
     }
 
-    /// A number; a list written by hand may lack it.
+    /// Returns a number, or 0 if a handwritten list lacks it.
     pub fn number(&self, index: usize) -> u64 {
         self.numbers.get(index).copied().unwrap_or(0)
     }
@@ -217,7 +217,7 @@ impl FromStr for Op {
     }
 }
 
-/// Reads a list; `#` begins a remark.
+/// Parses a list; `#` starts a comment.
 pub fn parse(text: &str) -> Vec<Op> {
     let lines = text
         .lines()
@@ -228,12 +228,12 @@ pub fn parse(text: &str) -> Vec<Op> {
         .collect()
 }
 
-/// The list as text.
+/// Formats a list.
 pub fn text(ops: &[Op]) -> String {
     ops.iter().map(|op| format!("{op}\n")).collect()
 }
 
-/// The bytes of a path: of its names, `odd` and `long` stand for what cannot be written in a list.
+/// Decodes a path: `odd` and `long` stand for names that a list cannot contain.
 pub fn bytes(path: &str) -> Vec<u8> {
     let names: Vec<Vec<u8>> = path.split('/').map(name_bytes).collect();
     names.join(&b'/')

@@ -1,10 +1,10 @@
-//! Short plays: a few operations that belong together, with others drawn in between. Random
-//! operations alone meet rarely in this order.
+//! Plays: short sequences of related operations, interleaved with random ones. Random operations
+//! alone rarely occur in these orders.
 
 use super::generate::{Generator, Scene, Want};
 use super::ops::{Op, Verb};
 
-/// How a checkpoint is freed, and how often each way is taken.
+/// Ways to free a checkpoint, weighted by repetition.
 const WAYS: &[&str] = &[
     "now",
     "now",
@@ -18,13 +18,13 @@ const WAYS: &[&str] = &[
     "keep-last",
     "max-size",
 ];
-/// How a file is opened, as `open` counts.
+/// Modes of `Verb::Open`.
 const RDONLY: u64 = 0;
 const RDWR: u64 = 1;
 const WRONLY: u64 = 3;
 
 impl Generator {
-    /// Frees a checkpoint, mostly the newest.
+    /// Frees a checkpoint, usually the newest.
     pub(super) fn draw_free(&mut self) -> Op {
         let way = *self.random.pick(WAYS).expect("there are some");
         let back = if self.random.one_in(4) {
@@ -36,7 +36,7 @@ impl Generator {
         Op::new(Verb::Free, &[way], &[back, gc])
     }
 
-    /// Begins a play: its operations come next.
+    /// Starts a play by queueing its operations.
     pub(super) fn play(&mut self, scene: &Scene<'_>) {
         let slot = self.handle(true);
         let mut play = match self.random.below(10) {
@@ -51,7 +51,7 @@ impl Generator {
         self.pending.extend(play);
     }
 
-    /// Opens a file for writing and leaves it open.
+    /// Opens a file and leaves it open.
     fn hold(&mut self, scene: &Scene<'_>, slot: u64, mode: u64) -> Op {
         let path = self.existing(scene, Want::File);
         Op::new(Verb::Open, &[&path], &[slot, mode])
@@ -66,9 +66,9 @@ impl Generator {
         Op::new(verb, &[], &[])
     }
 
-    /// The newest checkpoint goes while a file is open and idle, and another is made.
+    /// Frees the newest checkpoint while a file is open and idle, and makes another one.
     fn play_free(&mut self, scene: &Scene<'_>, slot: u64) -> Vec<Op> {
-        // A file that can be mapped is known to be idle after a while.
+        // A file that may be mapped counts as idle only after a delay.
         let settles = self.random.one_in(8);
         let mode = if settles || self.random.one_in(3) {
             RDWR
@@ -94,7 +94,7 @@ impl Generator {
         play
     }
 
-    /// A mark is made and taken back, or stays until gc.
+    /// Makes a mark that is freed by the daemon, or stays until gc.
     fn play_mark(&mut self, scene: &Scene<'_>, slot: u64) -> Vec<Op> {
         let mut play = vec![
             Self::plain(Verb::Idle),
@@ -113,7 +113,7 @@ impl Generator {
         play
     }
 
-    /// The guard of a restore goes.
+    /// Frees the guard of a restore.
     fn play_guard(&mut self, scene: &Scene<'_>, slot: u64) -> Vec<Op> {
         let path = self.past(scene);
         vec![
@@ -126,7 +126,7 @@ impl Generator {
         ]
     }
 
-    /// A checkpoint that was deleted is freed for the next one.
+    /// Deletes a checkpoint that is then freed for the next one.
     fn play_limited(&mut self, scene: &Scene<'_>, slot: u64) -> Vec<Op> {
         vec![
             Self::plain(Verb::LimitedCheckpoint),
@@ -137,8 +137,7 @@ impl Generator {
         ]
     }
 
-    /// Files are changed after a checkpoint that is on the disk, the daemon changes, and the power
-    /// is cut.
+    /// Changes files after a synced checkpoint, replaces the daemon, and cuts the power.
     fn play_cut(&mut self, scene: &Scene<'_>, slot: u64) -> Vec<Op> {
         let mut play = vec![
             self.hold(scene, slot, WRONLY),
@@ -175,7 +174,7 @@ impl Generator {
         play
     }
 
-    /// Checkpoints with hashes go, the journal is packed, and the daemon changes.
+    /// Frees checkpoints with hashes, packs the journal, and replaces the daemon.
     fn play_verify(&mut self, scene: &Scene<'_>) -> Vec<Op> {
         let mut play = Vec::new();
         for _ in 0..2 + self.random.below(3) {

@@ -1,4 +1,4 @@
-//! Restores of a whole tree and of paths, and what they make of the model.
+//! Restores of a whole tree and of paths, and their effect on the model.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
@@ -12,7 +12,7 @@ use super::tree::{Body, Id, Node, Tree};
 use super::world::World;
 
 impl World {
-    /// Tells what a restore would change, and changes nothing.
+    /// Runs `restore --dry-run`, which must not change anything.
     pub(super) fn dry_restore(&mut self, op: &Op) -> Result<(), String> {
         let Some(index) = self.pick(op.number(0)) else {
             return Ok(());
@@ -81,7 +81,7 @@ impl World {
         self.become_tree(tree)
     }
 
-    /// The inode numbers of a tree that is the live one.
+    /// Returns the inode numbers of a tree that is the live one.
     fn inodes(&self, tree: &Tree) -> Result<HashMap<u64, Id>, String> {
         let mut inodes = HashMap::new();
         for (path, id) in tree.paths() {
@@ -93,8 +93,7 @@ impl World {
         Ok(inodes)
     }
 
-    /// The modification times of a tree, which is at `root`: a stamp that differs can be the same
-    /// time.
+    /// Returns the modification times of a tree at `root`: different stamps may be equal times.
     fn times(root: &Path, tree: &Tree) -> Result<HashMap<Id, (i64, i64)>, String> {
         let paths = tree.paths();
         let time = |(path, id): (Vec<u8>, Id)| {
@@ -106,9 +105,9 @@ impl World {
         paths.into_iter().map(time).collect()
     }
 
-    /// The tree that a restore left. An inode that was there before (`inodes`) has the id that it
-    /// had, another one a new id: it is not promised which files a restore makes again, and a
-    /// later restore treats these as other files.
+    /// Returns the tree left by a restore, with adjusted ids. An inode in `inodes`, which existed
+    /// before, keeps its id; others get new ones. Which files a restore creates again is not
+    /// specified, and a later restore treats them as other files.
     fn named_by_inode(&mut self, tree: Tree, inodes: &HashMap<u64, Id>) -> Result<Tree, String> {
         let ids: HashMap<Id, Id> = self
             .inodes(&tree)?
@@ -132,8 +131,8 @@ impl World {
         })
     }
 
-    /// The live tree was replaced. Whether what is open is still in it is asked of the filesystem;
-    /// what it reads is known either way.
+    /// Replaces the live tree. The filesystem shows whether open files are still in it; their
+    /// content is known in either case.
     pub(super) fn become_tree(&mut self, tree: Tree) -> Result<(), String> {
         let before = std::mem::replace(&mut self.model.tree, tree);
         let mut live = HashMap::new();
@@ -226,8 +225,8 @@ impl World {
         self.become_tree(tree)
     }
 
-    /// The live tree with some paths as they were. A directory on the way that is missing comes
-    /// back too, with nothing else in it.
+    /// Returns the live tree with some paths restored. A missing parent directory is created
+    /// without other entries.
     fn with_paths(
         &mut self,
         then: &Tree,
@@ -289,8 +288,7 @@ impl World {
         tree
     }
 
-    /// A name leads to something else or to nothing. Directories that came back keep the time that
-    /// they had.
+    /// Points a name to another node or removes it. Directories in `came_back` keep their times.
     pub(super) fn put(
         &mut self,
         tree: &mut Tree,
@@ -319,11 +317,12 @@ fn is_below(path: &[u8], above: &[u8]) -> bool {
     path == above || (path.starts_with(above) && path.get(above.len()) == Some(&b'/'))
 }
 
-/// What is no directory and stays: which inode of the live tree each wanted inode is.
+/// Maps each wanted inode that is not a directory to the live inode that the restore leaves in
+/// place.
 ///
-/// An inode stays itself if nothing of it changed and it has a name in the paths, or one elsewhere
-/// that it had then. The names elsewhere may be unknown to the daemon, which then says that they
-/// are `split`. One that was made again by an earlier restore stays if all its names lead to it.
+/// An inode stays if it is unchanged and has a name in the restored paths, or a name elsewhere that
+/// it had in the checkpoint. The daemon may have no record of names elsewhere, and then reports
+/// them as `split`. An inode created by an earlier restore stays if all its names lead to it.
 fn stays(
     then: &Tree,
     now: &Tree,
@@ -353,7 +352,7 @@ fn stays(
         .filter(|id| then.nodes.contains_key(id) && is_itself(**id))
         .map(|id| (*id, *id))
         .collect();
-    // The live inode that is at each of the wanted one's names, in directories that stayed.
+    // Returns the live inode at all names of the wanted one, in directories that stayed.
     let stands_in = |id: Id, names: &[&[u8]]| {
         let there: Option<BTreeSet<Id>> = names
             .iter()
@@ -382,7 +381,7 @@ fn stays(
     stays
 }
 
-/// Copies a node and all below it into another tree, under new numbers.
+/// Copies a subtree into another tree under new ids.
 fn copy_below(
     from: &Tree,
     id: Id,

@@ -1,5 +1,5 @@
-//! Runs: one list or one seed on a fresh directory, seeds until the time is up, and the shrinking
-//! of what failed.
+//! Runs one list or one seed in a fresh directory, runs seeds until the time is up, and shrinks
+//! failures.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -15,22 +15,21 @@ use super::setup::Setup;
 use super::world::World;
 use crate::common::{Image, Io, MountOpts, Variant};
 
-/// A mount of a run that lives longer than this is stuck.
+/// Limit for the life of a mount.
 const RUN_LIMIT: Duration = Duration::from_secs(180);
-/// How long a failure may be shrunk.
+/// Limit for the shrinking of a failure.
 const SHRINK: Duration = Duration::from_secs(60);
-/// After so many failures of one test no more seeds are run.
+/// Failures of one test after which no more seeds are run.
 const FAILURES_MAX: usize = 10;
-/// Lines of the daemon's log that are shown with a failure.
+/// Lines of the daemon's log printed with a failure.
 const LOG_LINES: usize = 12;
 
-/// What went wrong.
 pub struct Failure {
     pub ops: Vec<Op>,
     pub problem: String,
 }
 
-/// Where operations come from.
+/// Source of the operations.
 enum Source<'a> {
     List(&'a [Op]),
     Seed(u64, usize),
@@ -45,10 +44,10 @@ impl Source<'_> {
     }
 }
 
-/// Where the directories are.
+/// Location of the directories.
 enum Ground {
     Image(Image),
-    /// One that can be copied, for power cuts: slower.
+    /// Supports power cuts; slower.
     Disk(Arc<CutDisk>),
 }
 
@@ -85,7 +84,7 @@ impl Bench {
         }
     }
 
-    /// On a disk whose power can be cut.
+    /// A bench on a disk that supports power cuts.
     pub fn cutting(variant: Variant) -> Bench {
         Bench {
             ground: Ground::Disk(Arc::new(CutDisk::new(variant.fs))),
@@ -93,7 +92,7 @@ impl Bench {
         }
     }
 
-    /// Without a mount: the model against the filesystem itself.
+    /// A bench without a mount, which compares the model with the filesystem itself.
     pub fn plain(variant: Variant) -> Bench {
         Bench {
             opts: None,
@@ -124,7 +123,7 @@ impl Bench {
             }
             let result = drive(&mut world, source, &mut done);
             *self.counts.lock().expect("no panic with it") += std::mem::take(&mut world.counts);
-            // What is open would keep the mount busy.
+            // Open files would keep the mount busy.
             world.close_all();
             result
         }));
@@ -146,7 +145,7 @@ impl Bench {
         result
     }
 
-    /// Runs seeds one after the other until the time is up.
+    /// Runs successive seeds until the time is up.
     pub fn seeds(&self, name: &str, seconds_default: u64) {
         if let Ok(file) = std::env::var("CKPTFS_REPLAY") {
             let list = ops::parse(
@@ -199,12 +198,12 @@ impl Bench {
         );
     }
 
-    /// Shrinks what failed and panics with it.
+    /// Shrinks a failure and panics with it.
     fn fail(&self, name: &str, what: &str, failure: Failure) {
         panic!("{}", self.shrunk(name, what, failure));
     }
 
-    /// Shrinks what failed, and shows it.
+    /// Shrinks a failure and returns its text.
     fn shrunk(&self, name: &str, what: &str, failure: Failure) -> String {
         eprintln!(
             "{name}: {what} failed after {} operations: {}",
@@ -220,7 +219,7 @@ impl Bench {
         )
     }
 
-    /// Leaves out what is not needed to fail, larger parts first.
+    /// Removes operations that the failure does not need, larger parts first.
     fn shrink(&self, failure: Failure) -> Failure {
         let started = Instant::now();
         let limit = number("CKPTFS_SHRINK_SECONDS").map_or(SHRINK, Duration::from_secs);
@@ -252,7 +251,7 @@ impl Bench {
     }
 }
 
-/// Shrinking must not wander off to another problem.
+/// Compares the kinds of two failures: shrinking must not switch to another problem.
 fn same_kind(a: &Failure, b: &Failure) -> bool {
     let kind = |failure: &Failure| -> String {
         let said = failure
@@ -273,7 +272,7 @@ fn now() -> u64 {
         .map_or(0, |time| time.as_nanos() as u64)
 }
 
-/// Draws or takes operations and carries them out; `done` holds those that were.
+/// Draws or reads operations and performs them; `done` receives those performed.
 fn drive(world: &mut World, source: &Source<'_>, done: &mut Vec<Op>) -> Result<(), String> {
     let mut step = |world: &mut World, op: Op| {
         done.push(op.clone());
@@ -299,9 +298,11 @@ fn drive(world: &mut World, source: &Source<'_>, done: &mut Vec<Op>) -> Result<(
         .map_err(|problem| format!("at the end: {problem}"))?;
     let log = std::fs::read(world.root.join(".ckptfs/daemon.log")).unwrap_or_default();
     let log = String::from_utf8_lossy(&log);
-    // fuser warns that it cannot unmount what was unmounted; the holder, that somebody has killed
-    // its worker; and fuser, that nobody waits any more for what a thread of that worker had asked
-    // for; and the daemon, that a user has as many checkpoints as they may.
+    // Expected messages:
+    // - fuser: the unmount of a filesystem that is not mounted, and a reply to a request of a
+    //   killed worker;
+    // - the holder: a killed worker;
+    // - the daemon: the checkpoint quota of a user.
     let told = [
         "fuser::session",
         "the daemon died; another takes over",
@@ -318,7 +319,7 @@ fn drive(world: &mut World, source: &Source<'_>, done: &mut Vec<Op>) -> Result<(
     })
 }
 
-/// The end of the daemon's log.
+/// Returns the end of the daemon's log.
 fn log_of(dir: &Path) -> String {
     let log = std::fs::read(dir.join(".ckptfs/daemon.log")).unwrap_or_default();
     let log = String::from_utf8_lossy(&log);
@@ -330,7 +331,7 @@ fn log_of(dir: &Path) -> String {
     end.collect()
 }
 
-/// A list keeps its meaning when it is written and read.
+/// A list survives a round trip through its text.
 #[test]
 fn a_list_is_read_as_it_was_written() {
     let list = vec![

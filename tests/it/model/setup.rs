@@ -1,23 +1,23 @@
-//! What a run is like as a whole: a property of its seed, and the first line of its list.
+//! Properties of a whole run, derived from its seed or from the first line of its list.
 
 use super::ops::{Op, Verb};
 use crate::common::MountOpts;
 
-/// Marks of the tripwire come with the third removal in this time, and go when it is over.
+/// The third removal within this time confirms a burst; marks are freed after it.
 const TRIPWIRE: &str = "2/100ms";
 const TRIPWIRE_VARIABLE: &str = "CKPTFS_TRIPWIRE";
 
 /// The properties of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Setup {
-    /// The tripwire is on: there are checkpoints that no operation asks for.
+    /// The tripwire is on, so the daemon makes checkpoints.
     pub marks: bool,
-    /// Views are looked at after each operation.
+    /// Views are checked after each operation.
     pub watch: bool,
 }
 
 impl Setup {
-    /// As a seed has it: all of them among six that follow each other.
+    /// Derives the properties from a seed; six successive seeds cover all combinations.
     pub fn of_seed(seed: u64) -> Setup {
         Setup {
             marks: seed % 3 == 1,
@@ -25,7 +25,7 @@ impl Setup {
         }
     }
 
-    /// As a list has it.
+    /// Reads the properties from a list.
     pub fn of_list(list: &[Op]) -> Setup {
         let has = |word: &str| {
             list.iter()
@@ -38,7 +38,7 @@ impl Setup {
         }
     }
 
-    /// The line of a list; `None`: it needs none.
+    /// Returns the operation for a list, or `None` for the defaults.
     pub fn op(self) -> Option<Op> {
         let words = [(self.marks, "marks"), (self.watch, "watch")];
         let words: Vec<&str> = words
@@ -49,7 +49,7 @@ impl Setup {
         (!words.is_empty()).then(|| Op::new(Verb::With, &words, &[]))
     }
 
-    /// How to mount for it.
+    /// Returns the mount options for the run.
     pub fn opts(self, opts: &MountOpts) -> MountOpts {
         let mut opts = opts.clone();
         if self.marks {
@@ -59,7 +59,7 @@ impl Setup {
     }
 }
 
-/// The tripwire of such a mount is on; `CKPTFS_TEST_TRIPWIRE=2/100ms` turns it on in all.
+/// Reports whether the tripwire is on; `CKPTFS_TEST_TRIPWIRE=2/100ms` enables it in all mounts.
 pub fn has_tripwire(opts: &MountOpts) -> bool {
     let asked = opts
         .env

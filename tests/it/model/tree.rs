@@ -1,4 +1,4 @@
-//! The model: a tree of inodes in memory, with what POSIX says of each operation.
+//! The model: a tree of inodes in memory with POSIX semantics.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use rustix::io::Errno;
 pub type Id = u64;
 pub const ROOT: Id = 1;
 
-/// Stands for a modification time: equal stamps are equal times. What the time is may be learned
+/// An abstract modification time: equal stamps are equal times. The real time may become known
 /// later.
 pub type Stamp = u64;
 
@@ -42,7 +42,7 @@ pub struct Node {
     pub mtime: Stamp,
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     pub links: u32,
-    /// Of a directory: changes with every change of its entries.
+    /// Of a directory: changes with its entries.
     pub entries: Stamp,
 }
 
@@ -65,13 +65,12 @@ pub struct Tree {
     pub nodes: BTreeMap<Id, Node>,
 }
 
-/// Numbers that are used once.
+/// A source of unique numbers.
 #[derive(Debug)]
 pub struct Counter(u64);
 
 impl Counter {
-    /// Numbers that nobody else gets for a long time: for a branch of the tree that this one
-    /// counts for.
+    /// Returns a counter for a branch, in a range that this one does not reach for a long time.
     pub fn apart(&mut self) -> Counter {
         self.0 += 1 << 40;
         Counter(self.0 - (1 << 39))
@@ -87,7 +86,7 @@ impl Counter {
 pub struct Model {
     pub tree: Tree,
     pub counter: Counter,
-    /// Nodes without a name that something still holds.
+    /// Unlinked nodes that are still open.
     pub held: BTreeSet<Id>,
 }
 
@@ -104,13 +103,13 @@ impl Tree {
         match &self.node(dir).body {
             Body::Dir(names) if name.len() <= 255 => Ok(names.get(name).copied()),
             Body::Dir(_) => Err(Errno::NAMETOOLONG),
-            // No symbolic link of the tests leads anywhere.
+            // All symbolic links of the tests dangle.
             Body::Symlink(_) => Err(Errno::NOENT),
             _ => Err(Errno::NOTDIR),
         }
     }
 
-    /// The node at a path; a symbolic link at its end is not followed.
+    /// Returns the node at a path, without following a final symbolic link.
     pub fn lookup(&self, path: &[u8]) -> Answer<Id> {
         if path == b"." {
             return Ok(ROOT);
@@ -119,7 +118,7 @@ impl Tree {
             .try_fold(ROOT, |at, name| self.child(at, name)?.ok_or(Errno::NOENT))
     }
 
-    /// The directory of a path, its last name, and what that leads to.
+    /// Returns the directory of a path, the last component, and its node.
     pub fn resolve(&self, path: &[u8]) -> Answer<(Id, Vec<u8>, Option<Id>)> {
         let (dir, name) = self.parent(path)?;
         let child = self.child(dir, &name)?;
@@ -138,7 +137,7 @@ impl Tree {
         }
     }
 
-    /// Every path and its node, the root as the empty path.
+    /// Returns all paths with their nodes; the root is the empty path.
     pub fn paths(&self) -> BTreeMap<Vec<u8>, Id> {
         let mut found = BTreeMap::new();
         let mut open = vec![(Vec::new(), ROOT)];
@@ -158,7 +157,7 @@ impl Tree {
         found
     }
 
-    /// `ancestor` is `id` or above it.
+    /// Reports whether `ancestor` is `id` or an ancestor of it.
     pub fn is_within(&self, ancestor: Id, id: Id) -> bool {
         let mut open = vec![ancestor];
         while let Some(at) = open.pop() {
@@ -172,7 +171,7 @@ impl Tree {
         false
     }
 
-    /// Counts the names of everything anew.
+    /// Recomputes all link counts.
     pub fn count_links(&mut self) {
         let mut links: BTreeMap<Id, u32> = BTreeMap::new();
         self.paths()
@@ -183,7 +182,7 @@ impl Tree {
             .for_each(|(id, node)| node.links = links.get(id).copied().unwrap_or(0));
     }
 
-    /// Only what has a path: what a checkpoint keeps.
+    /// Returns the nodes with a path, as a checkpoint contains them.
     pub fn reachable(&self) -> Tree {
         let ids: BTreeSet<Id> = self.paths().into_values().collect();
         Tree {
@@ -227,7 +226,7 @@ impl Model {
             .expect("every id that is kept has a node")
     }
 
-    /// The modification time becomes another one.
+    /// Changes the modification time.
     pub fn touch(&mut self, id: Id) {
         let stamp = self.counter.next();
         self.node_mut(id).mtime = stamp;
@@ -243,7 +242,7 @@ impl Model {
         }
     }
 
-    /// A new inode with a name.
+    /// Creates an inode with a name.
     pub fn make(&mut self, path: &[u8], body: Body, mode: u32) -> Answer<Id> {
         let (dir, name, there) = self.tree.resolve(path)?;
         if there.is_some() {
@@ -314,7 +313,7 @@ impl Model {
         }
     }
 
-    /// Something that held a node lets go.
+    /// Drops the last reference to an unlinked node.
     pub fn let_go(&mut self, id: Id) {
         self.held.remove(&id);
         if self.tree.nodes.get(&id).is_some_and(|node| node.links == 0) {
@@ -357,7 +356,7 @@ impl Model {
                 self.check_replace(source, target)?;
             }
         }
-        // A directory's `..` changes with its parent, and on some filesystems its time with that.
+        // A directory's `..` changes with its parent, which on some filesystems changes its time.
         for moved in [Some(source), target.filter(|_| exchange)]
             .into_iter()
             .flatten()
@@ -392,14 +391,14 @@ impl Model {
         }
     }
 
-    /// A regular file that is opened for writing by its path.
+    /// Opens a regular file for writing by path.
     pub fn file(&self, path: &[u8], create: bool) -> Answer<Option<Id>> {
         let (dir, _, there) = self.tree.resolve(path)?;
         let Some(id) = there else {
             return if create { Ok(None) } else { Err(Errno::NOENT) };
         };
         let (dir, node) = (self.tree.node(dir), self.tree.node(id));
-        // may_create_in_sticky, fs/namei.c; of files and FIFOs only where a sysctl says so.
+        // may_create_in_sticky, fs/namei.c; for files and FIFOs only with a sysctl.
         if create
             && matches!(node.body, Body::Symlink(_) | Body::Socket)
             && dir.mode & 0o1002 == 0o1002
@@ -412,7 +411,7 @@ impl Model {
             Body::File(_) => Ok(Some(id)),
             Body::Dir(_) => Err(Errno::ISDIR),
             Body::Symlink(_) => Err(Errno::LOOP),
-            // Opened for writing without waiting, with nobody who reads.
+            // Opened with O_WRONLY | O_NONBLOCK, without a reader.
             Body::Fifo | Body::Socket => Err(Errno::NXIO),
         }
     }

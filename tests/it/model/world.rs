@@ -1,4 +1,4 @@
-//! Carries operations out, on a real directory and on the model, and compares what they answer.
+//! Performs operations on a real directory and on the model, and compares the results.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
@@ -23,21 +23,20 @@ use super::setup::has_tripwire;
 use super::tree::{Answer, Id, Model, Tree};
 use crate::common::{Io, Mount, MountOpts, OpenStore};
 
-/// Handles that can be open at once.
+/// Maximum number of open handles.
 pub const HANDLES: usize = 8;
-/// So many of them are opened and closed often; the others are held and written to rarely.
+/// Handles that are opened and closed often; the others stay open and are written rarely.
 pub const HANDLES_BUSY: usize = 5;
-/// Mappings that can be kept at once.
+/// Maximum number of mappings.
 pub const MAPS: usize = 3;
-/// Files of views that can be open at once.
+/// Maximum number of open files of views.
 pub const VIEWS: usize = 3;
 
-/// Of the checkpoints of a user whom limits apply to one stays, and of those that they deleted one;
-/// gc frees marks at once.
+/// A user subject to limits keeps one checkpoint and one deleted checkpoint; gc frees marks at
+/// once.
 const SETTINGS: &str =
     "[snapdir]\nper-user = 1\nper-minute = 100000\n\n[tripwire]\nkeep = \"1ms\"\n";
 
-/// An open file.
 pub struct Handle {
     pub id: Id,
     pub ino: u64,
@@ -51,45 +50,45 @@ pub struct Handle {
 pub struct Mapped {
     pub id: Id,
     pub mapping: Mapping,
-    /// The daemon may be the one who serves it, for its set-id bits, or because such a handle was
-    /// open already: then it dies with the daemon.
+    /// May be served by daemon I/O, because of set-id bits or because the file was open that way
+    /// already. Such a mapping does not survive the daemon.
     pub served: bool,
     pub ino: u64,
 }
 
-/// An open file of a view. Its content never changes.
+/// An open file of a view, with its immutable content.
 pub struct ViewFile {
     pub file: OwnedFd,
     pub content: Arc<Vec<u8>>,
 }
 
-/// A checkpoint and what the tree was then.
+/// A checkpoint and the expected tree.
 pub struct Snap {
     pub id: u64,
-    /// It is no guard, nor made by the daemon: it can be the latest.
+    /// Requested by a user: may be `latest`. Not a guard, nor made by the daemon.
     pub asked: bool,
-    /// The daemon made it around an absence.
+    /// Made by the daemon for an absence.
     pub auto: bool,
     pub tree: Tree,
     pub tag: Option<String>,
-    /// The inode numbers that its view had when it was first seen.
+    /// Inode numbers of its view, from the first observation on.
     pub inos: HashMap<Vec<u8>, u64>,
-    /// It survives a power cut.
+    /// Survives a power cut.
     pub synced: bool,
     pub made: Instant,
 }
 
-/// What operations need to know about the mount they run on.
+/// The mount under test.
 pub struct Mounted {
     pub client: Option<Client>,
     pub mount: Mount,
     pub passthrough: bool,
 }
 
-/// A directory, its model, and everything that is open. Without a mount it is an ordinary
-/// directory: so the model itself is tested.
+/// A directory, its model, and all open files. Without a mount it is an ordinary directory, which
+/// tests the model itself.
 pub struct World {
-    // What is open is dropped first: it keeps the mount busy.
+    // Dropped first: open files keep the mount busy.
     pub handles: [Option<Handle>; HANDLES],
     pub maps: [Option<Mapped>; MAPS],
     pub views: [Option<ViewFile>; VIEWS],
@@ -98,23 +97,23 @@ pub struct World {
     pub model: Model,
     pub times: Times,
     pub snaps: Vec<Snap>,
-    /// Marks of the tripwire, as far as it is known what they show.
+    /// Tripwire marks whose expected content is known.
     pub marks: Vec<Snap>,
-    /// The newest that was seen.
+    /// Newest mark seen.
     pub mark_newest: u64,
     pub tags: u64,
     pub view_inos: HashSet<u64>,
-    /// Nothing is mounted just now: the tree as it was left.
+    /// The tree at the unmount, while nothing is mounted.
     left: Option<Tree>,
-    /// Views are looked at after each operation.
+    /// Views are checked after each operation.
     pub watch: bool,
-    /// Which other file of each view is looked at next.
+    /// Rotates over the other files checked in each view.
     pub turn: usize,
     pub disk: Option<Arc<CutDisk>>,
     pub counts: Counts,
 }
 
-/// The bytes that a seed stands for.
+/// Returns the content generated from a seed.
 pub fn data(seed: u64, length: u64) -> Vec<u8> {
     (0..length)
         .map(|at| (seed.wrapping_mul(31).wrapping_add(at.wrapping_mul(7)) % 251) as u8 + 1)
@@ -161,7 +160,7 @@ impl World {
         }
     }
 
-    /// A branch of this tree as it is now, which somebody else serves at `root`.
+    /// Returns the model of a branch of this tree, served at `root` by another mount.
     pub fn branch(&mut self, root: &Path) -> World {
         let model = Model {
             tree: self.model.tree.reachable(),
@@ -171,7 +170,7 @@ impl World {
         World::plain(root, model, self.times.clone())
     }
 
-    /// Takes the mount away until something needs it.
+    /// Unmounts until an operation needs the mount.
     fn leave(&mut self) -> Result<(), String> {
         if self.mounted.is_some() && self.left.is_none() {
             self.close_all();
@@ -186,7 +185,7 @@ impl World {
         Ok(())
     }
 
-    /// Mounts it again, if it was left.
+    /// Mounts again after `leave`.
     pub fn come_back(&mut self) -> Result<(), String> {
         let (Some(left), Some(mounted)) = (self.left.take(), &mut self.mounted) else {
             return Ok(());
@@ -195,7 +194,7 @@ impl World {
         self.take_in_absence(left)
     }
 
-    /// Nodes whose times are not known: a store may come at any time.
+    /// Nodes with unknown times, because a mapping may be stored to at any time.
     pub fn loose(&self) -> BTreeSet<Id> {
         self.maps.iter().flatten().map(|mapped| mapped.id).collect()
     }
@@ -215,10 +214,10 @@ impl World {
         }
     }
 
-    /// What operations can be drawn from.
+    /// Returns the state from which operations are drawn.
     pub fn scene(&self) -> Scene<'_> {
-        // Set-id bits that a file gets while it is open go with a write in a passthrough mount
-        // (docs/semantics.md); tests/it/posix/setid.rs has the whole table.
+        // In a passthrough mount a write clears set-id bits that were set while the file is open
+        // (docs/semantics.md; tests/it/posix/setid.rs has the full table).
         let open =
             self.handles.iter().any(Option::is_some) || self.maps.iter().any(Option::is_some);
         let passthrough = self
@@ -235,15 +234,15 @@ impl World {
         }
     }
 
-    /// The tripwire is on: there are checkpoints that no operation has made. Those that operations
-    /// made are no other for it.
+    /// Reports whether the tripwire is on, which makes additional checkpoints. It does not affect
+    /// the others.
     pub fn has_marks(&self) -> bool {
         self.mounted
             .as_ref()
             .is_some_and(|mounted| has_tripwire(&mounted.mount.opts))
     }
 
-    /// Carries out one operation, and looks at what it should not have changed.
+    /// Performs one operation and checks that nothing else changed.
     pub fn run(&mut self, op: &Op) -> Result<(), String> {
         if !op.verb.is_by_path() {
             self.come_back()?;
@@ -310,7 +309,7 @@ impl World {
                 let second = paths.get(1).unwrap_or(&empty);
                 let expected = expected(&mut self.model, &mut self.times, op, first, second);
                 let act = || actual(&self.root, op, first, second);
-                // To the tripwire a thread is a process of its own.
+                // The tripwire counts removals per thread.
                 let actual = if op.verb == Verb::Unlink && self.has_marks() {
                     std::thread::scope(|scope| scope.spawn(act).join().expect("no panic"))
                 } else {
@@ -497,7 +496,7 @@ impl World {
         }
     }
 
-    /// Closes everything, as it must be before the mount goes.
+    /// Closes everything before an unmount.
     pub fn close_all(&mut self) {
         self.flush_maps();
         self.unmap_all();
@@ -532,12 +531,12 @@ impl World {
     }
 }
 
-/// Both answered the same.
+/// Compares the results of an operation.
 pub fn same(expected: Answer<()>, actual: Answer<()>) -> Result<(), String> {
     let shown = |answer: Answer<()>| {
         answer.map_or_else(|errno| errno.to_string(), |()| "success".to_owned())
     };
-    // For a directory that is not empty POSIX allows both; XFS takes the one, btrfs the other.
+    // For a directory that is not empty POSIX allows both errors.
     let full = expected == Err(Errno::NOTEMPTY) && actual == Err(Errno::EXIST);
     if expected == actual || full {
         Ok(())

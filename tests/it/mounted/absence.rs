@@ -1,5 +1,5 @@
-//! Changes made while nothing is mounted have no record; they are found by ctime and never shown as
-//! the past.
+//! Changes made while the tree is not mounted have no record; they are found by ctime and never
+//! shown as the past.
 
 use std::fs;
 use std::path::Path;
@@ -64,7 +64,7 @@ fn what_changed_while_unmounted_is_never_shown_as_the_past(v: Variant) {
     );
 }
 
-/// Of what nobody saw, names and attributes are known, and no content.
+/// Asserts that a view of changes without a record shows names and attributes, and no content.
 fn no_content_is_shown(view: &Path) {
     assert_eq!(
         errno(fs::read(view.join("f"))),
@@ -89,8 +89,8 @@ fn no_content_is_shown(view: &Path) {
     );
 }
 
-/// `status` failed with EIO as a whole: it asked for the extended attributes that such a directory
-/// had.
+/// Failed before: `status` as a whole failed with EIO, because it read the old extended attributes
+/// of such a directory.
 fn a_directory_changed_while_unmounted_and_after_hinders_no_status_and_no_restore(v: Variant) {
     let mut rig = v.start_with(crate::common::MountOpts::new(v.io), |dir| {
         fs::create_dir(dir.join("d")).unwrap();

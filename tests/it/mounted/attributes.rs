@@ -1,5 +1,5 @@
-//! Attributes of open files: what a write has made of them is known at once, whoever wrote, and
-//! what a store through a mapping has within a second.
+//! Attributes of open files reflect every write at once, and a store through a mapping within a
+//! second.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
@@ -20,13 +20,13 @@ for_each_variant! { reflink =>
     who_writes_past_the_mount_is_seen_at_once,
 }
 
-/// The latest that the time of a store is seen, and some for the kernel's ticks.
+/// The attribute timeout after a store, and a margin for clock ticks.
 const STORE_SEEN_MAX: Duration = Duration::from_millis(1050);
-/// For an eighth of this the kernel may believe what it is told afterwards: for longer than what is
-/// done then takes.
+/// The attribute timeout afterwards is an eighth of this, which is longer than the following steps
+/// take.
 const REST: Duration = Duration::from_millis(1600);
 
-/// A file that is open for reading and writing, and has been for so long that the kernel remembers
+/// Returns a file that has been open for reading and writing for long enough that the kernel caches
 /// its attributes.
 fn rested(path: &Path) -> File {
     fs::write(path, [b'a'; 100]).unwrap();
@@ -49,8 +49,7 @@ fn end(mut file: &File) -> u64 {
     file.seek(SeekFrom::End(0)).unwrap()
 }
 
-/// The mistake that it would be: PostgreSQL writes the next block where it is told that the file
-/// ends.
+/// PostgreSQL writes the next block at the reported end of the file.
 fn the_end_is_exact_after_a_write_by_anybody(v: Variant) {
     let rig = v.start();
     let path = rig.path().join("f");
@@ -97,7 +96,7 @@ fn the_end_is_exact_after_a_write_by_anybody(v: Variant) {
     }
 }
 
-/// An answer that was on its way when somebody wrote must not be believed.
+/// A GETATTR reply sent before a concurrent write must not be cached.
 fn the_end_is_exact_while_others_ask(v: Variant) {
     let rig = v.start();
     let path = rig.path().join("f");
@@ -226,11 +225,12 @@ fn after_a_restore_nothing_is_stale(v: Variant) {
     }
 }
 
-/// It moves the time of the file below, of which the kernel does not know that it is that of this
-/// file.
+/// A store changes the mtime of the backing file, which the kernel does not associate with the
+/// mounted file.
 fn the_time_of_a_store_is_seen_within_a_second(v: Variant) {
     if v.io == Io::Daemon {
-        // Stores are in the kernel's cache then, and move a time when they are written back.
+        // In a daemon mount, stores are in the kernel's page cache, and change the mtime at
+        // writeback.
         return;
     }
     let image = Image::of(v.fs);
@@ -272,7 +272,7 @@ fn the_time_of_a_store_is_seen_within_a_second(v: Variant) {
     }
 }
 
-/// The kernel hears of nothing then, so it may believe nothing.
+/// A write past the mount causes no invalidation, so the kernel may cache no attributes.
 fn who_writes_past_the_mount_is_seen_at_once(v: Variant) {
     if v.io == Io::Daemon {
         return;

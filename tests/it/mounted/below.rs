@@ -1,5 +1,5 @@
-//! Below the mount: what somebody had of the directory before it was mounted bypasses the mount,
-//! and must not do so in silence.
+//! Descriptors, mappings and working directories opened before the mount bypass it, and must be
+//! reported.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
@@ -18,8 +18,8 @@ for_each_variant! { xfs =>
     who_hides_below_the_mount_is_found,
 }
 
-/// `cd p; ckptfs mount .`: edits were unseen, `status` said that nothing had changed, and what was
-/// removed was gone.
+/// `cd p; ckptfs mount .`. Failed before: edits were not seen, `status` reported no changes, and
+/// deleted files were lost.
 fn a_working_directory_below_the_mount_is_told_by_every_verb(v: Variant) {
     let mut rig = v.start_with(MountOpts::new(v.io), |dir| {
         fs::create_dir(dir.join("sub")).unwrap();
@@ -53,7 +53,7 @@ cd .
     );
 }
 
-/// Somebody who was there before, until dropped.
+/// A process started before the mount, killed when dropped.
 struct Before(Child);
 
 impl Before {
@@ -79,7 +79,7 @@ impl Drop for Before {
     }
 }
 
-/// The processes that `status` names.
+/// Returns the processes that `status` names.
 fn below(rig: &Rig) -> Vec<u64> {
     let status = rig.mount.status_json();
     status["below"]
@@ -90,7 +90,7 @@ fn below(rig: &Rig) -> Vec<u64> {
         .collect()
 }
 
-/// A shell, a program with an open file, and a container that has the directory at another place.
+/// A shell, a program with an open file, and a container with a bind mount of the directory.
 fn who_has_something_below_the_mount_is_named(v: Variant) {
     let mut rig = v.start_with(MountOpts::new(v.io), |dir| {
         fs::create_dir_all(dir.join("sub/deep")).unwrap();
@@ -106,7 +106,7 @@ fn who_has_something_below_the_mount_is_named(v: Variant) {
     let dir = rig.path().to_owned();
     let shell = Before::start("sleep", &["600"], &dir.join("sub"));
     let reader = Before::start("sh", &["-c", "exec 7<read; exec sleep 600"], &dir);
-    // A namespace of its own has copies of the mounts of other tests, which would keep them.
+    // The new namespace has copies of other tests' mounts, which would prevent their unmount.
     let script = "umount -l -a -t fuse.ckptfs; mkdir -p $0/m; mount --bind $1/sub $0/m; cd /; exec 7<>$0/m/log; exec sleep 600";
     let place = crate::common::scratch();
     let container = Before::start(
@@ -145,11 +145,11 @@ fn who_has_something_below_the_mount_is_named(v: Variant) {
     what_is_written_below_is_kept(&rig, container.pid());
     let mut all = vec![shell.pid(), reader.pid(), container.pid()];
     all.sort_unstable();
-    // A process that another thread starts has copies of our descriptors until its exec.
+    // Until its exec, a child of another thread has copies of our descriptors.
     wait_until("those are named, and no others", || {
         same(below(&rig), all.clone())
     });
-    // `status` searches for a short time only.
+    // `status` limits its search time.
     wait_until("status says it", || {
         let text = rig.mount.run(&["status"]);
         let said = String::from_utf8_lossy(&text.stderr).into_owned();
@@ -159,7 +159,7 @@ fn who_has_something_below_the_mount_is_named(v: Variant) {
     wait_until("nobody is named", || same(below(&rig), Vec::<u64>::new()));
 }
 
-/// What it writes is seen by nobody, and is in each checkpoint.
+/// Asserts that each checkpoint contains a write that no request preceded.
 fn what_is_written_below_is_kept(rig: &Rig, writer: u64) {
     let log = File::options()
         .write(true)
@@ -173,8 +173,8 @@ fn what_is_written_below_is_kept(rig: &Rig, writer: u64) {
     }
 }
 
-/// Writes what it is told into a file, as somebody who does not want to be found: in a thread with
-/// open files of its own, or in one that goes on after the first thread has ended.
+/// Writes its input to a file in a way that hides it in `/proc/PID`: in a thread with a separate
+/// descriptor table, or in a thread that outlives the main thread.
 const HIDDEN: &str = r#"
 import ctypes, mmap, os, sys, threading
 libc = ctypes.CDLL(None, use_errno=True)
@@ -243,7 +243,7 @@ impl Drop for Hidden {
     }
 }
 
-/// `/proc/PID/fd` and `/proc/PID/maps` are those of the first thread.
+/// `/proc/PID/fd` and `/proc/PID/maps` show the main thread.
 fn who_hides_below_the_mount_is_found(v: Variant) {
     if run_limited(&mut tool("sh", &["-c", "command -v python3"]), 60)
         .status
@@ -274,7 +274,7 @@ fn who_hides_below_the_mount_is_found(v: Variant) {
     }
 }
 
-/// The parent of a mounted tree hid it, with its history.
+/// Failed before: a mount on the parent directory hid a mounted tree with its history.
 #[test]
 fn mounts_inside_are_refused_or_named() {
     let image = Image::of(Fs::Xfs);

@@ -1,5 +1,5 @@
-//! What was acknowledged survives the death of the daemon; the index is a cache; a dead mount is
-//! repaired by mounting again.
+//! Acknowledged operations survive a crash of the daemon; the index is a cache; a remount repairs a
+//! dead mount.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
@@ -26,7 +26,7 @@ for_each_variant! { xfs =>
 }
 for_each_variant! { xfs => checkpoints_and_dirty_state_survive_kill_9_at_any_moment }
 
-/// Runs a shell loop that changes things until the mount dies under it.
+/// Runs a shell loop of changes until the mount dies.
 fn busy_shell(root: &Path) -> Child {
     let script = "i=0; while :; do i=$((i+1)); echo $i >> log || exit 0; echo $i > t.$i; mv t.$i current; mkdir -p d/$((i%7)); \
                   cp log d/$((i%7))/copy; chmod 6$((i%8))4 current; rm -rf d/$(((i+3)%7)); ln -f current hard; done";
@@ -80,7 +80,7 @@ fn checkpoints_and_dirty_state_survive_kill_9_at_any_moment(v: Variant) {
     }
 }
 
-/// The dirty set names exactly the paths that a comparison of the two trees finds.
+/// Asserts that the dirty set names exactly the paths in which the two trees differ.
 fn assert_dirty_is_what_differs(rig: &Rig, id: u64) {
     let (then, now) = (tree(&rig.view(id)), tree(rig.path()));
     let differs = |path: &PathBuf| match (then.get(path), now.get(path)) {
@@ -115,7 +115,8 @@ fn assert_dirty_is_what_differs(rig: &Rig, id: u64) {
     );
 }
 
-/// Three checkpoints with renames, deletions and hard links between them, and what each must show.
+/// Makes three checkpoints with renames, deletions and hard links between them, and returns the
+/// expected tree of each.
 fn with_history(v: Variant) -> (Rig, Vec<(u64, Tree)>) {
     let rig = v.start_with(MountOpts::new(v.io), |dir| {
         sh(dir, "mkdir -p a/b c; for f in 1 2 3 4 5 6; do echo $f > a/$f; echo $f > a/b/$f; done; ln a/1 c/one; ln -s a link");
@@ -173,8 +174,7 @@ fn a_torn_end_of_the_journal_loses_what_is_in_it_and_no_more(v: Variant) {
     let root = rig.path().to_owned();
     let changed = dirty(&rig.mount);
     rig.mount.umount();
-    // A frame that was begun and not written to its end, as a power cut leaves it: a length, and
-    // zeros where the rest should be.
+    // An incomplete frame after a power cut: a length, and zeros in place of the rest.
     let segment = root.join(".ckptfs/journal/00000001");
     let bytes = fs::read(&segment).unwrap();
     let end = bytes.iter().rposition(|byte| *byte != 0).unwrap() + 1;
@@ -227,10 +227,10 @@ fn a_stack_of_dead_mounts_is_repaired_by_mounting(v: Variant) {
     );
 }
 
-/// Runs `action` while strace kills the daemon at its N-th call of one of `calls`; says whether it
-/// came to that.
+/// Runs `action` while strace kills the daemon at its N-th call of one of `calls`. Returns whether
+/// it was killed.
 fn killed_at(rig: &mut Rig, calls: &str, nth: u32, action: impl FnOnce(&Rig)) -> bool {
-    // Nobody is to take over.
+    // No successor may take over.
     rig.mount.kill_holder();
     let log = rig.image.path().join("strace.log");
     let strace = Strace::kills(rig.mount.pid(), calls, nth, &log);
@@ -238,7 +238,7 @@ fn killed_at(rig: &mut Rig, calls: &str, nth: u32, action: impl FnOnce(&Rig)) ->
     strace.has_killed(&rig.mount)
 }
 
-/// An operation, and the two trees that may be there after a kill in the middle of it.
+/// After a kill during an operation, a remount completes or undoes it.
 fn a_kill_in_the_middle_of_an_operation_is_finished_or_undone(v: Variant) {
     if !have_strace() {
         return;
@@ -323,7 +323,7 @@ fn a_kill_in_the_middle_of_a_restore_is_finished_at_the_next_mount(v: Variant) {
         rig.mount.remount();
         let guard = rig.mount.log_json()[0]["id"].as_u64().unwrap();
         if guard == id {
-            // Another thread of the daemon made the call, before the restore had begun.
+            // Another thread of the daemon made the call, before the restore began.
             assert_tree_is(&root, &then, &TreeOpts::default());
             rig.mount.restore(id);
             let guard = rig.mount.log_json()[0]["id"].as_u64().unwrap();

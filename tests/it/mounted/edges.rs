@@ -1,4 +1,4 @@
-//! What a mount leaves, waits for and says at its edges.
+//! Failed mounts, waiting mounts, file modes and messages.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -34,7 +34,7 @@ fn run(dir: &Path, arguments: &[&str]) -> (Output, String) {
     (output, said)
 }
 
-/// Every file below, with its mode.
+/// Collects every file below a directory, with its mode.
 fn files(dir: &Path, found: &mut Vec<(std::path::PathBuf, u32)>) {
     for entry in fs::read_dir(dir).unwrap().map(Result::unwrap) {
         let meta = entry.metadata().unwrap();
@@ -45,9 +45,9 @@ fn files(dir: &Path, found: &mut Vec<(std::path::PathBuf, u32)>) {
     }
 }
 
-/// sled made its files with what the umask leaves, and the daemon's leaves everything: in a store
-/// that is copied without its modes, or bound somewhere else, anybody could read and change the
-/// index. And `git add -A` in a served repository must not take the store.
+/// Failed before: sled created its files with the daemon's umask, which clears nothing. In a store
+/// copied without its modes, or bind-mounted elsewhere, any user could read and change the index.
+/// `git add -A` in a mounted repository must not add the store.
 #[test]
 fn the_store_is_its_owner_s_alone_and_git_s_never() {
     let variant = Variant {
@@ -68,12 +68,12 @@ fn the_store_is_its_owner_s_alone_and_git_s_never() {
     assert_eq!(fs::read(store.join(".gitignore")).unwrap(), b"*\n");
     let mut found = Vec::new();
     files(&store, &mut found);
-    // What was moved is the inode itself, with its own mode.
+    // A moved inode keeps its mode.
     found.retain(|(path, mode)| {
         mode & 0o077 != 0 && path.extension().is_none_or(|suffix| suffix != "m")
     });
     assert!(found.is_empty(), "{found:?}");
-    // One that an older program made gets it too; what somebody wrote into it stays.
+    // A store made by an older version gets the file; a modified one is preserved.
     fs::remove_file(store.join(".gitignore")).unwrap();
     fs::set_permissions(store.join("index/db"), fs::Permissions::from_mode(0o666)).unwrap();
     rig.mount.remount();
@@ -93,7 +93,7 @@ fn the_store_is_its_owner_s_alone_and_git_s_never() {
     assert_eq!(fs::read(store.join(".gitignore")).unwrap(), b"mine");
 }
 
-/// What could not be mounted is as it was: no store that nobody wanted. One that was there stays.
+/// A failed mount leaves no new store, and preserves an existing one.
 #[test]
 fn a_mount_that_fails_leaves_no_store() {
     if let Some(reason) = (Variant {
@@ -124,8 +124,8 @@ fn a_mount_that_fails_leaves_no_store() {
     assert_eq!(fs::read(mount.view(id).join("f")).unwrap(), b"kept");
 }
 
-/// A mount on ext4 has the daemon's I/O and copies: `doctor` said that the kernel could read and
-/// write by itself.
+/// A mount on ext4 has the daemon's I/O and copies. Failed before: `doctor` printed that the kernel
+/// could read and write by itself.
 #[test]
 fn doctor_says_what_a_mount_without_reflink_does() {
     if let Some(reason) = (Variant {
@@ -145,8 +145,8 @@ fn doctor_says_what_a_mount_without_reflink_does() {
     );
 }
 
-/// A daemon that was killed may hold the store's lock for longer than it takes to mount again:
-/// `mount` said "in-use".
+/// A killed daemon may hold the store's lock longer than a remount takes. Failed before: `mount`
+/// reported "in-use".
 #[test]
 fn a_mount_waits_for_a_daemon_that_dies() {
     let variant = Variant {
@@ -168,7 +168,7 @@ fn a_mount_waits_for_a_daemon_that_dies() {
     dies.join().unwrap();
 }
 
-/// Small things that were not said, or said wrongly.
+/// Messages that were missing or wrong before.
 #[test]
 fn what_is_done_and_who_may_is_said() {
     let variant = Variant {
@@ -213,8 +213,8 @@ fn what_is_done_and_who_may_is_said() {
     rig.mount.remount();
 }
 
-/// A checkpoint captures open files before it freezes, and one of very many extents takes its time:
-/// a change of the file failed with EBUSY after 0.7 s.
+/// A checkpoint captures open files before the freeze, and a file with very many extents takes
+/// long. Failed before: a change of the file failed with EBUSY after 0.7 s.
 fn a_change_beside_a_long_capture_waits_for_it(v: Variant) {
     const EXTENTS: u64 = 60_000;
     let rig = v.start();

@@ -1,5 +1,5 @@
-//! Attributes that filesystems have beside those of stat(2): no copy on write (btrfs), projects of
-//! quotas (XFS, ext4). What is captured, moved away and put back meets them.
+//! Attributes of a filesystem beyond stat(2): nodatacow (btrfs), quota projects (XFS, ext4). They
+//! affect captures, moves and restores.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -25,15 +25,15 @@ fn directories_of_several_projects_on_xfs() {
         .for_each(|io| directories_of_several_projects(Variant { fs, io }));
 }
 
-/// btrfs clones only between files that are alike in this: the first write after a checkpoint was
-/// EINVAL.
+/// btrfs clones only between files with equal nodatacow flags. Failed before: the first write after
+/// a checkpoint returned EINVAL.
 fn a_file_without_copy_on_write(v: Variant) {
     let mut rig = v.start_with(MountOpts::new(v.io), |dir| {
         fs::create_dir(dir.join("db")).unwrap();
         sh(dir, "chattr +C db; echo one > db/small; head -c 2M /dev/urandom > db/large; echo plain > plain");
     });
     let root = rig.path().to_owned();
-    // Of a mount the kernel does not pass that on.
+    // The kernel does not pass this ioctl to a mount.
     let flags = |path: &Path| {
         sh(
             path.parent().unwrap(),
@@ -74,11 +74,11 @@ fn a_file_without_copy_on_write(v: Variant) {
     assert!(!flags(&root.join("plain")).contains('C'));
 }
 
-/// Where a directory gives its project to what is in it, nothing of another project can be renamed
-/// into it: `rm`, `mv`, `restore` and `merge` were EXDEV.
+/// No file of another project can be renamed into a directory with project inheritance. Failed
+/// before: `rm`, `mv`, `restore` and `merge` returned EXDEV.
 fn directories_of_several_projects(v: Variant) {
     let fill = |dir: &Path| {
-        // The tree has a project, and what was there before it another or none.
+        // The tree has a project, and earlier files have another or none.
         sh(
             dir,
             "mkdir -p one/deep two; echo 1 > one/a; echo 1 > one/deep/b; echo 1 > two/c; echo 1 > of-none",
@@ -121,14 +121,14 @@ fn directories_of_several_projects(v: Variant) {
     rig.mount.ok(&["restore", "1", "one/a", "two"]);
     assert_eq!(fs::read_to_string(root.join("one/a")).unwrap(), "1\n");
     rig.mount.restore(1);
-    // A merge puts in place what a branch has made.
+    // A merge renames the branch's new files into place.
     let branch = rig.mount.json(&["branch", "create", "b"])["path"].clone();
     let branch = Path::new(branch.as_str().expect("a path")).to_owned();
     sh(&branch, "echo 3 > one/a; echo 3 > two/new; rm one/deep/b");
     rig.mount.ok(&["merge", "b"]);
     assert_eq!(fs::read_to_string(root.join("one/a")).unwrap(), "3\n");
     assert_eq!(fs::read_to_string(root.join("two/new")).unwrap(), "3\n");
-    // To a program the answer is that of the filesystem.
+    // A program receives the filesystem's own error.
     let refused = Command::new("python3")
         .args(["-c", "import os, sys; os.rename('of-none', 'two/of-none')"])
         .current_dir(&root)

@@ -1,4 +1,4 @@
-//! Handles of files, as name_to_handle_at(2), NFS and fanotify(7) have them.
+//! File handles of name_to_handle_at(2), NFS and fanotify(7).
 
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
@@ -14,7 +14,7 @@ for_each_variant! { xfs =>
 /// `AT_HANDLE_FID` of name_to_handle_at(2): the handle is only compared, never opened.
 const ONLY_COMPARED: i32 = 0x200;
 
-/// A handle's type and bytes.
+/// Returns a handle's type and bytes.
 fn handle_of(path: &Path, flags: i32) -> Result<(i32, Vec<u8>), i32> {
     #[repr(C)]
     struct Handle {
@@ -31,7 +31,7 @@ fn handle_of(path: &Path, flags: i32) -> Result<(i32, Vec<u8>), i32> {
         },
         0_i32,
     );
-    // SAFETY: the path is terminated, and there is room for as many bytes as the handle says.
+    // SAFETY: the path is NUL-terminated, and the buffer has the size that the handle declares.
     let result = unsafe {
         libc::syscall(
             libc::SYS_name_to_handle_at,
@@ -50,17 +50,17 @@ fn handle_of(path: &Path, flags: i32) -> Result<(i32, Vec<u8>), i32> {
     }
 }
 
-/// Handles were given and were ESTALE once the kernel had dropped the inode: an NFS server would
-/// have lost files under memory pressure.
+/// Failed before: handles were returned and became ESTALE once the kernel had evicted the inode; an
+/// NFS server would have lost files under memory pressure.
 fn a_handle_that_could_not_be_opened_later_is_not_given(v: Variant) {
     let rig = v.start();
     let file = rig.path().join("file");
     put(&file, "old");
     assert_eq!(handle_of(&file, 0), Err(libc::EOPNOTSUPP));
     assert_eq!(handle_of(rig.path(), 0), Err(libc::EOPNOTSUPP));
-    // Who only watches can tell files apart all the same.
+    // A handle for comparison is still available to watchers.
     let (kind, bytes) = handle_of(&file, ONLY_COMPARED).expect("a handle to compare with");
-    // SAFETY: it takes integers.
+    // SAFETY: the arguments are integers.
     let watch = unsafe {
         libc::fanotify_init(
             libc::FAN_CLASS_NOTIF | libc::FAN_REPORT_FID | libc::FAN_NONBLOCK,
@@ -69,7 +69,7 @@ fn a_handle_that_could_not_be_opened_later_is_not_given(v: Variant) {
     };
     assert!(watch >= 0, "{}", std::io::Error::last_os_error());
     let name = CString::new(file.as_os_str().as_bytes()).expect("no NUL");
-    // SAFETY: the path is terminated.
+    // SAFETY: the path is NUL-terminated.
     let marked = unsafe {
         libc::fanotify_mark(
             watch,
@@ -82,13 +82,13 @@ fn a_handle_that_could_not_be_opened_later_is_not_given(v: Variant) {
     assert_eq!(marked, 0, "{}", std::io::Error::last_os_error());
     put(&file, "new");
     let mut event = vec![0_u8; 4096];
-    // SAFETY: there is room for as many bytes.
+    // SAFETY: the buffer has the given length.
     let length = unsafe { libc::read(watch, event.as_mut_ptr().cast(), event.len()) };
     event.truncate(usize::try_from(length).expect("an event"));
-    // SAFETY: it is ours.
+    // SAFETY: the descriptor is ours.
     unsafe { libc::close(watch) };
-    // After the event's own 24 bytes: 4 of the record's head, 8 of the filesystem's id, 4 and 4 of
-    // the handle's head, the handle.
+    // The event's 24 bytes are followed by 4 bytes of the record header, the 8-byte filesystem ID,
+    // the handle header of 4 and 4 bytes, and the handle.
     let number = |at: usize| i32::from_ne_bytes(event[at..at + 4].try_into().expect("four bytes"));
     assert_eq!(
         (number(36), number(40), &event[44..44 + bytes.len()]),

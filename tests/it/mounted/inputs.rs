@@ -1,4 +1,4 @@
-//! Bad input: one clear line, a hint, an exit code, and nothing harmed.
+//! Invalid input causes a one-line error, a hint and an exit code, and no damage.
 
 use std::fs::{self, OpenOptions, Permissions};
 use std::io::Write;
@@ -16,7 +16,7 @@ use crate::common::{
 for_each_variant! { xfs => unknown_ids_and_paths_are_named }
 for_each_variant! { xfs => on_a_full_filesystem_the_past_is_kept_and_the_live_file_untouched, a_restore_that_finds_no_room_loses_nothing }
 
-/// It failed with one line that says what, one with what to do, and nothing on stdout.
+/// Asserts a failure with one error line, a hint, and an empty stdout.
 #[track_caller]
 fn refused(output: &Output, code: i32, what: &str, hint: &str) {
     let (out, err) = (
@@ -94,7 +94,7 @@ fn a_directory_is_mounted_once() {
     });
 }
 
-/// It was reported as in use, after 20 s.
+/// Failed before: the store was reported as in use, after 20 s.
 #[test]
 fn a_store_with_a_file_in_place_of_a_directory_is_damaged() {
     on_xfs(|image| {
@@ -198,8 +198,8 @@ fn passthrough_without_reflink_is_refused() {
 fn without_dev_fuse_it_says_so() {
     on_xfs(|image| {
         let dir = image.dir("d");
-        // A mount namespace of its own, with an empty /dev but for null, and without the mounts of
-        // tests beside: they could not be unmounted while it lives.
+        // A mount namespace with an empty /dev except null, and without copies of other tests'
+        // mounts, which would prevent their unmount.
         let script = "awk '$3 == \"fuse.ckptfs\" { print $2 }' /proc/self/mounts | xargs -r -n 1 umount -l; mount -t tmpfs none /dev && mknod -m 666 /dev/null c 1 3 && exec \"$0\" mount \"$1\"";
         let mut command = tool(
             "unshare",
@@ -209,8 +209,8 @@ fn without_dev_fuse_it_says_so() {
     });
 }
 
-/// A daemon below a daemon: a restore of the outer tree would put back the store of the inner one
-/// while that is served.
+/// With nested daemons, a restore of the outer tree would restore the store of the inner one while
+/// it is mounted.
 #[test]
 fn a_directory_in_a_mount_is_refused_by_whatever_name() {
     on_xfs(|image| {
@@ -248,8 +248,8 @@ fn a_directory_in_a_mount_is_refused_by_whatever_name() {
     });
 }
 
-/// Numbers of files are those of several filesystems there: it was mounted, and each file made in
-/// it was EXDEV.
+/// Inode numbers come from several filesystems there. Failed before: it was mounted, and the
+/// creation of a file returned EXDEV.
 #[test]
 fn an_overlay_of_several_filesystems_is_refused() {
     on_xfs(|image| {
@@ -270,7 +270,8 @@ fn an_overlay_of_several_filesystems_is_refused() {
             60,
         );
         let output = Mount::try_start(&merged.join("d"), &opts());
-        // The daemon that said so may not have ended yet, and its directory is in there.
+        // The daemon that rejected it may not have exited yet, and its working directory is in
+        // there.
         for dir in [merged, above] {
             wait_until("it is unmounted", || {
                 run_limited(&mut tool("umount", &[dir]), 60)
@@ -282,13 +283,13 @@ fn an_overlay_of_several_filesystems_is_refused() {
     });
 }
 
-/// The daemon lives in the namespace, and so the namespace in the daemon: nobody could unmount it,
-/// and nothing else on the filesystem either.
+/// The daemon is in the namespace, and keeps it alive. Failed before: neither the mount nor
+/// anything else on the filesystem could be unmounted.
 #[test]
 fn a_mount_in_a_namespace_that_was_left_is_ended_from_outside() {
     on_xfs(|image| {
         let dir = image.dir("d");
-        // Without the mounts of tests beside, as above.
+        // Without copies of other tests' mounts, as above.
         let others =
             "awk '$3 == \"fuse.ckptfs\" { print $2 }' /proc/self/mounts | xargs -r -n 1 umount -l";
         let script = format!("{others}; \"$0\" mount --io daemon \"$1\" && echo new > \"$1/f\"");
@@ -400,7 +401,7 @@ fn fill(dir: &Path) {
         let block = noise(size, 3);
         while file.write(&block).is_ok_and(|written| written == size) {}
     }
-    // What is still in memory may find no room either.
+    // Dirty pages may not find space at writeback.
     let _ = file.sync_all();
     let mut number = 0;
     while fs::write(dir.join(format!("filler-{number}")), noise(3000, 4)).is_ok() && number < 20_000
@@ -415,7 +416,7 @@ fn on_a_full_filesystem_the_past_is_kept_and_the_live_file_untouched(v: Variant)
     for number in 0..40 {
         put(dir.join(format!("f{number:02}")), noise(20_000, number));
     }
-    // The log of the daemon is on the full filesystem too.
+    // The log of the daemon is also on the full filesystem.
     let env = vec![("CKPTFS_LOG".to_owned(), "debug".to_owned())];
     let mut mount = Mount::start(
         &dir,

@@ -1,5 +1,5 @@
-//! Limits of the kernel's FUSE client that are documented: what it does today. A kernel that does as
-//! on a plain filesystem fails these tests, and then the documentation is to be changed.
+//! Documented limits of the kernel's FUSE client: the current behavior. A kernel that behaves as on
+//! a plain filesystem fails these tests, and then the documentation must be updated.
 
 use std::fs::{self, OpenOptions};
 use std::io::{IoSlice, Seek, SeekFrom, Write};
@@ -15,7 +15,7 @@ for_each_variant! { xfs =>
     a_file_that_was_opened_to_append_goes_on_to,
 }
 
-/// The kernel keeps the page, and does not zero what is beyond the end in it.
+/// The kernel keeps the page, and does not zero its bytes beyond the end of the file.
 fn stores_beyond_the_end_are_seen_when_the_file_grows(v: Variant) {
     let rig = v.start();
     let path = rig.path().join("f");
@@ -38,7 +38,7 @@ fn stores_beyond_the_end_are_seen_when_the_file_grows(v: Variant) {
 /// RWF_NOAPPEND of linux/fs.h (Linux 6.9).
 const NOAPPEND: ReadWriteFlags = ReadWriteFlags::from_bits_retain(0x20);
 
-/// In a passthrough mount the kernel writes with the flags that the file was opened with.
+/// In a passthrough mount the kernel writes with the open flags of the file.
 fn a_file_that_was_opened_to_append_goes_on_to(v: Variant) {
     let rig = v.start();
     let (one, other) = (rig.path().join("one"), rig.path().join("other"));

@@ -1,5 +1,5 @@
-//! `umount -l` while a program is in the mount: `mount` said that `status` and `umount` help, and
-//! these that nothing is mounted.
+//! `umount -l` while a program uses the mount. Failed before: `mount` recommended `status` and
+//! `umount`, which reported that nothing was mounted.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -53,7 +53,7 @@ fn a_daemon_that_still_serves_is_named_and_can_be_ended() {
     assert!(success, "{text}");
     mount.remount();
     assert_eq!(fs::read_to_string(mount.view(1).join("f")).unwrap(), "1");
-    // Also one that is there and in use.
+    // The same with a visible mount that is in use.
     let _file = fs::File::open(dir.join("f")).unwrap();
     assert!(!said(&mount, &["umount", dir_text]).0);
     let _ = program.kill();

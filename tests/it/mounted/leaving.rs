@@ -1,4 +1,5 @@
-//! A mount, or a branch, right after it was unmounted: the daemon still puts its store in order.
+//! A remount of a tree or a branch directly after an unmount, while the daemon is still closing its
+//! store.
 
 use std::fs;
 use std::path::Path;
@@ -17,11 +18,11 @@ for_each_variant! { reflink =>
 }
 for_each_variant! { xfs => who_uses_a_branch_for_a_moment_is_waited_for }
 
-/// Each sync of the daemon takes so long, microseconds.
+/// The delay of each sync of the daemon, in microseconds.
 const SLOW: &str = "delay_enter=700000";
 const SYNCS: &str = "fsync,fdatasync,syncfs";
 
-/// umount(8), while the daemon takes its time to end.
+/// Runs umount(8) with a daemon that ends slowly.
 fn unmounted(rig: &Rig, at: &Path) -> Option<Strace> {
     let log = scratch();
     let strace = Strace::start(rig.mount.pid(), SYNCS, SLOW, &log.path().join("log"))?;
@@ -55,7 +56,7 @@ fn a_branch_right_after_an_unmount_is_mounted(v: Variant) {
     assert_eq!(fs::read(branch.join("f")).unwrap(), b"1");
     let (done, said) = verb(&rig, &["branch", "mount", "one"]);
     assert!(!done && said.contains("already mounted"), "{said}");
-    // A branch that a process still uses is refused, with the process.
+    // A branch that a process still uses is rejected, and the error names the process.
     let mut user = Command::new("sleep")
         .arg("600")
         .current_dir(&branch)
@@ -73,8 +74,8 @@ fn a_branch_right_after_an_unmount_is_mounted(v: Variant) {
     assert!(done, "{said}");
 }
 
-/// `umount` of a parent failed in a full test run because its branch was in use: a child between fork(2)
-/// and exec(2) had copies of open files.
+/// Failed before: `umount` of a parent failed in a full test run because its branch was in use, by
+/// copies of open files in a child between fork(2) and exec(2).
 fn who_uses_a_branch_for_a_moment_is_waited_for(v: Variant) {
     let mut rig = v.start();
     let branch = create(&rig, "one");
@@ -91,7 +92,7 @@ fn who_uses_a_branch_for_a_moment_is_waited_for(v: Variant) {
         let mut umount = tool(env!("CARGO_BIN_EXE_ckptfs"), &["umount"]);
         umount.arg(unmounted).stderr(Stdio::piped());
         let umount = thread::spawn(move || run_limited(&mut umount, VERB_SECONDS));
-        // Longer than the daemon repeats umount(2) without a look at the users.
+        // Longer than the daemon retries umount(2) before it searches for users.
         thread::sleep(Duration::from_millis(900));
         user.kill().unwrap();
         user.wait().unwrap();

@@ -1,5 +1,5 @@
-//! The promises of `docs/semantics.md` and of the commands, on real mounts of real filesystems, in
-//! both I/O paths.
+//! The guarantees of `docs/semantics.md` and of the commands, on real mounts of real filesystems,
+//! with both I/O paths.
 
 mod absence;
 mod attributes;

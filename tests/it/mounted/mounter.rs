@@ -1,5 +1,5 @@
-//! Limits, priority and signals of the process that mounts are not those of everybody in the mount:
-//! the daemon died of them (SIGXFSZ, SIGXCPU), and the mount was dead.
+//! The daemon does not inherit limits, priority and signals of the mounting process. Failed before:
+//! SIGXFSZ or SIGXCPU killed the daemon, and the mount was dead.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -13,7 +13,7 @@ for_each_variant! { all =>
     a_limit_that_cannot_be_lifted_is_reported,
 }
 
-/// What a shell may have set before it mounts something.
+/// Settings that a shell may have before a mount.
 const LIMITED: &str = "trap '' CHLD; echo 700 > /proc/self/oom_score_adj; ulimit -S -f 4096; ulimit -S -t 60; ulimit -S -v 4000000; ulimit -S -d 4000000; umask 777; cd /proc; exec nice -n 15";
 
 fn mount_from(limits: &str, root: &Path, v: Variant) -> Output {
@@ -51,7 +51,7 @@ fn the_daemon_has_no_limits_of_the_process_that_mounts(v: Variant) {
             assert!(line.contains("unlimited            unlimited"), "{line}");
         }
         assert_eq!(of("oom_score_adj").trim(), "0");
-        // After the name: state, and sixteen more fields.
+        // After the name: the state, and sixteen more fields.
         let stat = of("stat");
         let nice = stat.rsplit(')').next().unwrap().split_whitespace().nth(16);
         assert_eq!(nice, Some("0"), "{stat}");
@@ -80,7 +80,7 @@ fn a_limit_that_cannot_be_lifted_is_reported(v: Variant) {
     });
     rig.mount.umount();
     let root = rig.path().to_owned();
-    // Root with CAP_SYS_RESOURCE lifts it; then it is as if there were none.
+    // Root with CAP_SYS_RESOURCE can raise it, and then it has no effect.
     let lift = ["-c", "ulimit -f 8192; ulimit -f unlimited"];
     let lifts = Command::new("bash").args(lift).output().unwrap();
     let lifts = lifts.status.success();
@@ -110,12 +110,12 @@ fn a_limit_that_cannot_be_lifted_is_reported(v: Variant) {
     let file = fs::File::create(root.join("large")).unwrap();
     let written = file.write_all_at(b"x", 300 << 20);
     drop(file);
-    // In a passthrough mount the writer's own limit counts.
+    // In a passthrough mount the writer's own limit applies.
     if v.io == Io::Daemon && !lifts {
         let large = 27;
         assert_eq!(written.unwrap_err().raw_os_error(), Some(large));
     }
-    // The daemon lives.
+    // The daemon is alive.
     fs::write(root.join("f"), "2").unwrap();
     rig.mount.restore(1);
     rig.mount.umount();

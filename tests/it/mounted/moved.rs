@@ -1,5 +1,5 @@
-//! The directory that has the tree is renamed while the tree is mounted: `umount` and `branch create`
-//! went by the path of the start.
+//! The parent directory is renamed while the tree is mounted. Failed before: `umount` and `branch
+//! create` used the path at startup.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::common::{
 
 for_each_variant! { reflink => the_directory_above_is_renamed }
 
-/// Renames back at the end: the harness unmounts at the old path.
+/// Renames it back when dropped, because the harness unmounts at the old path.
 struct Renamed(PathBuf, PathBuf);
 
 impl Renamed {
@@ -36,7 +36,7 @@ fn json(dir: &Path, arguments: &[&str]) -> Value {
     serde_json::from_str(&said).unwrap_or_else(|_| panic!("{arguments:?}: {said}"))
 }
 
-/// The branches by name, where they are, and whether they are mounted there.
+/// Returns the branches by name, with their path and whether they are mounted there.
 fn branches(dir: &Path) -> Vec<(String, PathBuf, bool)> {
     let list = json(dir, &["branch", "list"]);
     let one = |branch: &Value| {
@@ -84,12 +84,12 @@ fn the_directory_above_is_renamed(v: Variant) {
     works();
     assert_eq!(branches(&dir), there(&["one", "two"]));
     inside(&dir, &["branch", "create", "three", "--no-git"]);
-    // To the trash and back: its directory is found there.
+    // A dropped branch is restored at its new path.
     inside(&dir, &["branch", "drop", "two"]);
     assert!(!beside("two").exists(), "its directory stays");
     inside(&dir, &["branch", "restore", "two"]);
     assert_eq!(branches(&dir), there(&["one", "three", "two"]));
-    // Another worker goes on with all of it.
+    // A successor serves all of it.
     let before = json(&dir, &["status"])["daemon"]["pid"].clone();
     std::thread::sleep(std::time::Duration::from_millis(300));
     crate::common::process::kill(u32::try_from(before.as_u64().unwrap()).unwrap());
@@ -99,11 +99,11 @@ fn the_directory_above_is_renamed(v: Variant) {
     works();
     assert_eq!(branches(&dir), there(&["one", "three", "two"]));
     assert_eq!(fs::read(beside("one").join("own")).unwrap(), b"1");
-    // One is unmounted and comes back where it is.
+    // A branch is unmounted and mounted again at its new path.
     ckptfs(&["umount".as_ref(), &beside("one")]);
     inside(&dir, &["branch", "mount", "one"]);
     inside(&dir, &["branch", "drop", "three"]);
-    // The old path is free for another tree.
+    // Another tree can be mounted at the old path.
     fs::create_dir_all(old.join("p")).unwrap();
     ckptfs(&["mount".as_ref(), &old.join("p")]);
     ckptfs(&["umount".as_ref(), &old.join("p")]);

@@ -1,4 +1,4 @@
-//! The names by which others look for checkpoints: their times (`--snapdir-names=gmt`), and ZFS's
+//! Alternative names of checkpoints: their times (`--snapdir-names=gmt`), and ZFS's
 //! `.zfs/snapshot`.
 
 use std::fs;
@@ -28,7 +28,7 @@ fn dir(rig: &Rig) -> std::path::PathBuf {
     rig.path().join(".snapshots")
 }
 
-/// The name of a checkpoint by its time, of what `log` says of that.
+/// Returns the time name of a checkpoint, from `log`.
 fn time(rig: &Rig, id: u64) -> String {
     let log = rig.mount.log_json();
     let all = log.as_array().expect("a list");
@@ -47,12 +47,13 @@ fn times(rig: &Rig) -> Vec<String> {
     all
 }
 
-/// Waits until no checkpoint can be made any more in the second in which one was.
+/// Waits until the next checkpoint has a later second than the last.
 fn next_second() {
     std::thread::sleep(Duration::from_millis(1010));
 }
 
-/// Makes checkpoints until two, and no others, are of one second; the older and the newer.
+/// Makes checkpoints until a pair has the same second without a third; returns the older and the
+/// newer.
 fn two_in_a_second(rig: &Rig) -> (u64, u64) {
     wait_until("two in a second", || {
         next_second();
@@ -83,14 +84,14 @@ fn each_checkpoint_has_its_time_for_a_name(v: Variant) {
         assert_eq!(errno(fs::write(a.join("f"), "x")), libc::EROFS);
     };
     look(&rig);
-    // A file of the past that is open, and a directory that somebody is in, outlive the daemon.
+    // Open files and directories of a view survive the daemon.
     let held = fs::File::open(dir(&rig).join(&a)).unwrap();
     rig.mount.replace_worker();
     look(&rig);
     let inside = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&held));
     assert_eq!(get(Path::new(&inside).join("f")), "0");
     drop(held);
-    // A branch of it is mounted alike.
+    // A branch has the same mount options.
     rig.mount.ok(&["branch", "create", "b", "--at", "1"]);
     let branch = rig.mount.path().with_file_name("project@b");
     fs::create_dir(branch.join(".snapshots/made")).unwrap();
@@ -103,7 +104,8 @@ fn each_checkpoint_has_its_time_for_a_name(v: Variant) {
     rig.mount.umount();
     rig.mount.remount();
     look(&rig);
-    // The file of the store says it as well as the command line; without either there are none.
+    // The option is valid in the store's configuration and on the command line; without it there
+    // are no time names.
     rig.mount.umount();
     let project = rig.image.path().join("project");
     let plain = crate::common::Mount::start(&project, &MountOpts::new(v.io));
@@ -164,12 +166,12 @@ fn a_time_is_nobody_s_to_give(v: Variant) {
         libc::EROFS
     );
     assert_eq!(names(dir(&rig)), ["1", name.as_str(), "latest"]);
-    // What only looks like one is a tag as any other.
+    // An invalid time is an ordinary tag.
     for odd in ["@GMT-2001.2.3-4.5.6", "@GMT-2001.02.30-04.05.06", "@GMT-x"] {
         fs::create_dir(dir(&rig).join(odd)).unwrap();
         fs::remove_dir(dir(&rig).join(odd)).unwrap();
     }
-    // A tag that somebody has made before goes before.
+    // An existing tag takes precedence.
     rig.mount
         .ok(&["tag", &id.to_string(), "@GMT-2001.02.03-04.05.06"]);
     assert_eq!(fs::read_link(&other).unwrap(), Path::new("1"));
@@ -183,7 +185,7 @@ fn a_time_is_nobody_s_to_give(v: Variant) {
     );
 }
 
-/// More than one part of a listing: of checkpoints that have the times of what was imported.
+/// Imported checkpoints have their original times, and their listing does not fit into one reply.
 fn many_times_are_listed_once_each(v: Variant) {
     const DAYS: i64 = 600;
     let image = crate::common::Image::of(v.fs);
@@ -207,8 +209,8 @@ fn many_times_are_listed_once_each(v: Variant) {
         .map(|day| day.strftime("@GMT-%Y.%m.%d-00.00.00").to_string())
         .collect();
     assert_eq!(times(&rig), wanted);
-    // Tags of the same form are listed in their place, and it is no end where nothing else is left
-    // of a part.
+    // Tags of the same form replace the times in the listing, and a reply without other entries
+    // does not end it.
     let tags: Vec<&str> = wanted.iter().map(String::as_str).collect();
     for (id, tags) in (1..).zip(tags.chunks(50)) {
         rig.mount.ok(&[&["tag", &id.to_string()], tags].concat());
@@ -239,7 +241,7 @@ fn the_zfs_name_is_the_snapshot_directory(v: Variant) {
     };
     assert_eq!(number(&there), number(&here), "the same directory");
     assert_eq!(number(&there.join("1/f")), number(&here.join("1/f")));
-    // As with ZFS, mkdir(2) makes one, and rmdir(2) deletes it.
+    // As with ZFS, mkdir(2) makes a checkpoint, and rmdir(2) deletes it.
     fs::create_dir(there.join("made")).unwrap();
     assert_eq!(get(here.join("made/f")), "2");
     fs::remove_dir(there.join("made")).unwrap();
@@ -263,7 +265,7 @@ fn the_zfs_name_is_the_snapshot_directory(v: Variant) {
     );
     fs::create_dir(sub.join(".zfs")).unwrap();
     assert_eq!(errno(fs::rename(sub.join(".zfs"), &zfs)), libc::EPERM);
-    // The next daemon knows the number that somebody holds.
+    // The successor accepts the inode number of an open directory.
     let held = fs::File::open(&zfs).unwrap();
     let mut rig = rig;
     rig.mount.replace_worker();

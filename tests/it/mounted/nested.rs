@@ -1,5 +1,6 @@
-//! Mounts and subvolumes inside the tree are not history: they are shown and can be worked in, and
-//! nothing that changes the tree detaches, moves or removes one. A restore used to detach them.
+//! Mounts and subvolumes inside the tree are not part of its history: they are visible and usable,
+//! and no change of the tree detaches, moves or removes one. Failed before: a restore detached
+//! them.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -17,7 +18,7 @@ for_each_variant! { all =>
     what_was_mounted_before_is_there_and_comes_back,
 }
 
-/// A filesystem in memory with one file, until it is dropped.
+/// A tmpfs with one file, unmounted when dropped.
 struct Mounted(PathBuf);
 
 impl Mounted {
@@ -27,7 +28,7 @@ impl Mounted {
         Mounted(path)
     }
 
-    /// A file over a file.
+    /// Bind-mounts a file over a file.
     fn over(file: PathBuf, from: &Path) -> Mounted {
         rustix::mount::mount_bind(from, &file).expect("a bind mount");
         Mounted(file)
@@ -55,7 +56,8 @@ fn a_restore_leaves_what_is_mounted_in_the_tree(v: Variant) {
     let outside = rig.image.path().join("outside");
     fs::write(&outside, "bound").unwrap();
     assert_eq!(rig.mount.checkpoint(), 1);
-    // New, below something new, below something renamed, over a changed file, and as it was.
+    // Mounts on a new directory, below a new one, below a renamed one, over a changed file, and on
+    // an unchanged directory.
     fs::create_dir_all(root.join("new/deep/cache")).unwrap();
     fs::create_dir(root.join("cache")).unwrap();
     fs::write(root.join("conf"), "2").unwrap();
@@ -82,7 +84,7 @@ fn a_restore_leaves_what_is_mounted_in_the_tree(v: Variant) {
     stay("undo");
     rig.mount.ok(&["restore", "1", "cache", "new", "f"]);
     stay("restore PATHS");
-    // What would have to be moved is refused by name.
+    // A restore that would move a mount fails with an error that names it.
     let refused = rig.mount.run(&["restore", "1", "a"]);
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(
@@ -157,7 +159,7 @@ fn what_was_mounted_before_is_there_and_comes_back(v: Variant) {
         fs::write(dir.join("new"), "new").unwrap();
         fs::rename(dir.join("new"), dir.join("renamed")).unwrap();
         assert_eq!(fs::remove_dir(&dir).unwrap_err().raw_os_error(), Some(16));
-        // A view has no such name, and lists what it has.
+        // A view does not have the name, and lists its own entries.
         let seen = rig.view(1).join(dir.strip_prefix(&root).unwrap());
         assert!(fs::symlink_metadata(seen).is_err());
     }
@@ -176,7 +178,7 @@ fn what_was_mounted_before_is_there_and_comes_back(v: Variant) {
     assert_eq!(fs::metadata(root.join("sub/vol")).unwrap().dev(), number);
     rig.mount.remount();
     assert!(before[0].is_there());
-    // In use, it stays, and so does the mount.
+    // A mount in use remains, and so does the tree's mount.
     let open = fs::File::open(root.join("sub/vol/data")).unwrap();
     let busy = rig.mount.run(&["umount", "."]);
     let said = String::from_utf8_lossy(&busy.stderr).into_owned();
@@ -186,8 +188,7 @@ fn what_was_mounted_before_is_there_and_comes_back(v: Variant) {
     rig.mount.umount();
 }
 
-/// In a user namespace of their own anybody may mount anything over the tree: what they cover there
-/// is restored all the same.
+/// Any user may mount over the tree in a user namespace; a restore changes the covered files.
 #[test]
 fn a_mount_in_another_user_s_namespace_is_in_nobody_s_way() {
     let v = Variant {

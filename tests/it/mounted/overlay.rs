@@ -1,5 +1,5 @@
-//! A mount as the upper layer of an overlay, as dockerd has its data root, and what an overlay
-//! needs: whiteouts.
+//! A mount as the upper layer of an overlay, as for the data root of dockerd, and the whiteouts
+//! that an overlay requires.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -25,8 +25,8 @@ fn is_whiteout(path: &Path) -> bool {
         .is_ok_and(|node| node.file_type().is_char_device() && node.rdev() == 0)
 }
 
-/// Killed between the exchange of the names and the move of what was replaced: the next mount
-/// finished the rename and left no whiteout, so what is below was seen again.
+/// Failed before: after a kill between the exchange of the names and the move of the replaced file,
+/// the next mount completed the rename without a whiteout, so the lower file was visible again.
 fn a_rename_that_is_killed_leaves_its_whiteout(v: Variant) {
     let mut rig = v.start();
     let rename = |rig: &Rig| {
@@ -45,7 +45,7 @@ fn a_rename_that_is_killed_leaves_its_whiteout(v: Variant) {
     rename(&rig).expect("a rename with a whiteout");
     let (calls, _) = rig.fault(None);
     let [mut before, mut after] = [0; 2];
-    // What goes on behind the mount takes numbers too, so the last may have to be asked for again.
+    // Background threads also make counted calls, so the last ones may need repetition.
     for nth in (1..=calls).chain((calls..=calls + 2).cycle().take(30)) {
         if nth >= calls && before > 0 && after > 0 {
             break;
@@ -103,7 +103,7 @@ fn a_rename_leaves_a_whiteout(v: Variant) {
         ["gone", "over", "new"].map(|name| get(at(name))),
         ["a", "b", "c"]
     );
-    // One is anybody's to make, and belongs to whoever made the rename.
+    // Any user may make a whiteout, and owns it.
     sh(
         root,
         "chmod 777 .; setpriv --reuid 65534 --regid 65534 --clear-groups sh -c 'mknod theirs c 0 0; test -c theirs'",
@@ -132,8 +132,8 @@ fn a_rename_leaves_a_whiteout(v: Variant) {
     assert!(is_whiteout(&at("a")) && get(at("gone")) == "a");
 }
 
-/// XFS says EEXIST, the others ENOTEMPTY; both are right, and programs have been seen to know only
-/// the one of their filesystem.
+/// XFS returns EEXIST, the others ENOTEMPTY. Both are valid, but some programs handle only the
+/// errno of their filesystem.
 fn a_rename_over_a_directory_fails_as_it_does_below(v: Variant) {
     let rig = v.start();
     let beside = rig.image.dir("beside");
@@ -154,8 +154,8 @@ fn a_rename_over_a_directory_fails_as_it_does_below(v: Variant) {
     assert_eq!(refused(rig.path()), below, "with a past too");
 }
 
-/// The kernel refused it ("upper fs missing required features"): dockerd could not have its data in
-/// a mount.
+/// Failed before: the kernel rejected it ("upper fs missing required features"), so dockerd could
+/// not store its data in a mount.
 fn the_upper_layer_of_an_overlay(v: Variant) {
     let rig = v.start();
     let (root, lower, merged) = (rig.path(), scratch(), scratch());
@@ -200,7 +200,7 @@ fn the_upper_layer_of_an_overlay(v: Variant) {
     let seen = tree_of(merged);
     let second = rig.mount.checkpoint();
     umount();
-    // What was there with the upper layer of then.
+    // A restore of the upper layer restores the merged tree.
     rig.mount.restore(id);
     assert!(
         fs::read_dir(root.join("upper"))

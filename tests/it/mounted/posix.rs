@@ -1,5 +1,5 @@
-//! The live tree behaves as the directory itself would: every operation is done on the mount, and
-//! the directory below has the result.
+//! The live tree behaves like the directory itself: every operation on the mount has its result in
+//! the backing directory.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -35,8 +35,8 @@ pub(super) fn nofollow(path: &Path) -> fs::Metadata {
     fs::symlink_metadata(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// A mount with a checkpoint before, so that everything has a past that is kept; at the end the
-/// past must be unharmed.
+/// Runs a test on a mount with a checkpoint, so that every change captures; asserts that the view
+/// is unchanged at the end.
 pub(super) fn with_past(v: Variant, fill: impl FnOnce(&Path), test: impl FnOnce(&Path)) {
     let rig: Rig = v.start_with(MountOpts::new(v.io), fill);
     let was = tree(rig.path());
@@ -111,7 +111,6 @@ fn content_holes_and_ranges(v: Variant) {
     });
 }
 
-/// A hole takes no blocks.
 fn a_hole_takes_nothing(root: &Path) {
     let mut sparse = File::create(root.join("sparse")).unwrap();
     sparse.seek(SeekFrom::Start(100 << 20)).unwrap();
@@ -185,7 +184,7 @@ fn unlinked_files_live_until_they_are_closed(v: Variant) {
     });
 }
 
-/// Runs a script as a user without any privilege.
+/// Runs a script as an unprivileged user.
 fn as_user(dir: &Path, uid: u32, script: &str) -> String {
     let id = uid.to_string();
     let mut command = tool(

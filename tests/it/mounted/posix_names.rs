@@ -1,4 +1,4 @@
-//! What POSIX and Linux say of names: links, renames, special files, and listings.
+//! POSIX and Linux semantics of names: links, renames, special files, and listings.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -76,7 +76,7 @@ fn names_links_and_renames(v: Variant) {
     });
 }
 
-/// Names of one file, and of a link; the link counts of directories.
+/// Checks hard links of files and symbolic links, and the link counts of directories.
 fn links_are_counted(root: &Path) {
     let at = |name: &str| root.join(name);
     fs::hard_link(at("link"), at("link2")).unwrap();
@@ -95,7 +95,7 @@ fn links_are_counted(root: &Path) {
     assert_eq!(nofollow(&at("g")).nlink(), 1);
 }
 
-/// What renameat2(2) is asked besides.
+/// Checks the flags of renameat2(2).
 fn exchanged_or_not_replaced(root: &Path) {
     let at = |name: &str| root.join(name);
     assert_eq!(
@@ -160,7 +160,7 @@ fn special_files_and_odd_names(v: Variant) {
     });
 }
 
-/// Pipes, sockets and devices are made, and work as far as they may.
+/// Checks that pipes, sockets and devices can be made and used.
 fn special_files(root: &Path) {
     mknodat(
         CWD,
@@ -202,7 +202,7 @@ fn special_files(root: &Path) {
     );
 }
 
-/// A path short enough for a socket's address.
+/// Returns a path short enough for a socket address.
 fn via(dir: &File, name: &str) -> std::path::PathBuf {
     format!(
         "/proc/self/fd/{}/{name}",
@@ -211,7 +211,7 @@ fn via(dir: &File, name: &str) -> std::path::PathBuf {
     .into()
 }
 
-/// The next names of an open directory: one small buffer of them, with nothing read ahead.
+/// Returns the next names of an open directory: one small buffer without readahead.
 fn some_names(dir: &File) -> Vec<String> {
     let mut buffer = Vec::with_capacity(2048);
     let mut reader = rustix::fs::RawDir::new(dir, buffer.spare_capacity_mut());
@@ -231,8 +231,8 @@ fn some_names(dir: &File) -> Vec<String> {
     names
 }
 
-/// readdir(3): a name that is there all the time is listed once, whatever comes and goes meanwhile;
-/// no handle tells the daemon who lists.
+/// A name that exists throughout is listed once, regardless of concurrent changes (readdir(3)). The
+/// daemon has no directory handle to identify the listing.
 fn a_listing_under_way_has_every_name_that_stays_once(v: Variant) {
     let stays: Vec<String> = (0..2_000)
         .map(|number| format!("stays-{number:04}"))
@@ -348,8 +348,8 @@ fn rename_with(from: &Path, to: &Path, flags: RenameFlags) -> Result<(), i32> {
     renameat_with(CWD, from, CWD, to, flags).map_err(rustix::io::Errno::raw_os_error)
 }
 
-/// A listing right after a file has lost one of its names had another number for the others, and
-/// the kernel kept it (fuse-overlayfs issue 391 is of the same kind).
+/// Failed before: a listing directly after an unlink of one of a file's names had another inode
+/// number for the others, and the kernel cached it (compare fuse-overlayfs issue 391).
 fn a_listing_has_the_numbers_that_stat_has(v: Variant) {
     let fill = |dir: &Path| {
         sh(
@@ -379,7 +379,8 @@ fn a_listing_has_the_numbers_that_stat_has(v: Variant) {
         fs::remove_file(dir.join("q")).unwrap();
         same(&dir);
         same(&dir);
-        // The look-ups that the kernel refused are given back: the last name and the file go.
+        // The lookups of entries that the kernel rejected are forgotten: the last name and the file
+        // are removed.
         for name in ["d/a", "e"] {
             fs::remove_file(root.join(name)).unwrap();
         }

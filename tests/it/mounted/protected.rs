@@ -20,7 +20,7 @@ fn fill(dir: &Path) {
     );
 }
 
-/// Each of the commands fails with EPERM.
+/// Asserts that each of the commands fails with EPERM.
 fn refused(dir: &Path, commands: &[&str]) {
     for command in commands {
         let script = format!("LC_ALL=C {command} 2>&1 && echo done || true");
@@ -40,7 +40,7 @@ fn appends(file: &Path, text: &str) {
     file.write_all(text.as_bytes()).unwrap();
 }
 
-/// `>>` was EPERM, and so was the open of a log by its daemon.
+/// Failed before: `>>`, and the open of a log by its daemon, returned EPERM.
 fn what_is_append_only_takes_appends(v: Variant) {
     let mut rig = v.start_with(MountOpts::new(v.io), fill);
     let root = rig.path().to_owned();
@@ -78,7 +78,7 @@ fn what_is_append_only_takes_appends(v: Variant) {
             "mv fixed moved",
         ],
     );
-    // Opened to append, it takes nothing else all the same.
+    // A file opened for appending accepts only appends.
     let held = OpenOptions::new()
         .read(true)
         .append(true)
@@ -89,7 +89,7 @@ fn what_is_append_only_takes_appends(v: Variant) {
     let mapping = Mapping::writable(&held, 6);
     mapping.write(0, b"Y");
     drop((mapping, held, reader));
-    // Nor does a handle that another daemon takes over.
+    // A handle after a takeover likewise.
     let mut held = OpenOptions::new().append(true).open(&app).unwrap();
     rig.mount.replace_worker();
     held.write_all(b"d\n").unwrap();
@@ -103,7 +103,7 @@ fn what_is_append_only_takes_appends(v: Variant) {
     is_left_without_captures(&mut rig);
 }
 
-/// What was captured of an append-only file is none, and can be freed.
+/// Asserts that no layer has a capture of an append-only file, and that all captures can be freed.
 fn is_left_without_captures(rig: &mut Rig) {
     let root = rig.path().to_owned();
     let app = root.join("app");
@@ -120,7 +120,7 @@ fn is_left_without_captures(rig: &mut Rig) {
     rig.mount.remount();
 }
 
-/// A plan is refused, names all that is in its way, and changes nothing.
+/// Asserts that a plan is rejected with all the paths that prevent it, and changes nothing.
 fn is_refused(rig: &Rig, arguments: &[&str], paths: &[&str]) {
     let (before, made) = (tree(rig.path()), rig.mount.log_json());
     let output = rig.mount.run(arguments);
@@ -139,12 +139,12 @@ fn is_refused(rig: &Rig, arguments: &[&str], paths: &[&str]) {
     assert_eq!(rig.mount.log_json(), made, "{arguments:?}");
 }
 
-/// A restore failed half-way, and named nothing.
+/// Failed before: a restore failed midway, without a path in the error.
 fn a_plan_that_would_change_them_names_them(v: Variant) {
     let mut rig = v.start_with(MountOpts::new(v.io), fill);
     let root = rig.path().to_owned();
     assert_eq!(rig.mount.checkpoint(), 1);
-    // What is as it was is no change, whatever else comes back.
+    // Equal files are not changes, whatever else is restored.
     sh(
         &root,
         "echo n2 > plain; touch app; echo new > new; echo x > fixed/one; echo 1 > fixed/one",
@@ -164,7 +164,7 @@ fn a_plan_that_would_change_them_names_them(v: Variant) {
         is_refused(&rig, arguments, &all);
     }
     is_refused(&rig, &["restore", "1", "logs/two"], &["logs"]);
-    // A directory that would go, with what is in it.
+    // A directory that the restore would remove, with its content.
     sh(
         &root,
         "mkdir later; mv moved/app moved/a 2>/dev/null || true",
@@ -187,7 +187,7 @@ fn a_plan_that_would_change_them_names_them(v: Variant) {
     merges_and_undo(&mut rig);
 }
 
-/// Merges of branches and undo are plans too. A branch has files of its own, without the flag.
+/// Merges and undo are also plans. A branch has its own files, without the flag.
 fn merges_and_undo(rig: &mut Rig) {
     let root = rig.path().to_owned();
     sh(&root, "echo z >> app");
@@ -204,7 +204,7 @@ fn merges_and_undo(rig: &mut Rig) {
     sh(&branch, "echo a > app; echo n > plain");
     rig.mount.ok(&["merge", "b"]);
     assert_eq!(fs::read_to_string(root.join("new")).unwrap(), "b\n");
-    // In a branch nothing is in the way of what comes from its parent.
+    // In a branch nothing prevents an update from its parent.
     sh(&root, "echo p >> app");
     rig.mount.ok(&["branch", "update", "b"]);
     assert_eq!(fs::read_to_string(branch.join("app")).unwrap(), "a\np\n");

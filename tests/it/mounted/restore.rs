@@ -1,5 +1,5 @@
-//! A restore makes the tree what it was, in place, can be undone, and leaves no stale answer in any
-//! cache.
+//! A restore changes the tree in place to its old state, can be undone, and leaves no stale entry
+//! in any cache.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -32,7 +32,7 @@ for_each_variant! { xfs =>
     what_is_done_meanwhile_is_before_a_restore_or_after_it,
 }
 
-/// Everything counts, the times of directories too.
+/// Compares everything, including the mtimes of directories.
 fn same(root: &Path, expected: &Tree) {
     assert_tree_is(root, expected, &TreeOpts::default());
 }
@@ -308,8 +308,8 @@ fn no_cache_is_stale_after_a_restore(v: Variant) {
             "rm -r gone; rm d/f1; echo changed > d/f2; echo new > d/new; mv d/f3 keep/; chmod 600 d/f4; ln -sfn keep link; setfattr -n user.a -v 1 d/f5",
         );
         put(root.join("big"), noise(200_000, 2));
-        // Everything is looked at, so that every cache of the kernel holds it: names, missing
-        // names, attributes, listings, pages, links.
+        // Reads everything, so that each kernel cache has it: names, negative entries, attributes,
+        // listings, pages, links.
         let held = File::open(root.join("d/f2")).unwrap();
         let changed = tree(root);
         assert_eq!(errno(fs::metadata(root.join("gone/g"))), libc::ENOENT);
@@ -416,8 +416,8 @@ fn nothing_is_dirty_after_a_restore_of_a_checkpoint_just_made(v: Variant) {
     );
 }
 
-/// A restore had the kernel forget the listing of `.snapshots` while it held what a mkdir(2) there
-/// waits for, with that directory locked.
+/// Failed before: a restore invalidated the listing of `.snapshots` while it held a lock for which
+/// a mkdir(2) there waits with that directory locked.
 fn restores_and_checkpoints_made_with_mkdir_do_not_wait_for_each_other(v: Variant) {
     let (rig, id) = small(v);
     let (root, done) = (rig.path().to_owned(), AtomicBool::new(false));
@@ -438,8 +438,8 @@ fn restores_and_checkpoints_made_with_mkdir_do_not_wait_for_each_other(v: Varian
     });
 }
 
-/// More files than go behind one record, with long names and attributes, among links, other kinds
-/// and names that changed places.
+/// More files than one record covers, with long names and attributes, together with links, other
+/// file types and exchanged names.
 fn many_files_come_back_behind_few_records(v: Variant) {
     let mut rig = v.start_with(MountOpts::new(v.io), |root| {
         for index in 0..400 {
@@ -471,8 +471,8 @@ fn many_files_come_back_behind_few_records(v: Variant) {
     );
 }
 
-/// What comes back is found out while others work on. Of names that were made one after the other
-/// the guard has the first, and the tree the rest.
+/// The plan is made while others change the tree. Of files created in sequence, the guard has a
+/// prefix, and the tree the rest.
 fn what_is_done_meanwhile_is_before_a_restore_or_after_it(v: Variant) {
     let (rig, id) = small(v);
     let (root, done) = (rig.path().to_owned(), AtomicBool::new(false));
@@ -495,7 +495,8 @@ fn what_is_done_meanwhile_is_before_a_restore_or_after_it(v: Variant) {
             (0..)
                 .take_while(|_| !done.load(Ordering::Relaxed))
                 .map(|made| put(root.join(format!("made-{made}")), "made"))
-                // A few for each step of a restore; without a pause there were thousands to restore.
+                // A few for each step of a restore; without a pause it would have to restore
+                // thousands.
                 .map(|()| std::thread::sleep(Duration::from_millis(1)))
                 .count()
         });
@@ -523,8 +524,9 @@ fn what_is_done_meanwhile_is_before_a_restore_or_after_it(v: Variant) {
     assert_eq!(left.last().map_or(next, |last| last + 1), count);
 }
 
-/// The restore put a link in a directory that nobody had looked up since the mount, and recorded no
-/// place of it: no difference and no restore came by what was done there until the next checkpoint.
+/// Failed before: the restore put a link in a directory without a lookup since the mount, and made
+/// no `Home` record for it. Until the next checkpoint, no difference and no restore found the
+/// changes in that directory.
 fn what_is_done_in_a_directory_that_only_a_restore_has_seen_is_a_change(v: Variant) {
     let rig = v.start_with(MountOpts::new(v.io), |dir| {
         sh(dir, "echo a > d; mkdir -p r/s; ln d r/s/g; echo b > r/s/b");

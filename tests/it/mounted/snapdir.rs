@@ -1,5 +1,5 @@
-//! A tree that has a `.snapshots` itself, of snapper or of its user: it was out of reach while the tree
-//! was mounted.
+//! A tree with its own `.snapshots`, of snapper or of its user. Failed before: it was inaccessible
+//! while the tree was mounted.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use crate::common::{Image, Mount, MountOpts, Rig, Variant, for_each_variant, suc
 
 for_each_variant! { reflink => another_tool_s_snapshots_stay_in_reach }
 
-/// The name of a directory of its own.
+/// The alternative name of the snapshot directory.
 const PAST: &str = ".past";
 
 fn read(path: &Path) -> String {
@@ -63,7 +63,7 @@ fn another_tool_s_snapshots_stay_in_reach(v: Variant) {
         tool(env!("CARGO_BIN_EXE_ckptfs"), &["umount"]).arg(&fork),
         VERB_SECONDS,
     );
-    // The next worker, and the next mount, know the name.
+    // The successor and the next mount use the same name.
     rig.mount.replace_worker();
     shown(&rig, &dir);
     rig.mount.umount();
@@ -77,7 +77,7 @@ fn another_tool_s_snapshots_stay_in_reach(v: Variant) {
     assert_eq!(read(&branch.join(PAST).join("1/f")), "2");
 }
 
-/// Checkpoint 1, by every way to it.
+/// Asserts that checkpoint 1 is accessible by every path.
 fn shown(rig: &Rig, dir: &Path) {
     assert_eq!(read(&dir.join(PAST).join("1/f")), "1");
     let link = fs::read_link(dir.join(".zfs/snapshot")).unwrap();

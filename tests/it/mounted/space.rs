@@ -1,5 +1,5 @@
-//! What history costs in space: nothing for what did not change, shared extents for what did, and
-//! it comes back.
+//! The space used by history: none for unchanged files, shared extents for changed ones, and freed
+//! by deletion.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -23,7 +23,7 @@ for_each_variant! { xfs =>
 }
 for_each_variant! { reflink => a_file_that_is_open_and_idle_is_captured_once }
 
-/// The objects in the store of a directory that is served, found past the mount.
+/// Returns the objects in the store of a mounted directory.
 fn objects(backing: &Path) -> Vec<PathBuf> {
     let found = sh(backing, "find .ckptfs/layers/ -type f 2>/dev/null || true");
     found.lines().map(|line| backing.join(line)).collect()
@@ -51,8 +51,8 @@ fn unchanged_files_take_no_blocks_in_the_store(v: Variant) {
         );
         put(root.join("new"), noise(500_000, 99));
         fs::remove_file(root.join("new")).unwrap();
-        // A file that was opened for writing is let go of when the kernel releases it, which may be
-        // after close(2) has returned.
+        // The provisional capture of a file opened for writing is voided at its RELEASE, which may
+        // follow the return of close(2).
         crate::common::wait_until(&format!("round {round}: nothing is kept"), || {
             same(objects(root), Vec::<PathBuf>::new())
         });
@@ -78,7 +78,7 @@ fn what_is_freed_leaves_no_empty_layer(v: Variant) {
     for id in ["1", "2", "3"] {
         rig.mount.ok(&["delete", "--now", id]);
     }
-    // The layer of the open epoch is made ahead, and those of earlier ones that were never used go
+    // The layer of the open epoch is created ahead; unused ones of earlier epochs are removed
     // within a second.
     crate::common::wait_until("no closed layer is empty", || {
         sh(root, "cd .ckptfs/layers; for layer in *; do test $layer -ge 5 || test -n \"$(ls $layer/objects)\" || echo $layer; done").is_empty()
@@ -88,8 +88,8 @@ fn what_is_freed_leaves_no_empty_layer(v: Variant) {
 
 const OLD: [u8; 8192] = [1; 8192];
 
-/// Each checkpoint cloned each file that was open to be written; now the next epoch's record leads
-/// to what the last one has.
+/// Failed before: each checkpoint cloned each file open for writing. Now the record of the next
+/// epoch refers to the last capture.
 fn a_file_that_is_open_and_idle_is_captured_once(v: Variant) {
     let rig = v.start_with(MountOpts::new(v.io), |dir| {
         ["mapped", "written"]
@@ -97,7 +97,7 @@ fn a_file_that_is_open_and_idle_is_captured_once(v: Variant) {
             .for_each(|name| put(dir.join(name), OLD))
     });
     let (root, log) = (rig.path(), File::create(rig.path().join("log")).unwrap());
-    // A stat proves nothing of what changed a moment before.
+    // A recent change may not be visible in stat(2).
     std::thread::sleep(std::time::Duration::from_millis(2100));
     rig.mount.checkpoint();
     let mapped = OpenOptions::new()
@@ -138,7 +138,8 @@ fn a_file_that_is_open_and_idle_is_captured_once(v: Variant) {
     rig.mount.ok(&["gc", "--keep-last=3"]);
     [5, 6, 8].into_iter().for_each(check);
     drop((mapping, mapped, written, log));
-    // What a checkpoint finds open is kept as it was at the one before, until that goes.
+    // A capture made at a checkpoint for an open file lasts until the checkpoint before it is
+    // deleted.
     rig.mount.all_is_closed();
     assert_eq!(rig.mount.checkpoint(), 9);
     [5, 6, 8, 9].into_iter().for_each(check);
@@ -152,8 +153,8 @@ fn a_file_that_is_open_and_idle_is_captured_once(v: Variant) {
     rig.mount.ok(&["verify"]);
 }
 
-/// What checkpoint `id` shows: from the eighth on two files have changed, and `log` is its number
-/// until then.
+/// Asserts the content of checkpoint `id`: two files differ from the eighth on, and until then
+/// `log` contains the ID.
 fn assert_shown(rig: &Rig, id: u64) {
     let shown = |name: &str| {
         fs::read(rig.view(id).join(name)).unwrap_or_else(|error| panic!("{name} of {id}: {error}"))
@@ -172,7 +173,7 @@ fn assert_shown(rig: &Rig, id: u64) {
     }
 }
 
-/// Captures are made before the freeze, for an epoch that may never open.
+/// A capture before the freeze belongs to an epoch that may never open.
 fn what_was_captured_for_a_checkpoint_that_did_not_come_is_removed(v: Variant) {
     let mut rig = v.start_with(MountOpts::new(v.io).arg("--no-holder"), |dir| {
         (0..4).for_each(|n| put(dir.join(format!("f{n}")), noise(9000, n)))
@@ -204,8 +205,8 @@ fn what_was_captured_for_a_checkpoint_that_did_not_come_is_removed(v: Variant) {
     let made = rig.mount.run(&["checkpoint"]);
     drop(files);
     if v.io == Io::Daemon {
-        // The daemon captures when it writes, so this checkpoint cloned nothing. An unmount
-        // clones shared content, and the plan would kill it.
+        // The daemon captures at a write, so this checkpoint cloned nothing. An unmount clones
+        // shared content, and the plan would kill it.
         set_plan(None);
         return assert!(made.status.success(), "{made:?}");
     }
@@ -246,8 +247,8 @@ fn a_captured_file_shares_its_extents_and_its_deletion_frees_them(v: Variant) {
     file.sync_all().unwrap();
     drop(file);
     rig.mount.checkpoint();
-    // The kernel may tell of the close later than the checkpoint, which then keeps the file ahead;
-    // it is let go of once that is known.
+    // RELEASE may arrive after the checkpoint, which then captures the file ahead; a later settle
+    // voids the capture.
     crate::common::wait_until("one object is kept", || {
         rig.mount.ok(&["status"]);
         let left = objects(root);

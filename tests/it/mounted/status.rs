@@ -1,4 +1,4 @@
-//! `status` names every path that differs from the newest checkpoint, and no other.
+//! `status` names exactly the paths that differ from the newest checkpoint.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{Read, Write};
@@ -36,7 +36,7 @@ fn filled(v: Variant) -> Rig {
     rig
 }
 
-/// The dirty set as lines "A path", "R from -> path".
+/// Returns the dirty set as lines "A path", "R from -> path".
 pub fn dirty(mount: &Mount) -> Vec<String> {
     let status = mount.status_json();
     let entries = status["dirty"].as_array().expect("an array").iter();
@@ -167,8 +167,7 @@ fn what_was_changed_back_is_not_dirty(v: Variant) {
     );
 }
 
-/// It was left out, for what only moves along with its directory is: nobody saw whether it had
-/// changed besides.
+/// Failed before: entries that moved with their directory were skipped without a comparison.
 fn what_changed_in_a_directory_that_was_renamed_is_named(v: Variant) {
     let rig = filled(v);
     fs::rename(rig.path().join("sub"), rig.path().join("other")).unwrap();
@@ -272,8 +271,8 @@ fn the_dirty_state_survives_an_unmount_and_a_kill(v: Variant) {
     assert_eq!(dirty(&rig.mount), Vec::<String>::new());
 }
 
-/// What an editor, a compiler and a version control system do to files, followed by a look at every
-/// path.
+/// Typical file operations of an editor, a compiler and a version control system, followed by a
+/// comparison of every path.
 fn the_dirty_set_of_a_working_day_is_exact(v: Variant) {
     let rig = v.start_with(MountOpts::new(v.io), |dir| {
         sh(dir, "mkdir -p src/mod docs target; for i in $(seq 40); do echo $i > src/f$i; echo $i > docs/d$i; done; echo lib > src/mod/lib");

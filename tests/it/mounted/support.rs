@@ -1,4 +1,4 @@
-//! Small things that the tests of this target share.
+//! Shared helpers of the tests on mounts.
 
 use std::ffi::c_void;
 use std::fs::{self, File};
@@ -10,7 +10,7 @@ pub use crate::common::command::sh;
 pub use crate::common::tree::{Tree, names, tree};
 use crate::common::{run_limited, tool};
 
-/// A file mapped into memory, shared. Reads and stores go through the mapping.
+/// A shared mapping of a file.
 pub struct Mapping {
     at: *mut c_void,
     length: usize,
@@ -18,7 +18,7 @@ pub struct Mapping {
 
 impl Mapping {
     /// Maps the first `length` bytes of a file for reading and writing; the descriptor may be
-    /// closed after.
+    /// closed afterwards.
     pub fn writable(file: &File, length: usize) -> Mapping {
         Mapping::new(
             file,
@@ -33,7 +33,7 @@ impl Mapping {
     }
 
     fn new(file: &File, length: usize, protection: rustix::mm::ProtFlags) -> Mapping {
-        // SAFETY: the kernel chooses the address, so no memory of ours is replaced; the mapping
+        // SAFETY: the kernel chooses the address, so no existing memory is replaced; the mapping
         // lives as long as the value.
         let at = unsafe {
             rustix::mm::mmap(
@@ -51,18 +51,18 @@ impl Mapping {
         }
     }
 
-    /// Has what was stored written to the file (msync(2)).
+    /// Writes the stored bytes to the file (msync(2)).
     pub fn sync(&self) {
-        // SAFETY: exactly the mapping, which lives as long as `self`.
+        // SAFETY: the range is the mapping, which lives as long as `self`.
         unsafe { rustix::mm::msync(self.at, self.length, rustix::mm::MsyncFlags::SYNC) }
             .expect("a mapping of a file can be synced");
     }
 
-    /// Copies bytes out of the mapping.
+    /// Reads bytes from the mapping.
     pub fn read(&self, offset: usize, length: usize) -> Vec<u8> {
         assert!(offset + length <= self.length);
-        // SAFETY: within the mapping, which lives as long as `self`; the files of these tests are
-        // not cut while they are mapped.
+        // SAFETY: the range is within the mapping, which lives as long as `self`; these tests do
+        // not truncate mapped files.
         (0..length)
             .map(|index| unsafe { self.at.cast::<u8>().add(offset + index).read_volatile() })
             .collect()
@@ -72,7 +72,7 @@ impl Mapping {
     pub fn write(&self, offset: usize, bytes: &[u8]) {
         assert!(offset + bytes.len() <= self.length);
         for (index, byte) in bytes.iter().enumerate() {
-            // SAFETY: as in `read`, and the mapping was made for writing.
+            // SAFETY: as in `read`, and the mapping is writable.
             unsafe {
                 self.at
                     .cast::<u8>()
@@ -85,12 +85,12 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: nothing refers to the mapping any more.
+        // SAFETY: the mapping has no references left.
         let _ = unsafe { rustix::mm::munmap(self.at, self.length) };
     }
 }
 
-/// The errno that a call failed with.
+/// Returns the errno of a failed call.
 #[track_caller]
 pub fn errno<T: std::fmt::Debug>(result: io::Result<T>) -> i32 {
     result
@@ -99,7 +99,7 @@ pub fn errno<T: std::fmt::Debug>(result: io::Result<T>) -> i32 {
         .expect("an error of the system")
 }
 
-/// Writes a file through a path; panics with the path.
+/// Writes a file; panics with the path.
 #[track_caller]
 pub fn put(path: impl AsRef<Path>, content: impl AsRef<[u8]>) {
     let path = path.as_ref();
@@ -116,7 +116,7 @@ pub fn get(path: impl AsRef<Path>) -> String {
     .into_owned()
 }
 
-/// Inode number, without following a link.
+/// Returns the inode number, without following a link.
 #[track_caller]
 pub fn ino(path: impl AsRef<Path>) -> u64 {
     fs::symlink_metadata(path.as_ref())
@@ -124,7 +124,7 @@ pub fn ino(path: impl AsRef<Path>) -> u64 {
         .ino()
 }
 
-/// Runs a tool and returns everything it said, with its status in front unless that is 0.
+/// Runs a tool and returns its output, preceded by a nonzero exit status.
 pub fn said(name: &str, arguments: &[&std::ffi::OsStr]) -> String {
     let output = run_limited(
         &mut tool(name, arguments),
@@ -139,7 +139,7 @@ pub fn said(name: &str, arguments: &[&std::ffi::OsStr]) -> String {
     text
 }
 
-/// Bytes that look different everywhere.
+/// Returns pseudorandom bytes.
 pub fn noise(length: usize, seed: u8) -> Vec<u8> {
     let mut bytes = vec![0; length];
     blake3::Hasher::new()

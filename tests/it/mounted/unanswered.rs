@@ -1,5 +1,5 @@
-//! A daemon that is stopped (`kill -STOP`, a debugger, a frozen control group): who waits for it is
-//! told, and nothing is lost.
+//! A stopped daemon (`kill -STOP`, a debugger, a frozen control group): waiting commands report it,
+//! and no data is lost.
 
 use std::fs::{self, File};
 use std::process::{Child, Command, Stdio};
@@ -35,7 +35,7 @@ impl Drop for Stopped {
     }
 }
 
-/// A verb whose standard error goes to a file.
+/// Starts a verb with its stderr in a file.
 fn start(mut command: Command, said: &std::path::Path) -> Child {
     command
         .stdout(Stdio::null())
@@ -68,10 +68,10 @@ fn verbs_that_wait_for_a_stopped_daemon_name_it(v: Variant) {
     let stopped = Stopped::of(pid);
     let mut waiting: Vec<(Child, String, bool)> = Vec::new();
     for verb in verbs {
-        // Nothing but a person reads it.
+        // The warning is not for programs.
         let tells = !verb.contains(&"--json");
         let to = said.path().join(verb[0]);
-        // `umount` would end what the others wait for.
+        // `umount` would end the daemon that the others wait for.
         if verb[0] != "umount" {
             waiting.push((
                 start(rig.mount.command(verb), &to),
@@ -80,7 +80,7 @@ fn verbs_that_wait_for_a_stopped_daemon_name_it(v: Variant) {
             ));
         }
     }
-    // One that names the mount, from elsewhere.
+    // A verb in another directory that names the mount.
     let mut elsewhere = Command::new(env!("CARGO_BIN_EXE_ckptfs"));
     elsewhere
         .arg("show")
@@ -135,7 +135,7 @@ fn a_stopped_daemon_is_ended_by_force(v: Variant) {
         "{text}"
     );
     assert!(!mount_table("self").contains(&*at.to_string_lossy()));
-    // The number can be another process's by now.
+    // The process ID may have been reused.
     std::mem::forget(stopped);
     rig.mount.remount();
     assert_eq!(fs::read_to_string(rig.view(1).join("f")).unwrap(), "1");

@@ -1,9 +1,10 @@
-//! An ordinary user: mounts with fusermount3, in the daemon's I/O path, and is alone in the mount.
+//! An ordinary user mounts with fusermount3, with the daemon's I/O, and has exclusive access to the
+//! mount.
 
 use super::support::put;
 use crate::common::{Fs, Image, skip, user};
 
-/// What the user does. Ends with 0 if every step went as it should.
+/// The user's commands; exits with 0 if every step succeeded.
 const STORY: &str = r#"
 set -eu
 ckptfs=$1 dir=$2
@@ -55,7 +56,8 @@ test "$(cat "$dir/a")" = a
 echo done
 "#;
 
-/// A restore failed where extended attributes of files without write permission differed.
+/// Failed before: a restore failed where extended attributes of files without write permission
+/// differed.
 const READ_ONLY: &str = r#"
 set -eu
 ckptfs=$1 dir=$2

@@ -1,4 +1,4 @@
-//! A view is the tree as it was at its checkpoint, whole and for good, whatever happens to the live
+//! A view shows the complete tree at its checkpoint, unaffected by any later change of the live
 //! files.
 
 use std::ffi::OsStr;
@@ -27,13 +27,13 @@ for_each_variant! { xfs =>
 for_each_variant! { xfs => each_checkpoint_keeps_its_own_state_of_a_file, stores_through_a_mapping_show_in_the_view_as_they_were }
 for_each_variant! { reflink => a_view_equals_a_plain_copy_taken_at_that_moment, a_reader_that_opened_a_past_file_first_still_reads_the_old_bytes }
 
-/// `diff`, `rsync` and `tar` each look at what the others leave out.
+/// Compares with `diff`, `rsync` and `tar`, each of which checks attributes that the others skip.
 fn tools_find_no_difference(view: &Path, copy: &Path, scratch: &Path) {
     let (view_dir, copy_dir) = (
         format!("{}/", view.display()),
         format!("{}/", copy.display()),
     );
-    // diff calls two pipes or devices different whenever their inodes are.
+    // diff reports two pipes or devices as different if their inodes differ.
     let mut arguments: Vec<&OsStr> = [
         "-r",
         "--no-dereference",
@@ -78,7 +78,7 @@ fn tools_find_no_difference(view: &Path, copy: &Path, scratch: &Path) {
     fs::remove_file(archive).unwrap();
 }
 
-/// Files from before the mount, and the same made through it.
+/// Makes sample files before the mount, and the same through it.
 fn two_samples(v: Variant) -> Rig {
     let rig = v.start_with(MountOpts::new(v.io), sample_tree);
     fs::create_dir(rig.path().join("made")).unwrap();
@@ -101,7 +101,7 @@ fn a_view_equals_a_plain_copy_taken_at_that_moment(v: Variant) {
             "{path:?} has the number of a live inode"
         );
     }
-    // Everything goes; then something else comes in its place.
+    // All files are removed, and then others are created in their place.
     sh(
         rig.path(),
         "rm -rf -- *; mkdir plain.txt deep; touch empty-dir wide; echo new > deep/er",
@@ -189,7 +189,7 @@ fn directories_renamed_and_deleted_stay_in_the_view(v: Variant) {
     assert_eq!(get(rig.view(second).join("x/moved/c/one")), "1\nmore\n");
 }
 
-/// What each change of attributes, and of what is not there, fails with.
+/// Returns the errors of changes of attributes, and of creations.
 fn changes_of_inodes(root: &Path, view: &Path) -> Vec<(&'static str, i32)> {
     let f = view.join("f");
     let times = Timestamps {
@@ -270,7 +270,7 @@ fn every_change_to_a_view_fails_with_erofs(v: Variant) {
     );
 }
 
-/// What each change of contents and names fails with.
+/// Returns the errors of changes of contents and names.
 fn changes_of_names(root: &Path, view: &Path) -> Vec<(&'static str, i32)> {
     let (f, d, l) = (view.join("f"), view.join("d"), view.join("l"));
     vec![
@@ -372,7 +372,7 @@ fn snapshots_is_hidden_and_has_latest_and_tags(v: Variant) {
     visible.umount();
 }
 
-/// Nobody makes, moves or removes what is ours.
+/// Asserts that our names cannot be created, renamed or removed.
 fn our_names_are_ours(root: &Path) {
     let dir = root.join(".snapshots");
     for name in [".snapshots", ".ckptfs"] {
@@ -525,8 +525,8 @@ fn stores_through_a_mapping_show_in_the_view_as_they_were(v: Variant) {
     }
 }
 
-/// The kernel remembers the way into a view, so it has to be told when it leads nowhere; also by a
-/// request that it waits for itself.
+/// The kernel caches the path to a view, so a deletion must invalidate it, even when the kernel
+/// itself waits for the deleting request.
 fn a_deleted_checkpoint_is_gone_at_once_under_all_its_names(v: Variant) {
     let rig = v.start();
     put(rig.path().join("f"), "old");

@@ -1,4 +1,4 @@
-//! `--xattrs`: what is served of extended attributes, and that nothing else depends on it.
+//! `--xattrs`: the visible extended attributes, with no effect on anything else.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -18,7 +18,7 @@ for_each_variant! { xfs =>
 const ACL: &str = "system.posix_acl_access";
 const CAPABILITY: &str = "security.capability";
 
-/// cap_net_raw=ep, as setcap(8) writes it.
+/// cap_net_raw=ep, as set by setcap(8).
 const CAPABLE: [u8; 20] = [
     1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
 ];
@@ -42,7 +42,7 @@ fn names(path: &Path) -> Result<Vec<String>, Errno> {
         .collect())
 }
 
-/// A mount with a file `f` that had attributes of each kind before.
+/// Mounts a tree with a file `f` that has attributes of each namespace.
 fn rig(v: Variant, which: &str) -> Rig {
     v.start_with(MountOpts::new(v.io).arg(which), |dir| {
         let path = dir.join("f");
@@ -59,7 +59,7 @@ fn with_off_there_are_none_and_history_has_them(v: Variant) {
     for name in ["user.note", "trusted.note", CAPABILITY] {
         assert_eq!(get(&path, name), Err(Errno::OPNOTSUPP), "{name}");
     }
-    // Access lists the kernel looks after itself: there is none.
+    // The kernel handles ACLs itself: the file has no ACL.
     assert_eq!(get(&path, ACL), Err(Errno::NODATA));
     assert_eq!(names(&path), Err(Errno::OPNOTSUPP));
     assert_eq!(set(&path, "user.note", b"x"), Err(Errno::OPNOTSUPP));
@@ -72,7 +72,7 @@ fn with_off_there_are_none_and_history_has_them(v: Variant) {
         get(&rig.view(id).join("f"), "user.note"),
         Err(Errno::OPNOTSUPP)
     );
-    // A write takes the capabilities away, though the kernel did not ask whether there are any.
+    // A write removes the capabilities, although the kernel did not query them.
     OpenOptions::new()
         .append(true)
         .open(&path)
@@ -124,7 +124,7 @@ fn what_is_off_stays_off_after_a_takeover(v: Variant) {
     assert_eq!(get(&path, "user.note"), Err(Errno::OPNOTSUPP));
     rig.mount.replace_worker();
     assert_eq!(get(&path, "user.note"), Err(Errno::OPNOTSUPP));
-    // Not asked before.
+    // The first query of this kind.
     assert_eq!(names(&path), Err(Errno::OPNOTSUPP));
     fs::write(&path, "new").unwrap();
     assert_eq!(fs::read(&path).unwrap(), b"new");

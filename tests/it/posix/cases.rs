@@ -1,4 +1,4 @@
-//! Bugs that the suites found, each with its smallest case.
+//! Bugs found by the suites, each with its minimal case.
 
 use std::fs::{self, OpenOptions, Permissions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
@@ -12,7 +12,7 @@ use crate::common::{Io, Variant, for_each_variant, skip};
 
 for_each_variant! { reflink => a_running_program_is_not_emptied_by_an_open_to_read, a_slow_clone_is_of_one_instant_all_the_same }
 
-/// A copy of `sleep` that runs; killed when dropped.
+/// A running copy of `sleep`, killed on drop.
 struct Running(Child);
 
 impl Running {
@@ -34,10 +34,12 @@ impl Drop for Running {
     }
 }
 
-/// `open::etxtbsy` of pjdfstest failed once in thirty runs: `O_RDONLY | O_TRUNC` on a running
-/// program said ETXTBSY, but had emptied it, and it died of SIGBUS. With FUSE_ATOMIC_O_TRUNC the
-/// kernel asks whether the file is being executed only after the open. Nobody but the kernel knows
-/// that, so such an open of a file that can be executed is refused.
+/// `O_RDONLY | O_TRUNC` on a running program fails without truncating it. With FUSE_ATOMIC_O_TRUNC
+/// the kernel checks for execution only after the open, and the daemon cannot check it; such an
+/// open of an executable file is refused.
+///
+/// Failed before: once in thirty runs of `open::etxtbsy` of pjdfstest the call returned ETXTBSY but
+/// had truncated the program, which died of SIGBUS.
 fn a_running_program_is_not_emptied_by_an_open_to_read(v: Variant) {
     let rig = v.start();
     let program = rig.path().join("sleep");
@@ -49,7 +51,7 @@ fn a_running_program_is_not_emptied_by_an_open_to_read(v: Variant) {
     fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
     let bytes = fs::read(&program).unwrap();
     let running = Running::start(&program);
-    // The standard library does not pass O_TRUNC without write access.
+    // The standard library rejects O_TRUNC without write access.
     let empty = || {
         OpenOptions::new()
             .read(true)
@@ -80,9 +82,8 @@ fn a_running_program_is_not_emptied_by_an_open_to_read(v: Variant) {
     );
 }
 
-/// fsx stood still, and a checkpoint said that it is not of one instant: the disk was busy, the
-/// first clone took all the time that a cut has, and it gave up without looking whether anything
-/// had changed meanwhile.
+/// Failed before: with fsx stopped, a checkpoint reported `atomic: false`. On a busy disk the first
+/// clone used the whole time limit of a cut, which gave up without checking for changes.
 fn a_slow_clone_is_of_one_instant_all_the_same(v: Variant) {
     let said = Slot::new("strace");
     let rig = v.start();

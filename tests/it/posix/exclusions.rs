@@ -1,5 +1,4 @@
-//! The list of what the mount is known not to do: `exclusions.txt`. A line that is not needed is an
-//! error.
+//! The list of known deviations of the mount, `exclusions.txt`. An unneeded line is an error.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +6,7 @@ use crate::common::{MountOpts, Variant};
 
 const LIST: &str = include_str!("exclusions.txt");
 
-/// Words that a reason has at least.
+/// Minimum length of a reason.
 const REASON_WORDS_MIN: usize = 5;
 
 /// One line of the list.
@@ -47,26 +46,25 @@ fn matches(pattern: &str, v: Variant) -> bool {
         .is_some_and(|(fs, io)| part(fs, v.fs.name()) && part(io, v.io.name()))
 }
 
-/// What was seen of the cases of one suite on one variant.
+/// The results of one suite on one variant.
 #[derive(Debug, Default)]
 pub struct Verdicts {
-    /// Passed on the plain filesystem, and failed or were skipped through the mount, with what they
-    /// said.
+    /// Cases that passed on the plain filesystem but not through the mount, with their output.
     worse: Vec<(String, String)>,
     /// Every case that passed on the plain filesystem.
     required: BTreeSet<String>,
 }
 
 impl Verdicts {
-    /// A case that passed on the plain filesystem; `problem` is what it said through the mount if
-    /// it did not pass there.
+    /// Adds a case that passed on the plain filesystem; `problem` is its output if it did not pass
+    /// through the mount.
     pub fn add(&mut self, case: &str, problem: Option<String>) {
         self.required.insert(case.to_owned());
         self.worse
             .extend(problem.map(|problem| (case.to_owned(), problem)));
     }
 
-    /// How many cases must pass.
+    /// Returns how many cases must pass.
     pub fn required(&self) -> usize {
         self.required.len()
     }

@@ -1,9 +1,9 @@
-//! `fsx`: one process that changes one file in every way it knows, and knows what must be in it,
-//! while checkpoints are made all the time.
+//! `fsx`: one process changes one file in every supported way and verifies its content, while
+//! checkpoints are made continuously.
 //!
 //! A checkpoint is made every 50 ms, unless the machine is so busy that this takes most of the
-//! time. At every other one fsx is stopped first, and the live file is copied aside: the view must
-//! be that copy, bit for bit. At the others fsx runs on; what they show must never change.
+//! time. At every other one fsx is stopped first, and the live file is copied: the view must equal
+//! that copy, bit for bit. At the others fsx keeps running, and their views must never change.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -20,33 +20,32 @@ use crate::common::random::{is_long, told_seed};
 use crate::common::wait::wait_longer;
 use crate::common::{Image, Mount, MountOpts, Rig, Variant, for_each_variant};
 
-/// Operations of one run: now, and in the long form.
+/// Operations of one run, short and long form.
 const OPERATIONS: u64 = 20_000;
 const OPERATIONS_LONG: u64 = 200_000;
-/// Operations on the plain filesystem, which show that the suite asks for nothing that it does not
-/// have.
+/// Operations on the plain filesystem, which show that the suite requires nothing it lacks.
 const OPERATIONS_PLAIN: u64 = 2_000;
-/// From one checkpoint to the next.
+/// Interval between checkpoints.
 const CHECKPOINT_PAUSE: Duration = Duration::from_millis(50);
-/// Seconds that one operation may take, on a machine that has much else to do.
+/// Time limit per operation, on a busy machine.
 const OPERATION_SECONDS_MAX: f64 = 0.02;
-/// Of the file before anything is mounted.
+/// Size of the file before the mount.
 const THERE_BYTES: usize = 200_000;
-/// Room for every version of the file: thousands of checkpoints, each with all of its 256 KiB
+/// Space for every version of the file: thousands of checkpoints, each with all of its 256 KiB
 /// changed.
 const IMAGE_BYTES: u64 = 8 << 30;
-/// One view in so many is read at once as well.
+/// One view in this many is also read immediately.
 const READ_AT_ONCE_EVERY: u64 = 5;
-/// After so many checkpoints they are made more slowly, so that a machine with much else to do does
-/// not fill the image.
+/// Checkpoints after which the interval grows, so that a slow run on a busy machine does not fill
+/// the image.
 const QUICK_CHECKPOINTS_MAX: u64 = 8_000;
 const SLOW_CHECKPOINT_PAUSE: Duration = Duration::from_secs(1);
-/// At least so many times as long as a checkpoint took fsx runs before the next.
+/// fsx runs at least this many times as long as the last checkpoint took.
 const PAUSE_TURNS: u32 = 3;
-/// Bytes of what a difference is narrowed down to.
+/// Resolution of a reported difference.
 const PAGE_BYTES: usize = 4096;
 
-/// What a run of fsx does.
+/// The parameters of a run of fsx.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
     config: &'static str,
@@ -61,7 +60,7 @@ impl Plan {
     }
 }
 
-/// A running fsx. It is killed when dropped, stopped or not.
+/// A running fsx, killed on drop, stopped or not.
 struct Fsx {
     child: Child,
     pid: Pid,
@@ -70,7 +69,7 @@ struct Fsx {
 }
 
 impl Fsx {
-    /// Starts on `file`; what it says, and its own picture of the file should it fail, goes to
+    /// Starts on `file`; output, and fsx's expected content after a failure, are stored in
     /// `artifacts`.
     fn start(plan: Plan, file: &Path, artifacts: &Path) -> Fsx {
         let said = artifacts.join("said");
@@ -111,7 +110,7 @@ impl Fsx {
         self.child.try_wait().expect("a child can be waited for")
     }
 
-    /// Stops it and waits until each of its threads stands still; `false` if it has ended.
+    /// Stops fsx and waits until each of its threads is stopped; returns `false` if it has exited.
     fn stop(&mut self) -> bool {
         kill_process(self.pid, Signal::STOP)
             .expect("it is not waited for yet, so its id is its own");
@@ -121,7 +120,8 @@ impl Fsx {
         self.ended().is_none()
     }
 
-    /// Every thread is in state T, on its way back from the kernel: no call of it is under way.
+    /// Reports whether every thread is in state T, on its return from the kernel, with no call in
+    /// progress.
     fn stands_still(&self) -> bool {
         let tasks = format!("/proc/{}/task", self.pid.as_raw_nonzero());
         let Ok(tasks) = fs::read_dir(tasks) else {
@@ -135,7 +135,7 @@ impl Fsx {
         states.all(|stopped| stopped)
     }
 
-    /// Where in the kernel each of its threads is.
+    /// Returns the kernel stacks of its threads.
     fn waits_in(&self) -> String {
         let tasks = format!("/proc/{}/task", self.pid.as_raw_nonzero());
         let stacks = fs::read_dir(tasks).into_iter().flatten().flatten();
@@ -150,7 +150,7 @@ impl Fsx {
             .expect("it is not waited for yet, so its id is its own");
     }
 
-    /// Panics with what it said unless it came to its end and found no difference.
+    /// Panics with the output of fsx unless it completed without a difference.
     fn assert_right(&mut self) {
         let status = self.ended().expect("it has ended");
         let said = fs::read_to_string(&self.said).unwrap_or_default();
@@ -166,7 +166,7 @@ impl Drop for Fsx {
     }
 }
 
-/// The content of a file by its hashes: thousands of copies would not fit.
+/// The content of a file as hashes, because thousands of copies would not fit.
 #[derive(PartialEq, Eq)]
 struct Content {
     length: usize,
@@ -181,7 +181,7 @@ impl Content {
         }
     }
 
-    /// Where another content differs.
+    /// Describes the difference from another content.
     fn difference(&self, other: &Content) -> String {
         let differ: Vec<usize> = (0..self.pages.len().min(other.pages.len()))
             .filter(|page| self.pages[*page] != other.pages[*page])
@@ -193,11 +193,11 @@ impl Content {
     }
 }
 
-/// What the view of a checkpoint must show.
+/// The content that a view must show.
 enum Expected {
-    /// The live file as it was while fsx stood still.
+    /// The live file while fsx was stopped.
     Copy(Content),
-    /// What it showed when it was read first.
+    /// The content of the first read.
     First(Content),
 }
 
@@ -209,12 +209,12 @@ struct Kept {
 }
 
 impl Kept {
-    /// A checkpoint while fsx stands still, and a copy of the live file.
+    /// Makes a checkpoint with fsx stopped, and copies the live file.
     fn stopped(&mut self, rig: &Rig, client: &mut Client) {
         let info = checkpoint(client);
         let id = info.id.0;
-        // In the daemon path a page may still be on its way to the kernel's cache, which could have
-        // been left by a store.
+        // In daemon mode a page may still be on its way to the kernel's cache, and may stem from a
+        // store.
         assert!(
             info.atomic || rig.mount.status_json()["io"] == "daemon",
             "checkpoint {id} is not atomic although nothing was written"
@@ -227,7 +227,7 @@ impl Kept {
         }
     }
 
-    /// A checkpoint while fsx runs, and what it shows.
+    /// Makes a checkpoint while fsx runs, and reads its view.
     fn running(&mut self, rig: &Rig, client: &mut Client) {
         let info = checkpoint(client);
         let id = info.id.0;
@@ -270,7 +270,7 @@ fn start(v: Variant, plan: Plan) -> Rig {
     let image = Image::new(v.fs, IMAGE_BYTES);
     let mut opts = MountOpts::new(v.io);
     opts.limit = plan.limit() * 2;
-    // The first checkpoints are older than what fsx does first; a branch inherits it.
+    // The file predates the first operations of fsx, and a branch inherits it.
     let there = vec![b'.'; THERE_BYTES];
     fs::write(image.dir("project").join("f"), there).expect("the image is empty");
     let mount = Mount::start(&image.dir("project"), &opts);
@@ -304,8 +304,8 @@ fn run(rig: &Rig, plan: Plan) -> Kept {
             kept.stopped(rig, &mut client);
             fsx.go_on();
         }
-        // On a machine that is busy a turn takes long, and so does the first write after it, which
-        // must not be all that fsx comes to.
+        // On a busy machine a checkpoint and the first write after it are slow; fsx must have time
+        // for more.
         took = began_turn.elapsed();
         let pause = if turn <= QUICK_CHECKPOINTS_MAX {
             CHECKPOINT_PAUSE
@@ -361,7 +361,7 @@ fn views_of_a_file_that_fsx_changes(v: Variant) {
             ..plans[0]
         }];
     } else if !is_long() {
-        // One of each kind, half as long.
+        // One of each configuration, half as long.
         plans = vec![
             Plan {
                 operations: operations / 2,

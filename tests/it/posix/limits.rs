@@ -15,7 +15,7 @@ use crate::common::{
 for_each_variant! { xfs => links_fail_as_they_do_elsewhere, any_number_of_names }
 for_each_variant! { xfs => as_many_files_as_a_process_may_open }
 
-/// What `act` gives in a plain directory, and in a mounted one.
+/// Returns the results of `act` in a plain directory and in a mounted one.
 fn both<T>(v: Variant, act: impl Fn(&Path) -> T) -> (T, T) {
     let image = Image::of(v.fs);
     let plain = act(&image.dir("plain"));
@@ -23,8 +23,8 @@ fn both<T>(v: Variant, act: impl Fn(&Path) -> T) -> (T, T) {
     (plain, act(mount.path()))
 }
 
-/// Makes files and keeps them open until there is no descriptor for one more: bash has them above
-/// 10, so those below come last.
+/// Creates and opens files until no descriptor is left: bash allocates them above 10, so the lower
+/// ones follow last.
 const OPEN_ALL: &str = "exec 2>&1; n=0; while { exec {fd}<>f$n; }; do n=$((n+1)); done; echo $n; exec 3<>a 4<>b 5<>c 6<>d 7<>e 8<>f 9<>g;
     exec {fd}<>last; [ -e last ] || echo not made; exec 3>&-; exec 3<>again && echo again";
 
@@ -40,7 +40,8 @@ fn as_many_files_as_a_process_may_open(v: Variant) {
             && plain.contains("last: Too many open files\nnot made\n"),
         "{plain}"
     );
-    // How many it is depends on what bash was given beside its first three.
+    // The exact number depends on the descriptors that bash inherited in addition to the first
+    // three.
     let files = plain.lines().find_map(|line| line.parse::<u32>().ok());
     assert!(
         files.is_some_and(|files| (900..1024).contains(&files)) && plain.ends_with("\nagain\n"),
@@ -113,9 +114,9 @@ fn links_fail_as_they_do_elsewhere(v: Variant) {
     );
 }
 
-/// 17,000 names of 250 bytes do not fit into a record of the journal: after a checkpoint every
-/// change of the file failed with E2BIG. And each new one was compared with all, so that 65,000
-/// took minutes.
+/// Failed before: 17,000 names of 250 bytes exceed a journal record, so after a checkpoint every
+/// change of the file failed with E2BIG. And each new name was compared with all others, so that
+/// 65,000 took minutes.
 fn any_number_of_names(v: Variant) {
     const NAMES: u64 = 17_000;
     let rig = v.start();

@@ -1,5 +1,5 @@
-//! Conformance suites that we did not write, `pjdfstest` and `fsx`, on the plain filesystem and
-//! through the mount: what passes there passes here.
+//! The external conformance suites `pjdfstest` and `fsx`, on the plain filesystem and through the
+//! mount: a case that passes there passes here.
 
 mod cases;
 mod exclusions;

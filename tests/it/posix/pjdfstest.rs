@@ -1,4 +1,4 @@
-//! `pjdfstest`: the calls of POSIX on files, case by case, as root and as two ordinary users.
+//! `pjdfstest`: the POSIX calls on files, case by case, as root and as two ordinary users.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,27 +12,25 @@ use crate::common::command::write_script;
 use crate::common::random::is_long;
 use crate::common::{Image, Mount, MountOpts, Variant, for_each_variant, run_limited, tool};
 
-/// Seconds for one run of the suite, which takes two.
+/// Time limit for one run of the suite, which takes two seconds.
 const RUN_SECONDS: u64 = 300;
 /// Cases in the pinned version.
 const CASES: usize = 398;
-/// Of those this many pass on every plain filesystem that we know; the others need what it does not
-/// have.
+/// Cases that pass on every tested plain filesystem; the others need features it lacks.
 const PASSING_MIN: usize = 390;
-/// Runs of the suite while checkpoints are made: now, and in the long form.
+/// Runs of the suite during checkpoints, short and long form.
 const ROUNDS: u64 = 1;
 const ROUNDS_LONG: u64 = 25;
-/// The directory that most cases work in. It is there before anything is mounted: a branch inherits
-/// it.
+/// The directory of most cases, made before the mount so that a branch inherits it.
 const THERE: &str = "there";
-/// From one checkpoint to the next.
+/// Interval between checkpoints.
 const CHECKPOINT_PAUSE: Duration = Duration::from_millis(50);
 
-/// How a case ended.
+/// The result of a case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Ended {
     Passed,
-    /// With what it said.
+    /// With its output.
     Failed(String),
     /// With the reason.
     Skipped(String),
@@ -40,13 +38,13 @@ enum Ended {
 
 type Results = BTreeMap<String, Ended>;
 
-/// What the suite is given besides the directory to test.
+/// The environment of the suite.
 struct Setting {
     dir: Slot,
     /// A directory of another filesystem.
     other: Slot,
-    /// Holds a link to the directory under test: the suite binds sockets, whose paths have 107
-    /// bytes at most (unix(7)).
+    /// Contains a link to the directory under test, because the suite binds sockets, whose paths
+    /// are limited to 107 bytes (unix(7)).
     short: Slot,
 }
 
@@ -66,7 +64,7 @@ impl Setting {
             .expect("the run directory is writable");
         }
         // `mount -o remount` of a FUSE filesystem calls the helper of its type, which cannot
-        // remount; `-i` asks the kernel itself.
+        // remount; `-i` calls the kernel directly.
         let bin = setting.dir.path().join("bin");
         fs::create_dir(&bin).expect("the run directory is writable");
         write_script(
@@ -85,7 +83,7 @@ impl Setting {
         });
         let link = self.short.path().join("d");
         symlink(dir, &link).expect("the directory is ours");
-        // Those that remount bind no socket, and look for the mount point in the path itself.
+        // Cases that remount bind no socket, and search for the mount point in the path itself.
         let under_test = if remount { dir } else { &link };
         let mut command = tool(
             &suite("pjdfstest").to_string_lossy(),
@@ -116,8 +114,8 @@ impl Setting {
         results
     }
 
-    /// Runs all cases. Those that remount the filesystem come by themselves: other cases of the
-    /// suite leave files open for writing, and then it cannot be remounted.
+    /// Runs all cases. Those that remount the filesystem run separately, because other cases leave
+    /// files open for writing, which prevents a remount.
     fn run_all(&self, dir: &Path) -> Results {
         let mut results = self.run(&dir.join(THERE), false, &[]);
         results.extend(self.run(dir, true, &["erofs"]));
@@ -130,7 +128,7 @@ impl Setting {
     }
 }
 
-/// Two ordinary users and their groups, by name.
+/// Returns the names of two ordinary users and of their groups.
 fn two_users() -> [(String, String); 2] {
     let read =
         |path: &str| fs::read_to_string(path).unwrap_or_else(|error| panic!("{path}: {error}"));
@@ -148,7 +146,7 @@ fn two_users() -> [(String, String); 2] {
     let mut found: Vec<(String, String)> = ordinary
         .filter_map(|user| Some((user[0].to_owned(), group_of(user[3])?[0].to_owned())))
         .collect();
-    // Those that every system has come first.
+    // Users present on every system are preferred.
     found.sort_by_key(|(user, _)| !matches!(user.as_str(), "nobody" | "daemon"));
     found.truncate(2);
     found
@@ -165,7 +163,7 @@ fn config(users: &[(String, String); 2], other: &Path, remount: bool) -> String 
     )
 }
 
-/// One line a case, `NAME ok|FAILED|skipped`; indented lines below it say more.
+/// Parses one line per case, `NAME ok|FAILED|skipped`, with details in indented lines below it.
 fn parse(said: &str) -> Results {
     let mut results = Results::new();
     let mut last = String::new();
@@ -190,7 +188,7 @@ fn parse(said: &str) -> Results {
     results
 }
 
-/// Holds what was seen through the mount against the plain filesystem.
+/// Compares the results through the mount with those of the plain filesystem.
 fn compare(plain: &Results, mounted: &Results) -> Verdicts {
     let mut verdicts = Verdicts::default();
     for (case, _) in plain.iter().filter(|(_, ended)| **ended == Ended::Passed) {
@@ -208,8 +206,7 @@ fn compare(plain: &Results, mounted: &Results) -> Verdicts {
     verdicts
 }
 
-/// An image with the results on it before anything is mounted, and the mount of another directory
-/// of it.
+/// Returns the results on the plain filesystem of an image, and a mount of another directory of it.
 fn start(v: Variant, setting: &Setting) -> (Results, Image, Mount) {
     let image = Image::of(v.fs);
     let [plain, project] = ["plain", "project"].map(|name| {
@@ -229,8 +226,8 @@ fn every_case(v: Variant) {
     compare(&plain, &setting.run_all(mount.path())).check("pjdfstest", v);
 }
 
-/// The same while checkpoints are made, so that the cases change files whose past is kept. The
-/// cases that remount are left out: a checkpoint is a change, and a mount that is read-only for a
+/// Runs the suite while checkpoints are made, so that the cases change files that views show. Cases
+/// that remount are excluded, because a checkpoint is a change, and a mount that is read-only for a
 /// moment refuses none of them.
 fn every_case_while_checkpoints_are_made(v: Variant) {
     let setting = Setting::new();

@@ -1,7 +1,7 @@
-//! Calls that the suites do not make: each gives on the mount what it gives on the plain
-//! filesystem, value for value and errno for errno.
+//! Calls that the suites do not make: each returns on the mount the same value or errno as on the
+//! plain filesystem.
 //!
-//! Where FUSE or `fuser` is in the way, the call is in `exclusions.txt` with the reason.
+//! Calls limited by FUSE or `fuser` are listed in `exclusions.txt` with the reason.
 
 mod attributes;
 
@@ -30,9 +30,9 @@ use crate::common::{Image, Mount, MountOpts, Variant, for_each_variant, run_limi
 for_each_variant! { reflink => every_probe }
 for_each_variant! { branch => every_probe }
 
-/// What a probe found: a value that is the same wherever the call works, or the error.
+/// The result of a probe: a value that is the same wherever the call works, or the error.
 type Found = io::Result<String>;
-/// A call, in a directory of its own.
+/// A call in a directory of its own.
 type Probe = fn(&Path) -> Found;
 
 fn every_probe(v: Variant) {
@@ -135,7 +135,7 @@ fn create(path: &Path, bytes: &[u8]) -> io::Result<File> {
     Ok(file)
 }
 
-/// What a result says, for probes with several steps.
+/// Formats a result, for probes with several steps.
 fn said<T>(result: io::Result<T>) -> String {
     result.map_or_else(|error| error.kind().to_string(), |_| "ok".to_owned())
 }
@@ -188,7 +188,7 @@ fn fallocate(dir: &Path, how: FallocateFlags) -> Found {
             .map(|number| (number / 160) as u8)
             .collect::<Vec<_>>(),
     )?;
-    // The end of the file is in the range where the call allows it.
+    // The range includes the end of the file where the call allows it.
     let beyond = !how.intersects(
         FallocateFlags::COLLAPSE_RANGE
             | FallocateFlags::INSERT_RANGE
@@ -311,7 +311,7 @@ fn direct(dir: &Path) -> io::Result<File> {
 
 fn direct_io(dir: &Path) -> Found {
     let file = direct(dir)?;
-    // The start of a page within a buffer that is larger.
+    // The start of a page within a larger buffer.
     let mut buffer = vec![5u8; 3 * 4096];
     let start = buffer.as_ptr().align_offset(4096);
     let aligned = &mut buffer[start..start + 4096];
@@ -552,7 +552,7 @@ fn program_being_written(dir: &Path) -> Found {
     ))
 }
 
-/// The numbers in a listing are those of stat.
+/// The inode numbers of a listing equal those of stat.
 fn numbers_of_a_listing(dir: &Path) -> Found {
     create(&dir.join("f"), b"")?;
     fs::create_dir(dir.join("d"))?;

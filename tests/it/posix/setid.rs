@@ -1,10 +1,10 @@
-//! Set-id bits and file capabilities: what is left of them after each call, by whom it is made, on
-//! the plain filesystem and through the mount.
+//! Set-id bits and file capabilities after each call by each caller, on the plain filesystem and
+//! through the mount.
 //!
 //! The rules are the kernel's (`setattr_should_drop_suidgid` in fs/attr.c, `posix_acl_update_mode`
-//! in fs/posix_acl.c) and ask for the caller's groups and for CAP_FSETID, neither of which a FUSE
-//! request carries. The mount has nothing to say here: whatever the plain filesystem does is right.
-//! generic/193, 355, 375, 683, 684 and 685 of xfstests ask for some of these rows.
+//! in fs/posix_acl.c). They depend on the caller's groups and CAP_FSETID, which a FUSE request does
+//! not carry. The plain filesystem is the reference. generic/193, 355, 375, 683, 684 and 685 of
+//! xfstests check some of these rows.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io;
@@ -50,7 +50,7 @@ const CALLERS: [Caller; 9] = [
     caller("stranger", STRANGER, STRANGER, &[], false),
 ];
 
-/// A call on a file, by its path or the descriptor that the caller has open to read and write.
+/// A call on a file, by its path or by the caller's descriptor, open for reading and writing.
 type Call = fn(&Path, &File) -> io::Result<()>;
 
 const CALLS: &[(&str, Call)] = &[
@@ -142,11 +142,11 @@ const CALLS: &[(&str, Call)] = &[
     }),
 ];
 
-/// As O_DIRECT wants it.
+/// Aligned for O_DIRECT.
 #[repr(align(4096))]
 struct Block([u8; 4096]);
 
-/// An access list with a named user, by tag, rights and id.
+/// An ACL with a named user, by tag, permissions and id.
 const NAMED: &[(u16, u16, u32)] = &[
     (1, 7, !0),
     (2, 7, 4009),
@@ -155,7 +155,7 @@ const NAMED: &[(u16, u16, u32)] = &[
     (0x20, 7, !0),
 ];
 
-/// As in linux/posix_acl_xattr.h.
+/// Sets an ACL in the format of linux/posix_acl_xattr.h.
 fn set_acl(path: &Path, which: &str, entries: &[(u16, u16, u32)]) -> io::Result<()> {
     let mut value = 2_u32.to_le_bytes().to_vec();
     for (tag, rights, id) in entries {
@@ -175,21 +175,21 @@ const CAPABILITY: [u8; 20] = [
     1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
 ];
 
-/// Modes that differ for the rules: with and without the right to execute for the group.
+/// Modes that the rules distinguish: with and without execute permission for the group.
 const MODES: [u32; 6] = [0o4777, 0o2777, 0o6777, 0o6766, 0o2666, 0o6666];
 
-/// One tree in which calls are made.
+/// A tree to make calls in.
 struct Place<'a> {
-    /// Where they are made.
+    /// The root for the calls.
     root: &'a Path,
-    /// Where the same tree is without us.
+    /// The same tree below the mount.
     below: PathBuf,
-    /// The mount, if it is one.
+    /// The mount, if the tree is one.
     mount: Option<&'a Mount>,
 }
 
 impl Place<'_> {
-    /// What is left of the mode after a call, as everybody sees it, and what the call said.
+    /// Returns the mode after a call, equal above and below the mount, and the call's error.
     fn left(&self, name: &str, said: io::Result<()>) -> String {
         let (here, below) = (
             fs::metadata(self.root.join(name)).expect("stat"),
@@ -218,8 +218,8 @@ impl Place<'_> {
         )
     }
 
-    /// A file of OWNER and GROUP that everybody may write. `opened`: by the caller, before it gets
-    /// its mode or after.
+    /// Makes a call on a file of OWNER and GROUP that all users may write. The caller opens it
+    /// before or after its mode is set.
     fn call(
         &self,
         name: &str,
@@ -254,7 +254,7 @@ impl Place<'_> {
                 )
                 .expect("setcap");
             }
-            // The kernel remembers it.
+            // The kernel caches the mode.
             assert_eq!(fs::metadata(&path).expect("stat").mode() & 0o7777, mode);
             turn.wait();
             self.left(name, thread.join().expect("no panic"))
@@ -271,7 +271,7 @@ fn errno_name(error: &io::Error) -> String {
     }
 }
 
-/// Each row by its name, and what came of it.
+/// Each row by its name, with its result.
 type Rows = Vec<(String, String)>;
 
 fn calls(place: &Place<'_>, before: bool) -> Rows {
@@ -306,8 +306,7 @@ fn calls(place: &Place<'_>, before: bool) -> Rows {
     rows
 }
 
-/// A call in a directory of OWNER and GROUP that everybody may write, and the name in it that
-/// counts.
+/// A call in a directory of OWNER and GROUP that all users may write, and the name to check.
 type DirCall = fn(&Path) -> io::Result<()>;
 
 const DIR_CALLS: &[(&str, &str, DirCall)] = &[
@@ -368,8 +367,8 @@ fn dir_calls(place: &Place<'_>) -> Rows {
     rows
 }
 
-/// chown(2) without an id comes as the request that goes before a write, which who has the file
-/// open may make; of one that nobody has open it is only for the owner.
+/// The kernel sends chown(2) without an id like the request that precedes a write, which any
+/// process with the file open may make; on a file that is not open only the owner may.
 fn not_open(place: &Place<'_>) -> Rows {
     let name = |caller: Caller| format!("chown of nothing of 6777 by {}, not open", caller.name);
     for caller in CALLERS {
@@ -378,7 +377,7 @@ fn not_open(place: &Place<'_>) -> Rows {
         chown(&path, Some(OWNER), Some(GROUP)).expect("chown");
         fs::set_permissions(&path, Permissions::from_mode(0o6777)).expect("chmod");
     }
-    // A mount hears of the last close when close(2) has returned.
+    // A mount receives the last RELEASE after close(2) has returned.
     if let Some(mount) = place.mount {
         mount.all_is_closed();
     }
@@ -391,7 +390,7 @@ fn not_open(place: &Place<'_>) -> Rows {
     CALLERS.map(row).into()
 }
 
-/// The same rows on the plain filesystem and through a mount of it; gives what is on the plain one.
+/// Compares the rows on the plain filesystem and through a mount of it; returns the former.
 fn compare(v: Variant, rows: fn(&Place<'_>) -> Rows) -> Rows {
     let image = Image::of(v.fs);
     let (plain, project, mounted) = (
@@ -442,16 +441,16 @@ fn compare(v: Variant, rows: fn(&Place<'_>) -> Rows) -> Rows {
     expected
 }
 
-/// What the mount makes of it where it takes more than the plain filesystem does
+/// Returns the expected result where the mount drops more than the plain filesystem
 /// (docs/semantics.md, "What is not promised").
 fn stricter(v: Variant, name: &str, expected: &str) -> String {
-    // The kernel writes with the rights of the daemon's threads, which have no CAP_FSETID and not
-    // the file's group.
+    // The kernel writes with the credentials of the daemon's threads, which lack CAP_FSETID and the
+    // file's group.
     let by_the_kernel = name.ends_with("opened before")
         && ["write of", "append of", "direct write of"]
             .iter()
             .any(|call| name.starts_with(call));
-    // The dirty page comes as a write.
+    // The dirty page is written with a WRITE request.
     let mapped = name.starts_with("store through a mapping");
     match (v.io, expected.split_once(' ')) {
         (Io::Passthrough, None) if by_the_kernel => format!(
@@ -479,7 +478,7 @@ fn a_holder_from_before(v: Variant) {
     compare(v, |place| calls(place, true));
 }
 
-/// The table of docs/semantics.md is what XFS does.
+/// Asserts that the table of docs/semantics.md describes XFS.
 fn check_document(rows: &Rows) {
     let left = |row: String| {
         rows.iter()

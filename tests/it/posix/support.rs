@@ -1,5 +1,4 @@
-//! What the suites share: where they are installed, how to ask the daemon, and checkpoints made in
-//! the background.
+//! Helpers of the suites: installation paths, a client, and checkpoints in the background.
 
 use std::fs::{self, Permissions};
 use std::os::fd::OwnedFd;
@@ -16,7 +15,7 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::common::{RunDir, process};
 
-/// The program of an installed suite. One that is not installed is a failure, not a reason to skip.
+/// Returns the program of an installed suite. A missing suite is a failure, not a reason to skip.
 pub fn suite(name: &str) -> PathBuf {
     let program = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("target/tools/bin")
@@ -28,7 +27,7 @@ pub fn suite(name: &str) -> PathBuf {
     program
 }
 
-/// A connection to the daemon of a mount.
+/// Connects to the daemon of a mount.
 pub fn connect(mount: &Path) -> Client {
     let store: OwnedFd = rustix::fs::open(
         mount.join(".ckptfs"),
@@ -39,21 +38,20 @@ pub fn connect(mount: &Path) -> Client {
     Client::connect(&store).expect("the daemon listens")
 }
 
-/// Makes a checkpoint.
 pub fn checkpoint(client: &mut Client) -> CheckpointInfo {
     client
         .ask(CheckpointOptions::default())
         .expect("a checkpoint can be made")
 }
 
-/// A directory that goes with the value, or with the run directory should this process be killed.
+/// A temporary directory, removed on drop, or with the run directory if this process is killed.
 pub struct Slot {
     path: PathBuf,
     _run: Arc<RunDir>,
 }
 
 impl Slot {
-    /// In the run directory, on a disk.
+    /// Creates a slot in the run directory, on a disk.
     pub fn new(kind: &str) -> Slot {
         let run = RunDir::get();
         Slot {
@@ -62,8 +60,8 @@ impl Slot {
         }
     }
 
-    /// In `/tmp`, for what must have a short path. What a killed process leaves there is found by
-    /// the note of its owner.
+    /// Creates a slot in `/tmp`, for short paths. Directories left there by a killed process are
+    /// found by their `owner` file.
     pub fn short() -> Slot {
         let path = tempfile::Builder::new()
             .prefix("ckptfs-test-")
@@ -93,7 +91,7 @@ impl Drop for Slot {
     }
 }
 
-/// Sets its flag when dropped, so that a thread that waits for it ends even when the test panics.
+/// Sets its flag when dropped, so that a waiting thread ends even when the test panics.
 pub struct StopOnDrop<'a>(pub &'a AtomicBool);
 
 impl Drop for StopOnDrop<'_> {
@@ -102,8 +100,8 @@ impl Drop for StopOnDrop<'_> {
     }
 }
 
-/// Runs `body` while a checkpoint is made every `pause`; returns what it returned and how many were
-/// made.
+/// Runs `body` while a checkpoint is made every `pause`; returns its result and the number of
+/// checkpoints.
 pub fn between_checkpoints<T>(mount: &Path, pause: Duration, body: impl FnOnce() -> T) -> (T, u64) {
     let stop = AtomicBool::new(false);
     let mut client = connect(mount);

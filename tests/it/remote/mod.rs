@@ -1,4 +1,4 @@
-//! Checkpoints beyond this machine, in servers that run here for the length of a test.
+//! Checkpoints on other machines: remotes, served locally for the duration of a test.
 
 mod oci;
 mod proxy;

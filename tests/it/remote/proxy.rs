@@ -1,5 +1,5 @@
-//! Stands between a client and a server, counts what passes, and does something when so much has
-//! passed: cuts the connection, or kills somebody.
+//! A proxy between client and server that counts bytes and, at a given count, cuts the connection
+//! or kills a process.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -7,20 +7,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
-/// A proxy. It ends with the process; nobody connects to it later.
+/// A proxy. Its thread ends when it is dropped.
 pub struct Proxy {
-    /// Its port.
     pub port: u16,
     counts: Arc<Counts>,
     stop: Arc<AtomicBool>,
 }
 
-/// Bytes that have passed on all connections: those of the clients, and those of the server.
+/// Bytes forwarded on all connections.
 #[derive(Clone, Copy, Debug)]
 pub struct Passed {
-    /// Of the clients.
+    /// From the clients.
     pub sent: u64,
-    /// Of the server.
+    /// From the server.
     pub received: u64,
 }
 
@@ -30,15 +29,14 @@ struct Counts {
     received: AtomicU64,
 }
 
-/// What is done when a piece is on its way: gets what has passed before it; `false`: the connection
-/// is cut.
+/// Called with the counts before each chunk is forwarded; `false` cuts the connection.
 pub type Judge = dyn Fn(Passed) -> bool + Send + Sync;
 
 impl Proxy {
-    /// Between clients and `port`.
+    /// Starts a proxy between clients and `port`.
     pub fn start(port: u16, judge: impl Fn(Passed) -> bool + Send + Sync + 'static) -> Proxy {
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
-        // What it has taken has moved, as far as the client knows: not much more than passes.
+        // A client counts buffered bytes as sent: limits them to little more than was forwarded.
         rustix::net::sockopt::set_socket_recv_buffer_size(&listener, 64 << 10).expect("set");
         let own = listener.local_addr().expect("its address").port();
         let (counts, stop) = (Arc::<Counts>::default(), Arc::<AtomicBool>::default());
@@ -60,7 +58,6 @@ impl Proxy {
         }
     }
 
-    /// What has passed.
     pub fn passed(&self) -> Passed {
         self.counts.now()
     }
@@ -78,7 +75,7 @@ impl Counts {
 impl Drop for Proxy {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        // It waits for somebody to connect.
+        // Wakes the accepting thread.
         let _ = TcpStream::connect(("127.0.0.1", self.port));
     }
 }

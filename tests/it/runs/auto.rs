@@ -1,4 +1,4 @@
-//! Checkpoints at intervals, and when it becomes quiet.
+//! Automatic checkpoints at intervals and after changes cease.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -22,18 +22,18 @@ fn automatic(rig: &Rig, trigger: &str) -> Vec<u64> {
         .collect()
 }
 
-/// Long enough for several rounds.
+/// Time for several rounds.
 const SEVERAL_ROUNDS: Duration = Duration::from_millis(1200);
 
 fn something_changed_and_it_was_time(variant: Variant) {
     let rig = variant.start_with(MountOpts::new(variant.io).arg("--auto-every=300ms"), |_| {});
     let asked = rig.mount.checkpoint();
-    // On a busy machine one is made of the new tree before that.
+    // On a busy machine one may already exist for the new tree.
     let before = automatic(&rig, "interval");
     std::thread::sleep(SEVERAL_ROUNDS);
     assert_eq!(automatic(&rig, "interval"), before, "nothing has changed");
     fs::write(rig.path().join("a"), "1").unwrap();
-    // One may be made between the creation of the file and the write.
+    // A checkpoint may fall between the creation of the file and the write.
     let made = wait_until("a checkpoint is made of it", || {
         let made = automatic(&rig, "interval");
         let newest = made.first().map(|id| fs::read(rig.view(*id).join("a")));
@@ -53,7 +53,7 @@ fn something_changed_and_it_was_time(variant: Variant) {
     );
 }
 
-/// The writer holds its file open all the time: with passthrough no request tells of its writes.
+/// The writer keeps its file open: with passthrough its writes make no request.
 fn it_became_quiet_after_a_change(variant: Variant) {
     let rig = variant.start_with(MountOpts::new(variant.io).arg("--auto-quiet=1s"), |_| {});
     rig.mount.checkpoint();

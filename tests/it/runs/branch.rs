@@ -1,4 +1,4 @@
-//! `ckptfs branch run` by an ordinary user.
+//! `ckptfs branch run` as an ordinary user.
 
 use std::fs;
 

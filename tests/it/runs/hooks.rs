@@ -1,4 +1,4 @@
-//! Commands of the owner around checkpoints and restores.
+//! Hooks: commands before and after checkpoints and restores.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -11,7 +11,7 @@ fn hook(dir: &Path, name: &str, script: &str) {
     write_script(&dir.join(name), &format!("#!/bin/sh\n{script}\n"));
 }
 
-/// A mount with a directory of hooks, which may take `timeout`.
+/// Mounts with a hooks directory and a time limit.
 fn start(variant: Variant, dir: &Path, timeout: &str) -> Rig {
     fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).unwrap();
     let opts = MountOpts::new(variant.io)
@@ -22,7 +22,7 @@ fn start(variant: Variant, dir: &Path, timeout: &str) -> Rig {
     variant.start_with(opts, |_| {})
 }
 
-/// A database is told to be quiet, which it is in the checkpoint, and goes on after.
+/// A hook quiesces an application, the checkpoint shows it quiet, and the post hook resumes it.
 fn hooks_read_and_write_the_mount_and_know_what_for(variant: Variant) {
     let hooks = scratch();
     let log = hooks.path().join("log");
@@ -135,8 +135,8 @@ fn a_hook_that_fails_or_hangs_stops_what_it_is_before(variant: Variant) {
     assert!(warnings.contains("post-checkpoint failed"), "{warnings}");
 }
 
-/// What somebody else can write is not run: a container with the volume must not choose what root
-/// runs.
+/// Hooks writable by others are not run: a container with the volume must not choose the commands
+/// that root runs.
 fn what_others_can_write_is_not_run(variant: Variant) {
     let hooks = scratch();
     let ran = hooks.path().join("ran");
@@ -162,7 +162,7 @@ fn what_others_can_write_is_not_run(variant: Variant) {
     fs::set_permissions(hooks.path(), fs::Permissions::from_mode(0o755)).unwrap();
     rig.mount.checkpoint();
     assert!(ran.exists());
-    // In the tree, or in its store, nothing is looked for.
+    // A hooks directory within the tree or its store is refused.
     sh(
         rig.path(),
         "mkdir hooks && printf '#!/bin/sh\\nexit 1\\n' > hooks/pre-checkpoint && chmod 755 hooks hooks/pre-checkpoint",
@@ -178,9 +178,11 @@ fn what_others_can_write_is_not_run(variant: Variant) {
     rig.mount.checkpoint();
 }
 
-/// A directory above that of the hooks belonged to somebody, who exchanged the hooks' directory for
-/// one made of root's own files between the look at them and their run: won at the eighth try.
-/// Every directory above counts, and what was looked at is what runs.
+/// Every directory above the hooks must belong to the owner, and the checked file is the one
+/// executed.
+///
+/// Failed before: the owner of a directory above exchanged the hooks directory, between check and
+/// execution, for one made of root's own files. The race was won at the eighth attempt.
 fn whoever_exchanges_names_above_runs_nothing(variant: Variant) {
     let above = scratch();
     fs::set_permissions(above.path(), fs::Permissions::from_mode(0o755)).unwrap();
@@ -210,12 +212,12 @@ fn whoever_exchanges_names_above_runs_nothing(variant: Variant) {
     chown(&theirs, Some(0), None).unwrap();
     fs::set_permissions(&theirs, fs::Permissions::from_mode(0o777)).unwrap();
     refused("is writable by others");
-    // With the sticky bit what is not theirs stays where it is.
+    // With the sticky bit other users cannot rename entries they do not own.
     fs::set_permissions(&theirs, fs::Permissions::from_mode(0o1777)).unwrap();
     rig.mount.checkpoint();
     assert!(ran.exists());
     fs::remove_file(&ran).unwrap();
-    // A link in the place of a directory, and of a hook.
+    // A symbolic link in place of a directory, and of a hook.
     fs::rename(&theirs, above.path().join("moved")).unwrap();
     std::os::unix::fs::symlink("moved", &theirs).unwrap();
     refused("is not a directory");
@@ -226,8 +228,8 @@ fn whoever_exchanges_names_above_runs_nothing(variant: Variant) {
     refused("is not a regular file");
 }
 
-/// Names are exchanged as fast as they can be, by somebody who may (here: root), while the hook is
-/// run again and again: it is always the one that was looked at.
+/// Exchanges names continuously, with permission (here: as root), while the hook runs repeatedly:
+/// only the checked hook ever runs.
 fn what_was_looked_at_is_what_runs(variant: Variant) {
     let above = scratch();
     fs::set_permissions(above.path(), fs::Permissions::from_mode(0o755)).unwrap();
@@ -237,7 +239,7 @@ fn what_was_looked_at_is_what_runs(variant: Variant) {
         fs::create_dir(dir).unwrap();
         hook(dir, "pre-checkpoint", &format!("echo >> {}", log.display()));
     }
-    // Of the directory that is exchanged for the good one only its own owner could be told.
+    // The other hook differs only by its owner, which the check rejects.
     chown(bad.join("pre-checkpoint"), Some(61_234), None).unwrap();
     let rig = variant.start_with(
         MountOpts::new(variant.io)
@@ -268,7 +270,7 @@ fn what_was_looked_at_is_what_runs(variant: Variant) {
     );
 }
 
-/// renameat2(2) with `RENAME_EXCHANGE`.
+/// Calls renameat2(2) with `RENAME_EXCHANGE`.
 fn exchange(one: &Path, other: &Path) {
     rustix::fs::renameat_with(
         rustix::fs::CWD,

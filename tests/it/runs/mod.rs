@@ -1,5 +1,5 @@
-//! A command under protection, in the past, and in one checkpoint after the other; the checkpoints
-//! that nobody asks for; hooks; a quiet moment.
+//! Commands under protection, at a checkpoint, and at a series of checkpoints; automatic
+//! checkpoints; hooks; quiescence.
 
 mod auto;
 mod branch;

@@ -1,4 +1,4 @@
-//! `ckptfs run --at` and `ckptfs bisect`: commands in the tree as it was.
+//! `ckptfs run --at` and `ckptfs bisect`: commands in the tree of a checkpoint.
 
 use std::fs;
 use std::path::Path;
@@ -16,8 +16,8 @@ fn at(rig: &Rig, id: u64, script: &str) -> String {
         .ok(&["run", "--at", &id.to_string(), "--", "bash", "-euc", script])
 }
 
-/// A command sees at the same path what was there then, changes it as it likes, and nobody else
-/// sees any of it.
+/// A command sees the checkpoint at the original path and can change it; no other process sees the
+/// changes.
 fn a_command_works_in_the_tree_as_it_was(variant: Variant) {
     let rig = variant.start();
     sample_tree(rig.path());
@@ -97,7 +97,7 @@ fn what_is_changed_in_the_past_can_be_kept(variant: Variant) {
     assert_eq!(refused.status.code(), Some(125), "{refused:?}");
 }
 
-/// The search sees files that no version control knows, and leaves the tree alone.
+/// The search includes files ignored by version control, and leaves the tree unchanged.
 fn the_first_checkpoint_in_which_a_test_fails_is_found(variant: Variant) {
     let rig = variant.start();
     let mut ids = Vec::new();
@@ -147,14 +147,14 @@ fn the_first_checkpoint_in_which_a_test_fails_is_found(variant: Variant) {
         serde_json::json!([ids[5], ids[6], ids[7], ids[8]])
     );
     assert_eq!(bisect("exit 200").0, Some(1), "it ends");
-    // It named the last one, whatever the test said: the ends were taken for what they were said to
-    // be.
+    // Failed before: `bisect` assumed the given ends and named the last checkpoint whatever the
+    // test returned.
     assert_eq!((bisect("true").0, bisect("false").0), (Some(1), Some(1)));
     guards_are_passed_over(&rig, &bad, ids[5]);
     assert!(!rig.path().join("made-by-test").exists());
 }
 
-/// What the daemon made by itself before a restore is no step of anybody's work.
+/// `bisect` skips guard checkpoints, which the daemon makes before a restore.
 fn guards_are_passed_over(rig: &Rig, bad: &str, to: u64) {
     fs::write(rig.path().join("state"), "5\n").unwrap();
     rig.mount.restore(to);
@@ -198,7 +198,7 @@ cat a b
 echo done
 "#;
 
-/// An ordinary user gets a namespace of its own, where that is permitted.
+/// An ordinary user gets a user namespace, where permitted.
 #[test]
 fn an_ordinary_user_works_in_the_past() {
     if !user::can_have_a_namespace() {

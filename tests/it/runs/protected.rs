@@ -1,5 +1,5 @@
-//! `ckptfs run`: what a command did comes to light, and goes if it is to go. Its shapes are shown
-//! by `tests/it/cli/run.rs`.
+//! `ckptfs run` reports the changes of a command and rolls them back on request.
+//! `tests/it/cli/run.rs` tests its output.
 
 use std::fs;
 
@@ -7,8 +7,8 @@ use crate::common::command::sh;
 use crate::common::tree::assert_tree_is;
 use crate::common::{TreeOpts, Variant, for_each_variant, run_limited, sample_tree, tree_of};
 
-/// Whatever a command does to a tree, a rollback leaves what was there before, and the guard has
-/// what the command did.
+/// After arbitrary changes by a command, a rollback restores the previous tree, and the guard has
+/// the changes.
 fn a_rollback_takes_back_all_that_a_command_did(variant: Variant) {
     let rig = variant.start();
     sample_tree(rig.path());
@@ -47,7 +47,7 @@ fn a_rollback_takes_back_all_that_a_command_did(variant: Variant) {
         fs::read_to_string(rig.view(guard).join("d/e/f")).expect("what the command made"),
         "more\n"
     );
-    // Without the rollback it stays: the check above can fail.
+    // Control: without a rollback the changes remain.
     let output = run_limited(
         &mut rig.mount.command(&["run", "--", "sh", "-c", wreck]),
         120,

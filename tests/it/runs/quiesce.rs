@@ -1,5 +1,4 @@
-//! `checkpoint --quiesce`: it waits for an instant at which nothing is being changed, and says
-//! whether it found one.
+//! `checkpoint --quiesce` waits for an instant without changes and reports whether it found one.
 
 use std::fs::File;
 use std::io::Write;
@@ -10,10 +9,10 @@ use std::time::{Duration, Instant};
 use crate::common::wait::{seen, wait_until};
 use crate::common::{Variant, for_each_variant};
 
-/// A little less than the quiet time that `--quiesce` needs.
+/// Slightly less than the quiet time that `--quiesce` requires.
 const QUIET: Duration = Duration::from_millis(200);
 
-/// The longest time between two writes of all writers.
+/// Measures the longest gap between two writes of all writers.
 struct Gaps {
     began: Instant,
     last_us: AtomicU64,
@@ -29,7 +28,7 @@ impl Gaps {
         }
     }
 
-    /// A write has ended.
+    /// Records the end of a write.
     fn written(&self) {
         let now = self.began.elapsed().as_micros() as u64;
         let before = self.last_us.fetch_max(now, Ordering::SeqCst);
@@ -37,7 +36,7 @@ impl Gaps {
         self.longest_us.fetch_max(gap, Ordering::SeqCst);
     }
 
-    /// Begins again.
+    /// Restarts the measurement.
     fn forget(&self) {
         self.longest_us.store(0, Ordering::SeqCst);
     }
@@ -47,8 +46,8 @@ impl Gaps {
     }
 }
 
-/// Writers that never pause, in files that they hold open; with passthrough the daemon sees none of
-/// their writes.
+/// Writers that never pause, in files kept open; with passthrough the daemon sees none of their
+/// writes.
 fn writers_that_never_pause_are_told(variant: Variant) {
     let rig = variant.start();
     let (stop, gaps) = (Arc::new(AtomicBool::new(false)), Arc::new(Gaps::new()));
@@ -70,8 +69,8 @@ fn writers_that_never_pause_are_told(variant: Variant) {
         })
     };
     let writers: Vec<_> = (0..3).map(writer).collect();
-    // For a quarter of a second nothing must change: one of three will be let write, however busy
-    // the machine is. If none was, that instant was quiet.
+    // Nothing may change for a quarter of a second; normally one of three writers is scheduled,
+    // however busy the machine is. If none was, that instant was quiet.
     let busy = wait_until("no instant is found", || {
         gaps.forget();
         let made = rig.mount.checkpoint_json(&["--quiesce", "5s"]);
@@ -85,7 +84,7 @@ fn writers_that_never_pause_are_told(variant: Variant) {
         .map(|writer| writer.join().unwrap())
         .collect();
     assert_eq!(busy["quiesced"], false, "{busy}");
-    // Files that are only held open are nothing in flight.
+    // Files that are only open do not count as changes.
     let calm = rig.mount.checkpoint_json(&["--quiesce", "60s"]);
     assert_eq!(
         (&calm["quiesced"], &calm["atomic"]),
@@ -99,7 +98,7 @@ fn writers_that_never_pause_are_told(variant: Variant) {
     );
 }
 
-/// `--quiesce` waits for the moment at which a writer pauses. On a busy machine the scheduler may pause it too.
+/// `--quiesce` waits until a writer pauses. On a busy machine the scheduler may also pause it.
 fn a_pause_is_waited_for(variant: Variant) {
     let rig = variant.start();
     wait_until("it is made when the writer has paused", || {

@@ -1,4 +1,4 @@
-//! The tripwire: what a burst of removals destroys is in a checkpoint that nobody had to ask for.
+//! The tripwire: an automatic checkpoint keeps everything that a burst of removals destroys.
 
 use std::fs;
 use std::path::Path;
@@ -13,8 +13,8 @@ use crate::common::{
     MountOpts, Rig, TreeOpts, Variant, fails, for_each_variant, sample_tree, tree_of,
 };
 
-/// The time of the tripwire in these tests. Generous: a slow machine must do more than [`COUNT`]
-/// removals in it.
+/// The time limit of the tripwire in these tests, long enough for a slow machine to make more than
+/// [`COUNT`] removals.
 const WITHIN: Duration = Duration::from_secs(2);
 const COUNT: usize = 25;
 
@@ -29,7 +29,7 @@ fn start(variant: Variant) -> Rig {
     })
 }
 
-/// The checkpoints that the daemon made by itself, newest first.
+/// Returns the automatic checkpoints, newest first.
 fn automatic(rig: &Rig) -> Vec<u64> {
     let log = rig.mount.log_json();
     let of = |checkpoint: &Value| {
@@ -42,13 +42,13 @@ fn automatic(rig: &Rig) -> Vec<u64> {
         .collect()
 }
 
-/// Waits until the tripwire has forgotten whatever was destroyed before.
+/// Waits until the tripwire no longer counts earlier removals.
 fn quiet(began: Instant) {
     std::thread::sleep((WITHIN + Duration::from_millis(100)).saturating_sub(began.elapsed()));
 }
 
-/// Edits after the last checkpoint, and then everything is removed: one restore brings back all,
-/// the edits too.
+/// Edits after the last checkpoint, then a removal of everything: one restore recovers all,
+/// including the edits.
 fn rm_rf_is_undone_by_one_restore(variant: Variant) {
     let rig = start(variant);
     let asked = rig.mount.checkpoint();
@@ -64,13 +64,12 @@ fn rm_rf_is_undone_by_one_restore(variant: Variant) {
     assert_eq!(marks.len(), 1, "{:?}", rig.mount.log_json());
     rig.mount.ok(&["restore", "auto"]);
     assert_tree_is(rig.path(), &before, &TreeOpts::default());
-    // What somebody calls the latest is still what they asked for.
+    // `latest` still refers to the requested checkpoint.
     assert_eq!(rig.mount.json(&["show", "latest"])["id"], asked);
     assert_eq!(rig.mount.json(&["show", "auto"])["id"], marks[0]);
 }
 
-/// `find -exec rm`, one process for each file; `git clean`; a program that empties files; one that
-/// renames over them.
+/// `find -exec rm` with one process per file; `git clean`; truncation; renames over files; rmdir.
 fn other_ways_to_destroy_trip_it_too(variant: Variant) {
     let rig = start(variant);
     let first = rig.mount.checkpoint();
@@ -98,8 +97,9 @@ fn other_ways_to_destroy_trip_it_too(variant: Variant) {
     }
 }
 
-/// Edits a file and destroys more than [`COUNT`]: the number of marks before, and the marks after. On a busy machine one process per
-/// file may be too slow for a burst. Then it restores the files and repeats that.
+/// Edits a file and destroys more than [`COUNT`]; returns the number of earlier marks and the marks
+/// after. On a busy machine one process per file may be too slow for a burst; the function then
+/// restores the files and repeats.
 fn marks_of(rig: &Rig, first: u64, edit: &str, way: &str) -> (usize, Vec<u64>) {
     wait_until(&format!("a mark of {way}"), || {
         sh(rig.path(), &format!("echo {edit} > many/7"));
@@ -117,7 +117,7 @@ fn marks_of(rig: &Rig, first: u64, edit: &str, way: &str) -> (usize, Vec<u64>) {
     })
 }
 
-/// Waits until nothing that the tripwire made is kept, visible or hidden.
+/// Waits until no mark of the tripwire remains, visible or hidden.
 fn await_no_mark(rig: &Rig) {
     wait_until("the mark is freed", || {
         let deleted = rig.mount.json(&["log", "--deleted"]);
@@ -126,8 +126,8 @@ fn await_no_mark(rig: &Rig) {
     assert_eq!(automatic(rig), Vec::<u64>::new());
 }
 
-/// Until a burst is confirmed, its mark is not listed, is no directory in `.snapshots`, and does not
-/// stop `undo`. A daemon that is killed leaves it to the next one, which frees it, or confirms it.
+/// Until its burst is confirmed, a mark is not listed, has no directory in `.snapshots`, and does
+/// not affect `undo`. After a kill the next daemon frees or confirms it.
 fn a_mark_is_seen_when_its_burst_is_confirmed(variant: Variant) {
     let mut rig = start(variant);
     let asked = rig.mount.checkpoint();
@@ -153,15 +153,14 @@ fn a_mark_is_seen_when_its_burst_is_confirmed(variant: Variant) {
     rig.mount.kill();
     rig.mount.remount();
     sh(rig.path(), "rm -r many");
-    // The processes of the first shell are gone, and this one began within the time.
+    // This process started within the time limit, after those of the first shell exited.
     let marks = automatic(&rig);
     let kept = marks.last().expect("a confirmed mark");
     assert_tree_is(&rig.view(*kept), &before, &TreeOpts::default());
 }
 
-/// `agent install` replaces a file in the tree; no checkpoint is made before that.
-/// `gc` freed content that an older checkpoint and an undecided mark had in common, together with the
-/// older checkpoint.
+/// Failed before: `gc` freed content shared by an older checkpoint and an unconfirmed mark,
+/// together with the older checkpoint.
 fn gc_leaves_what_an_undecided_mark_needs(variant: Variant) {
     let opts = MountOpts::new(variant.io).arg(&format!("--tripwire={COUNT}/60s"));
     let rig = variant.start_with(opts, |dir| {
@@ -170,7 +169,7 @@ fn gc_leaves_what_an_undecided_mark_needs(variant: Variant) {
         }
     });
     rig.mount.checkpoint();
-    // A new file is no removal, and makes the tree differ from the checkpoint.
+    // A new file is not a removal, and makes the tree differ from the checkpoint.
     sh(rig.path(), "echo new > new; rm 1 2");
     rig.mount.checkpoint();
     let hidden = rig.mount.json(&["log", "--deleted"]);
@@ -180,6 +179,7 @@ fn gc_leaves_what_an_undecided_mark_needs(variant: Variant) {
     assert_eq!(report["findings"], serde_json::json!([]));
 }
 
+/// `agent install` replaces a file in the tree, which makes no mark.
 fn commands_of_ours_make_no_mark(variant: Variant) {
     let rig = start(variant);
     let asked = rig.mount.checkpoint();
@@ -189,7 +189,7 @@ fn commands_of_ours_make_no_mark(variant: Variant) {
     assert_eq!(rig.mount.checkpoint(), asked + 1);
 }
 
-/// What is no burst leaves no trace: the mark that was made in case it was one is freed.
+/// Without a burst the provisional mark is freed, without a trace.
 fn a_few_removals_leave_no_checkpoint(variant: Variant) {
     let rig = start(variant);
     let asked = rig.mount.checkpoint();
@@ -210,8 +210,7 @@ fn a_few_removals_leave_no_checkpoint(variant: Variant) {
     assert_eq!(link, Path::new(&asked.to_string()));
 }
 
-/// Nothing had changed since the last checkpoint: it is the state before the burst, and another
-/// would say the same.
+/// Without changes since the last checkpoint no mark is needed.
 fn a_burst_right_after_a_checkpoint_needs_no_other(variant: Variant) {
     let rig = start(variant);
     let asked = rig.mount.checkpoint();
@@ -224,9 +223,8 @@ fn a_burst_right_after_a_checkpoint_needs_no_other(variant: Variant) {
     );
 }
 
-/// Marks are made by the threads that serve the kernel. Whatever goes on at once, checkpoints by
-/// both ways, restores, mapped files, a view that is read: nobody waits for ever, and nothing that
-/// was kept is harmed.
+/// The threads that serve the kernel make the marks. With concurrent checkpoints of both kinds,
+/// restores, mapped files and view reads, no thread blocks forever, and no checkpoint is damaged.
 fn marks_are_made_beside_all_that_goes_on(variant: Variant) {
     let rig = variant.start_with(
         MountOpts::new(variant.io).arg("--tripwire=3/100ms"),
@@ -270,8 +268,8 @@ fn marks_are_made_beside_all_that_goes_on(variant: Variant) {
     rig.mount.ok(&["verify"]);
 }
 
-/// `git checkout .` over a few edited files, `sed -i`, and a script that empties them: what was in
-/// them was nowhere else, and lost.
+/// Failed before: `git checkout .` over a few edited files, `sed -i`, or a script that truncates
+/// them lost their only copy.
 fn a_few_edited_files_that_are_replaced_trip_it(variant: Variant) {
     let rig = start(variant);
     sh(
@@ -300,7 +298,7 @@ fn a_few_edited_files_that_are_replaced_trip_it(variant: Variant) {
             "{way}"
         );
     }
-    // One file is edited and replaced all the time, as an editor does: that is none.
+    // Repeated replacement of one file, as by an editor, makes no mark.
     let known = automatic(&rig).len();
     sh(
         rig.path(),
@@ -309,8 +307,7 @@ fn a_few_edited_files_that_are_replaced_trip_it(variant: Variant) {
     assert_eq!(automatic(&rig).len(), known);
 }
 
-/// `undo` after `rm -rf` deleted the checkpoint that somebody had asked for, and brought nothing
-/// back.
+/// Failed before: `undo` after `rm -rf` deleted the requested checkpoint and restored nothing.
 fn undo_after_a_burst_offers_what_was_there(variant: Variant) {
     let rig = start(variant);
     rig.mount.checkpoint();
@@ -327,13 +324,13 @@ fn undo_after_a_burst_offers_what_was_there(variant: Variant) {
     assert_eq!(rig.mount.log_json().as_array().map(Vec::len), Some(2));
     rig.mount.restore(mark);
     assert_tree_is(rig.path(), &before, &TreeOpts::default());
-    // From then on it is the restore that is undone.
+    // Afterwards `undo` reverts the restore.
     rig.mount.ok(&["undo"]);
     assert!(fs::read_dir(rig.path()).unwrap().count() < 3);
 }
 
-/// Rules that leave nothing, checked all the time: what the tripwire caught and what was undone
-/// went within two seconds.
+/// Failed before: with rules that keep nothing, applied continuously, marks and undone checkpoints
+/// were deleted within two seconds.
 fn retention_leaves_what_was_caught_and_what_was_undone(variant: Variant) {
     let rig = start(variant);
     for (key, value) in [
@@ -355,7 +352,7 @@ fn retention_leaves_what_was_caught_and_what_was_undone(variant: Variant) {
     rig.mount.ok(&["undo", "--force"]);
     sh(rig.path(), "echo more > many/3");
     let last = rig.mount.checkpoint();
-    // A run has been there: the first checkpoint is gone.
+    // `gc` has run once the first checkpoint is gone.
     wait_until("a run", || {
         let log = rig.mount.log_json();
         seen(!log.to_string().contains("\"id\":1,"), log)
@@ -371,26 +368,26 @@ fn retention_leaves_what_was_caught_and_what_was_undone(variant: Variant) {
     assert_eq!(ids, [last, guard, mark]);
     let hidden = rig.mount.json(&["log", "--deleted"]);
     assert_eq!(hidden[0]["id"], undone);
-    // With no time to be kept for, they go.
+    // They are deleted when their retention expires.
     for key in ["retention.keep-undone", "tripwire.keep"] {
         rig.mount.ok(&["config", "set", key, "1s"]);
     }
     wait_until("the mark goes", || same(automatic(&rig), Vec::<u64>::new()));
 }
 
-/// Bytes that are free, in the tree's filesystem.
+/// Returns the free space of the tree's filesystem, in bytes.
 fn free(rig: &Rig) -> u64 {
     let free = sh(rig.path(), "df -B1 --output=avail . | tail -1");
     free.trim().parse().expect("a number of bytes")
 }
 
-/// Takes all space but this many bytes.
+/// Allocates all free space except `left` bytes.
 fn fill(rig: &Rig, left: u64) {
     let taken = free(rig) - left;
     sh(rig.path(), &format!("fallocate -l {taken} fill"));
 }
 
-/// Where space is short, a removal frees it: no mark is made. One that was made before is freed.
+/// When space is short no mark is made, so that a removal frees space; an existing mark is freed.
 fn removing_frees_space_where_it_is_short(variant: Variant) {
     let rig = start(variant);
     let asked = rig.mount.checkpoint();
@@ -421,7 +418,7 @@ fn removing_frees_space_where_it_is_short(variant: Variant) {
     sh(rig.path(), &many);
     fill(&rig, 3 << 20);
     let warned = rig.mount.status_json()["warnings"].clone();
-    // There were two of the same want of space.
+    // Failed before: one shortage led to two warnings.
     let of_space: Vec<&str> = warned
         .as_array()
         .expect("a list")
@@ -438,8 +435,8 @@ fn removing_frees_space_where_it_is_short(variant: Variant) {
     assert_eq!(rig.mount.json(&["show", "latest"])["id"], asked);
 }
 
-/// In a branch, removing what the base has makes whiteouts: that goes on for a while on a full
-/// disk, and what the branch has itself frees space.
+/// In a branch, removing inherited files makes whiteouts, which works for some time on a full disk;
+/// removing the branch's own files frees space.
 fn a_branch_on_a_full_disk_can_remove(variant: Variant) {
     let rig = start(variant);
     rig.mount.checkpoint();
@@ -468,7 +465,7 @@ fn a_branch_on_a_full_disk_can_remove(variant: Variant) {
     rig.mount.ok(&["branch", "drop", "full"]);
 }
 
-/// The control of all this: without it there is no such checkpoint.
+/// Control: with the tripwire off no checkpoint is made.
 fn off_is_off(variant: Variant) {
     let rig = variant.start_with(
         MountOpts::new(variant.io).arg("--tripwire=off"),

@@ -1,4 +1,4 @@
-//! What a takeover leaves as it was, one thing at a time.
+//! State preserved by a takeover, one aspect per test.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -23,7 +23,7 @@ for_each_variant! { reflink =>
 }
 for_each_variant! { xfs => five_brief_workers_are_the_last }
 
-/// Reads and writes through handles that a worker gave out which is dead.
+/// Handles issued by a dead worker remain usable.
 fn open_files_go_on(v: Variant) {
     let mut rig = v.start();
     let path = rig.path().join("dir/file");
@@ -53,7 +53,7 @@ fn open_files_go_on(v: Variant) {
     );
     both.set_len(4).unwrap();
     both.sync_all().unwrap();
-    // A new handle of the same inode must get the backing id of the old ones.
+    // A new handle of the same inode must use the existing backing id.
     assert_eq!(fs::read(&path).unwrap(), b"ab23");
     rig.mount.replace_worker();
     both.write_all_at(b"Z", 0).unwrap();
@@ -72,7 +72,7 @@ fn open_files_go_on(v: Variant) {
     assert!(status["daemon"]["taken_over"].is_string(), "{status}");
 }
 
-/// It has no name by which the next worker could find it.
+/// An unlinked file has no name by which the next worker could find it.
 fn an_unlinked_open_file_keeps_its_bytes(v: Variant) {
     let mut rig = v.start();
     let path = rig.path().join("f");
@@ -111,9 +111,9 @@ fn an_unlinked_open_file_keeps_its_bytes(v: Variant) {
     assert!(fs::read_dir(rig.path()).unwrap().next().is_none());
 }
 
-/// Nobody had it open when it lost its name, so nothing held it for the next worker; and the next
-/// file that was opened got the number of its handle, which the kernel then gave back for both: a
-/// file that was open could not be opened again (EIO).
+/// Failed before: a file unlinked before it was opened was not held for the next worker. The next
+/// file opened got the same handle number, which the kernel then released for both, and further
+/// opens of an open file returned EIO.
 fn a_file_opened_after_its_name_went_goes_on(v: Variant) {
     let mut rig = v.start();
     let path = |name: &str| rig.path().join(name);
@@ -169,7 +169,7 @@ fn a_file_opened_after_its_name_went_goes_on(v: Variant) {
     assert_eq!(fs::read(rig.view(id).join("past")).unwrap(), b"past");
 }
 
-/// Files and directories of a view that are open, and paths into it.
+/// Open files and directories of a view, and paths into it, remain valid.
 fn views_stay_readable(v: Variant) {
     let mut rig = v.start();
     fs::create_dir_all(rig.path().join("a/b")).unwrap();
@@ -196,7 +196,7 @@ fn views_stay_readable(v: Variant) {
     assert_eq!(fs::read_to_string(view.join("a/b/f")).unwrap(), "then");
 }
 
-/// It cannot be read any more, and nothing else is affected.
+/// The file cannot be read any more; nothing else is affected.
 fn an_open_file_of_a_view_that_was_deleted_is_no_fault(v: Variant) {
     let mut rig = v.start();
     fs::write(rig.path().join("f"), "then").unwrap();
@@ -217,7 +217,7 @@ fn an_open_file_of_a_view_that_was_deleted_is_no_fault(v: Variant) {
     assert_eq!(fs::read_to_string(rig.view(last).join("f")).unwrap(), "now");
 }
 
-/// The control of all the others.
+/// Negative control for all other tests.
 fn without_a_holder_the_mount_dies(v: Variant) {
     let mut rig = v.start_with(MountOpts::new(v.io).arg("--no-holder"), |_| {});
     let path = rig.path().join("f");
@@ -234,8 +234,7 @@ fn without_a_holder_the_mount_dies(v: Variant) {
     assert_eq!(fs::read(&path).unwrap(), b"x");
 }
 
-/// What a handle of the dead worker writes is a change like any other: a checkpoint made after it
-/// has the content of its moment.
+/// Content written through a handle of a dead worker is captured by later checkpoints.
 fn a_file_that_was_written_before_is_captured_after(v: Variant) {
     let mut rig = v.start();
     let path = rig.path().join("log");
@@ -258,7 +257,7 @@ fn a_file_that_was_written_before_is_captured_after(v: Variant) {
     }
 }
 
-/// Nobody needs it while the daemon lives.
+/// The holder is needed only when the daemon dies.
 fn the_holder_may_die(v: Variant) {
     let mut rig = v.start();
     fs::write(rig.path().join("f"), "x").unwrap();
@@ -278,8 +277,8 @@ fn the_holder_may_die(v: Variant) {
     assert_eq!(fs::read(rig.view(id).join("f")).unwrap(), b"x");
 }
 
-/// A worker that cannot live must not be followed by others for ever: after five that made no
-/// difference the mount is dead, and requests fail instead of waiting. `mount` repairs it.
+/// A worker that cannot start must not be restarted forever: after five short-lived ones the mount
+/// is dead, and requests fail instead of waiting. `mount` repairs it.
 fn five_brief_workers_are_the_last(v: Variant) {
     let mut rig = v.start();
     fs::write(rig.path().join("f"), "x").unwrap();
@@ -313,8 +312,8 @@ fn five_brief_workers_are_the_last(v: Variant) {
     assert_eq!(fs::read(rig.view(id).join("f")).unwrap(), b"x");
 }
 
-/// Every worker tells the kernel the same generation of an inode, or the kernel takes the one it
-/// has for dead: EIO through every handle.
+/// All workers must report the same generation of an inode; otherwise the kernel marks its inode
+/// bad, and every handle returns EIO.
 fn a_second_name_leads_to_the_same_file(v: Variant) {
     let mut rig = v.start_with(MountOpts::new(v.io), |dir| {
         fs::write(dir.join("first"), "one").unwrap();
@@ -326,7 +325,7 @@ fn a_second_name_leads_to_the_same_file(v: Variant) {
         .open(rig.path().join("first"))
         .unwrap();
     rig.mount.replace_worker();
-    // Nobody has looked this name up before.
+    // A name not looked up before.
     assert_eq!(
         fs::metadata(rig.path().join("second")).unwrap().ino(),
         file.metadata().unwrap().ino()
@@ -339,8 +338,8 @@ fn a_second_name_leads_to_the_same_file(v: Variant) {
     assert_eq!(text, "ONE");
 }
 
-/// A mapping lives on without a handle; the next worker must know that stores may come, also to a
-/// file that has no past yet.
+/// A mapping outlives its handle. The next worker must expect stores through it, also to a file
+/// without a past.
 fn a_mapping_without_a_handle_is_captured(v: Variant) {
     let mut rig = v.start();
     let path = rig.path().join("map");
@@ -371,7 +370,8 @@ fn a_mapping_without_a_handle_is_captured(v: Variant) {
     assert_eq!(rig.mount.dirty(), ["map"]);
 }
 
-/// The kernel believes what a dead worker told it of an open file, and knows of each write itself.
+/// The kernel keeps cached attributes of an open file over a takeover and updates them on each
+/// write.
 fn what_the_kernel_was_told_before_is_not_stale_after(v: Variant) {
     let mut rig = v.start();
     let path = rig.path().join("f");

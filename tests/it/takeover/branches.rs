@@ -1,4 +1,4 @@
-//! What a takeover leaves as it was in branches.
+//! State of branches preserved by a takeover.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -22,7 +22,7 @@ for_each_variant! { xfs =>
 }
 for_each_variant! { xfs => a_branch_that_lost_its_connection_is_mounted_anew, many_kills_in_a_row }
 
-/// A tree with files of some kinds, and a branch of it.
+/// Returns a tree with several kinds of files, and a branch of it.
 fn start(v: Variant) -> (Rig, PathBuf) {
     let rig = v.start_with(MountOpts::new(v.io), |dir| {
         fs::create_dir_all(dir.join("a/b/c")).unwrap();
@@ -36,8 +36,8 @@ fn start(v: Variant) -> (Rig, PathBuf) {
     (rig, one)
 }
 
-/// Somebody who asks for what only the branch has, all the time: never an error, and never the
-/// directory below the mount, which has none of what is inherited.
+/// Permanently reads names that only the branch has. It must never see an error, or the directory
+/// below the mount, which lacks the inherited names.
 struct Watch<'a> {
     stop: &'a AtomicBool,
     asked: &'a AtomicU64,
@@ -58,7 +58,7 @@ impl Watch<'_> {
     }
 }
 
-/// The shell is in an inherited directory, and so is its script of things to do.
+/// The shell's working directory is an inherited directory.
 fn a_shell_in_a_branch_goes_on(v: Variant) {
     let (mut rig, one) = start(v);
     fs::write(one.join("marker"), "").unwrap();
@@ -91,7 +91,7 @@ fn a_shell_in_a_branch_goes_on(v: Variant) {
                 one.join("a/b/c").to_str().unwrap()
             );
             if round == 0 {
-                // In its own directory only: the watcher counts those of the root.
+                // Only below its directory: the watcher counts the names of the root.
                 assert_eq!(ask("echo new > own; mkdir d; mv own d/; cat d/own"), "new");
             }
             assert_eq!(ask("ls | tr '\\n' ' '; echo"), "c d small ");
@@ -117,8 +117,8 @@ fn a_shell_in_a_branch_goes_on(v: Variant) {
     );
 }
 
-/// Small ones are read by the daemon, large ones were copied up when they were opened; whatever the
-/// parent does to its own, and whatever is done in the branch later.
+/// Open inherited files keep their content, whatever happens to the parent's files or later in the
+/// branch. The daemon reads small ones; large ones were copied up at open.
 fn inherited_files_stay_open(v: Variant) {
     let (mut rig, one) = start(v);
     let mut small = File::open(one.join("a/b/small")).unwrap();
@@ -129,7 +129,7 @@ fn inherited_files_stay_open(v: Variant) {
     let below = PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd()));
     let map = Map::read_only(File::open(one.join("a/large")).unwrap(), 300_000);
     let ino = small.metadata().unwrap().ino();
-    // Of the parent nothing is as it was: one is written, one is gone, one is another.
+    // In the parent one file is written, one removed, and one replaced.
     fs::write(rig.path().join("a/b/small"), "the parent's own").unwrap();
     fs::remove_file(rig.path().join("one")).unwrap();
     fs::remove_file(rig.path().join("a/two")).unwrap();
@@ -152,7 +152,7 @@ fn inherited_files_stay_open(v: Variant) {
     large.read_exact_at(&mut bytes, 0).unwrap();
     assert!(bytes.iter().all(|byte| *byte == b'L'));
     assert_eq!(map.load(299_992 & !7), u64::from_le_bytes(*b"LLLLLLLL"));
-    // It is copied up while handles from before read it; two workers later they still do.
+    // A copy-up while handles opened before are in use, which remain valid over two takeovers.
     fs::write(one.join("a/b/small"), "changed here").unwrap();
     let mut now = [0; 12];
     again.read_exact_at(&mut now, 0).unwrap();
@@ -166,7 +166,7 @@ fn inherited_files_stay_open(v: Variant) {
         b"the parent's own"
     );
     drop((small, again, large, linked, map));
-    // A new handle of what nobody has open any more.
+    // A new handle of a closed file.
     assert_eq!(fs::read(one.join("a/b/small")).unwrap(), b"changed here");
 }
 
@@ -177,7 +177,7 @@ fn own_files_stay_open(v: Variant) {
         how.read(true).write(true).create(true).truncate(false);
         how.open(one.join(path)).unwrap()
     };
-    // Copied up, born here, and each of these without a name.
+    // Copied up, new, and each of them unlinked.
     let (copied, born) = (writable("a/b/small"), writable("born"));
     let (copied_gone, born_gone) = (writable("a/b/c/deep"), writable("gone"));
     born.write_all_at(b"0123", 0).unwrap();
@@ -216,7 +216,7 @@ fn own_files_stay_open(v: Variant) {
     assert_eq!(read(&born_gone), "ZZung");
     assert_eq!(fs::read(one.join("a/b/small")).unwrap(), b"01herited");
     assert_eq!(fs::read(one.join("born")).unwrap(), b"ab23");
-    // What is written by handles from before is captured.
+    // Writes through older handles are captured.
     let view = one.join(".snapshots").join(first.trim_end());
     assert_eq!(fs::read(view.join("a/b/small")).unwrap(), b"inherited");
     assert_eq!(fs::read(view.join("born")).unwrap(), b"0123");
@@ -230,8 +230,7 @@ fn own_files_stay_open(v: Variant) {
     assert_eq!(fs::read(rig.path().join("a/b/c/deep")).unwrap(), b"below");
 }
 
-/// Whoever holds on to an inode that was taken away is told so, and gets nothing else, whatever has
-/// its name now.
+/// A handle of a removed inode returns ESTALE, and never another inode with its name.
 fn what_was_removed_is_nothing_else(v: Variant) {
     let (mut rig, one) = start(v);
     let held = |path: &str| {
@@ -243,7 +242,7 @@ fn what_was_removed_is_nothing_else(v: Variant) {
     fs::remove_file(one.join("a/b/small")).unwrap();
     fs::remove_dir_all(one.join("a/b/c")).unwrap();
     fs::remove_file(one.join("a/two")).unwrap();
-    // Others of the same names.
+    // Recreated with the same names.
     fs::write(one.join("a/b/small"), "another").unwrap();
     fs::create_dir(one.join("a/b/c")).unwrap();
     fs::write(one.join("a/b/c/deep"), "another").unwrap();
@@ -254,7 +253,7 @@ fn what_was_removed_is_nothing_else(v: Variant) {
         let error = File::open(path).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ESTALE), "{error}");
     }
-    // The other name of this one is there.
+    // Reachable by its other name.
     let path = format!("/proc/self/fd/{}", link.as_raw_fd());
     assert_eq!(fs::read(path).unwrap(), b"linked");
     assert_eq!(fs::read(one.join("elsewhere/small")).unwrap(), b"another");
@@ -271,7 +270,7 @@ fn branches_of_branches_go_on(v: Variant) {
     let open = |path: &str| trees.map(|(tree, _)| File::open(tree.join(path)).unwrap());
     let (small, below) = (open("a/b/small"), open("a/b/c"));
     let written = trees.map(|(tree, _)| File::create(tree.join("written")).unwrap());
-    // What the nested one has from the one between is changed there.
+    // Changes a file that the nested branch inherits from this one.
     fs::write(one.join("a/b/small"), "later!").unwrap();
     fs::remove_file(one.join("a/b/c/deep")).unwrap();
     for round in 0..2 {
@@ -312,12 +311,12 @@ fn branches_of_branches_go_on(v: Variant) {
     }
 }
 
-/// Descriptors that a process has.
+/// Returns the number of descriptors of a process.
 fn descriptors(pid: u32) -> usize {
     fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
 }
 
-/// The holder has nothing of a branch that was dropped or unmounted, nor of its files.
+/// The holder closes all descriptors of a branch that was dropped or unmounted, and of its files.
 fn what_ended_is_let_go_of(v: Variant) {
     let (mut rig, one) = start(v);
     let holder = rig.mount.holder_pid().unwrap();
@@ -335,7 +334,7 @@ fn what_ended_is_let_go_of(v: Variant) {
         rig.mount.ok(&["branch", "drop", &format!("b{number}")]);
     }
     wait_until("all is let go of", || same(descriptors(holder), before));
-    // It was asked for while nobody served, and is done by the next.
+    // Requested while no worker served, and done by the next one.
     thread::sleep(Duration::from_millis(300));
     process::kill(rig.mount.pid());
     rig.mount.ok(&["branch", "drop", "one"]);
@@ -347,7 +346,7 @@ fn what_ended_is_let_go_of(v: Variant) {
     assert_eq!(fs::read(one.join("a/b/small")).unwrap(), b"inherited");
 }
 
-/// Somebody ends the connection of a branch while there is no worker.
+/// The connection of a branch is aborted while no worker runs.
 fn a_branch_that_lost_its_connection_is_mounted_anew(v: Variant) {
     let (mut rig, one) = start(v);
     let two = create(&rig, "two");
@@ -374,7 +373,7 @@ fn a_branch_that_lost_its_connection_is_mounted_anew(v: Variant) {
     assert_eq!(&bytes, b"inherited");
 }
 
-/// Everybody writes and looks at what was written; also the parent, whose checkpoint they are of.
+/// Writers verify their data in two branches and in the parent.
 fn many_kills_in_a_row(v: Variant) {
     let (mut rig, one) = start(v);
     let trees = [rig.path().to_owned(), one, create(&rig, "two")];

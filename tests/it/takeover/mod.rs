@@ -1,4 +1,4 @@
-//! The mount outlives its daemon: programs go on while it is killed, and nothing is lost or done
+//! Takeover: the mount survives its daemon. Programs continue, and no operation is lost or done
 //! twice.
 
 mod basic;

@@ -1,4 +1,4 @@
-//! What else goes on: watches, locks, git, SQLite; and what happens when no worker lives for long.
+//! Watches, locks, git and SQLite over takeovers; and a mount whose workers all die at once.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::common::{Variant, for_each_variant, process};
 for_each_variant! { reflink => watches_and_locks_stay, git_and_sqlite_go_on }
 for_each_variant! { xfs => a_mount_without_a_worker_that_lives_is_given_up }
 
-/// The kernel keeps both itself, as long as the inodes are the same to it.
+/// The kernel keeps watches and locks as long as its inodes are unchanged.
 fn watches_and_locks_stay(v: Variant) {
     let mut rig = v.start();
     let dir = rig.path().join("d");
@@ -61,8 +61,8 @@ fn watches_and_locks_stay(v: Variant) {
         .unwrap();
     assert!(!taken.success(), "the other lock is held too");
     drop(held);
-    // A program that another test is starting has a copy of the descriptor, and so the lock, until
-    // it is run.
+    // A program started by another test inherits the descriptor, and therefore the lock, until its
+    // exec.
     wait_until("the lock is free", || {
         flock(&other, FlockOperation::NonBlockingLockExclusive).is_ok()
     });
@@ -100,7 +100,7 @@ assert db.execute("SELECT count(*), max(id) FROM t").fetchone() == (i - i // 10,
 print(i)
 "#;
 
-/// Real programs, that stop at the first error.
+/// Real programs, which stop at the first error.
 fn git_and_sqlite_go_on(v: Variant) {
     let mut rig = v.start();
     let root = rig.path().to_owned();
@@ -138,7 +138,7 @@ fn git_and_sqlite_go_on(v: Variant) {
     println!("{v:?}: rounds {rounds:?}");
 }
 
-/// Workers that die at once: requests must fail in the end, and not wait for ever.
+/// If all workers die at once, requests fail after some time and do not wait forever.
 fn a_mount_without_a_worker_that_lives_is_given_up(v: Variant) {
     let mut rig = v.start();
     let path = rig.path().join("f");

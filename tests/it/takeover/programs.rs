@@ -1,5 +1,5 @@
-//! Programs at work while the worker is killed again and again: none sees an error, and nothing is
-//! lost or done twice.
+//! Programs run while the worker is killed repeatedly: none sees an error, and no operation is lost
+//! or done twice.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -18,7 +18,7 @@ use crate::common::{Rig, Variant, for_each_variant, sample};
 for_each_variant! { reflink => programs_go_on_while_workers_die }
 for_each_variant! { xfs => programs_go_on_in_a_branch }
 
-/// Kills of one run, short and long; in a branch what is compared takes longer.
+/// Kills per run, short and long form. In a branch the comparison takes longer.
 const KILLS: (u32, u32) = (2, 20);
 const KILLS_IN_BRANCH: (u32, u32) = (1, 5);
 
@@ -26,11 +26,11 @@ fn of_run((short, long): (u32, u32)) -> u32 {
     if is_long() { long } else { short }
 }
 
-/// Time between two kills, from the moment that one has been made good.
+/// Time from a completed takeover to the next kill.
 const PAUSE: Duration = Duration::from_millis(350);
 
-/// A program: it works below a directory until it is told to stop, counts its rounds, and says at
-/// the end what must be there.
+/// A program works below a directory until stopped, counts its rounds, and checks the result at the
+/// end.
 type Program = fn(&Path, &AtomicBool, &AtomicU64);
 
 const PROGRAMS: [(&str, Program); 9] = [
@@ -45,8 +45,8 @@ const PROGRAMS: [(&str, Program); 9] = [
     ("lists", list_while_it_changes),
 ];
 
-/// Each system call must do what it does on a directory of its own: `mkdir` of a name that nobody
-/// else makes never finds it there.
+/// Each system call behaves as in a private directory: `mkdir` of a unique name never returns
+/// EEXIST.
 fn make_and_remove_dirs(dir: &Path, stop: &AtomicBool, rounds: &AtomicU64) {
     while !stop.load(Ordering::Relaxed) {
         let round = rounds.load(Ordering::Relaxed);
@@ -133,7 +133,7 @@ fn link_and_unlink(dir: &Path, stop: &AtomicBool, rounds: &AtomicU64) {
     }
 }
 
-/// Done twice it would be as if it was never done.
+/// An exchange done twice would have no effect.
 fn exchange(dir: &Path, stop: &AtomicBool, rounds: &AtomicU64) {
     fs::write(dir.join("left"), "0").expect("write");
     fs::write(dir.join("right"), "1").expect("write");
@@ -174,7 +174,7 @@ fn attributes(dir: &Path, stop: &AtomicBool, rounds: &AtomicU64) {
     }
 }
 
-/// One handle for all the time, as a program with a log has it.
+/// Uses one handle throughout, as a logging program does.
 fn append_to_a_log(dir: &Path, stop: &AtomicBool, rounds: &AtomicU64) {
     use std::io::Write;
     let path = dir.join("log");
@@ -230,7 +230,7 @@ fn store_through_a_mapping(dir: &Path, stop: &AtomicBool, rounds: &AtomicU64) {
     }
 }
 
-/// The names that stay are in every listing, once.
+/// Each permanent name is in every listing exactly once.
 fn list_while_it_changes(dir: &Path, stop: &AtomicBool, rounds: &AtomicU64) {
     let stay: BTreeSet<OsString> = (0..600)
         .map(|number| OsString::from(format!("stays-{number:04}")))
@@ -251,8 +251,8 @@ fn list_while_it_changes(dir: &Path, stop: &AtomicBool, rounds: &AtomicU64) {
     }
 }
 
-/// What is compared of each view, while programs go on: not what is renamed all the time, which a
-/// view may fail to find (ESTALE) in the moment between a rename and the table's hearing of it.
+/// Prints the checksums compared for each view during the run. Excludes files renamed all the time:
+/// a view may return ESTALE between a rename and the update of the tables.
 const LISTING: &str =
     "find sample files log attributes -type f -print0 | sort -z | xargs -0 sha256sum";
 
@@ -267,15 +267,15 @@ fn start(v: Variant) -> Rig {
     rig
 }
 
-/// All programs at once, and workers that die at any moment; and checkpoints, whose views stay what
-/// they were.
+/// All programs run while workers die at random moments and checkpoints are made, whose views must
+/// not change.
 fn programs_go_on_while_workers_die(v: Variant) {
     let mut rig = start(v);
     let root = rig.path().to_owned();
     work(v, &mut rig, &root, of_run(KILLS));
 }
 
-/// The same where all that they begin with is inherited.
+/// The same with inherited files.
 fn programs_go_on_in_a_branch(v: Variant) {
     let mut rig = start(v);
     let root = crate::branch::support::create(&rig, "work");
@@ -305,7 +305,7 @@ fn work(v: Variant, rig: &mut Rig, root: &Path, kills: u32) {
     });
 }
 
-/// However this test ends, the programs do.
+/// Stops the programs when dropped.
 struct StopOnDrop<'a>(&'a AtomicBool);
 
 impl Drop for StopOnDrop<'_> {
@@ -320,7 +320,7 @@ fn kill_workers(rig: &mut Rig, root: &Path, rounds: &[AtomicU64], kills: u32) ->
     for kill in 0..kills {
         thread::sleep(PAUSE);
         slowest = slowest.max(rig.mount.replace_worker());
-        // Every program gets on with another worker.
+        // Every program makes progress with the next worker.
         let before: Vec<u64> = rounds
             .iter()
             .map(|rounds| rounds.load(Ordering::Relaxed))

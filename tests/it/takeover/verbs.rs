@@ -1,5 +1,5 @@
-//! Checkpoints, restores and questions while workers die: an answer is true for ever, and who only
-//! asks always gets one.
+//! Verbs while workers die: an answered checkpoint persists, and read-only verbs always get an
+//! answer.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
@@ -20,7 +20,7 @@ fn kills() -> u32 {
     if is_long() { 20 } else { 3 }
 }
 
-/// What a verb prints; `None` where its worker died before it answered.
+/// Returns the output of a verb, or `None` if its worker died before it answered.
 fn command(mount: &Mount, arguments: &[&str]) -> Option<String> {
     let output =
         try_run_limited(&mut mount.command(arguments), VERB_SECONDS).expect("no verb hangs");
@@ -35,8 +35,8 @@ fn command(mount: &Mount, arguments: &[&str]) -> Option<String> {
         .then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// Checkpoints of a file that counts up, and restores of a directory that somebody watches, as fast
-/// as it goes. Either may fail when its worker dies.
+/// Makes checkpoints of a counter file and restores a watched directory, without pauses. Both may
+/// fail when the worker dies.
 fn verbs_and_workers_that_die(v: Variant) {
     let mut rig = v.start();
     let root = rig.path().to_owned();
@@ -61,7 +61,7 @@ fn verbs_and_workers_that_die(v: Variant) {
     let mut acknowledged: BTreeMap<u64, u64> = BTreeMap::new();
     thread::scope(|scope| {
         let mapped = scope.spawn(|| store_all_the_time(&root, &stop, &stored));
-        // Also if something below fails: the scope waits for the thread.
+        // Drop also ends the thread if the test fails; the scope joins it.
         let _ended = End(&stop);
         for kill in 0..kills() {
             let worker = rig.mount.pid();
@@ -102,8 +102,8 @@ fn verbs_and_workers_that_die(v: Variant) {
     assert_kept(&rig, acknowledged);
 }
 
-/// Every checkpoint that was acknowledged is there, and nothing that announces a restore has done it
-/// to the tree.
+/// Checks that all acknowledged checkpoints exist, and that the notifications of a restore left no
+/// trace in the tree.
 fn assert_kept(rig: &Rig, acknowledged: BTreeMap<u64, u64>) {
     let root = rig.path();
     assert_eq!(
@@ -129,8 +129,8 @@ fn assert_kept(rig: &Rig, acknowledged: BTreeMap<u64, u64>) {
     }
 }
 
-/// A restore that was interrupted is finished by the worker that takes over; one that never began
-/// is not. Until that worker is there the kernel answers from what it knew.
+/// Restores the files by hand if the restore had not begun; an interrupted one is completed by the
+/// next worker. Until then the kernel answers from its caches.
 fn finish_by_hand(root: &Path) {
     match fs::remove_file(root.join("back/new")) {
         Ok(()) => fs::write(root.join("back/sub/f2"), "2").unwrap(),
@@ -138,7 +138,7 @@ fn finish_by_hand(root: &Path) {
     }
 }
 
-/// Tells a thread to end when it is dropped.
+/// Stops a thread when dropped.
 struct End<'a>(&'a AtomicBool);
 
 impl Drop for End<'_> {
@@ -147,8 +147,8 @@ impl Drop for End<'_> {
     }
 }
 
-/// Dirty pages of a mapping: in a daemon mount a checkpoint waits until they have been written by
-/// requests, which the next worker must answer.
+/// Dirties pages of a mapping: in a daemon mount a checkpoint waits for their write-back requests,
+/// which the next worker must answer.
 fn store_all_the_time(root: &Path, stop: &AtomicBool, stored: &AtomicU64) {
     let file = OpenOptions::new()
         .read(true)

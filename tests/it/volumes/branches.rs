@@ -19,7 +19,7 @@ fn a_branch_is_made_by_its_first_mount_and_dropped_by_its_removal() {
     rig.create("v", json!({}));
     fs::write(rig.mount("v", "a").join("f"), "volume").unwrap();
     rig.unmount("v", "a");
-    // An engine asks for what a container wants before it mounts it: no driver needs to be named.
+    // An engine calls Get before Mount, so a container need not name a driver.
     let told = rig.done("Get", &json!({"Name": "v@branch/try"}))["Volume"].clone();
     assert_eq!(
         (&told["Status"]["made"], &told["Mountpoint"]),
@@ -34,7 +34,7 @@ fn a_branch_is_made_by_its_first_mount_and_dropped_by_its_removal() {
         (&told["Status"]["made"], told["Mountpoint"].as_str()),
         (&json!(true), point.to_str())
     );
-    // Podman has one id for everything.
+    // Podman uses one id for all containers.
     let volume = rig.mount("v", "b");
     assert_eq!(fs::read(volume.join("f")).unwrap(), b"volume");
     rig.unmount("v", "b");
@@ -42,7 +42,7 @@ fn a_branch_is_made_by_its_first_mount_and_dropped_by_its_removal() {
     assert_eq!(names(&rig.status("v")), r#"["try"]"#);
     rig.unmount("v@branch/try", "b");
     assert!(!rig.is_mounted("v"));
-    // It is what it was.
+    // Its content is preserved.
     let point = rig.mount("v@branch/try", "c");
     assert_eq!(fs::read(point.join("f")).unwrap(), b"branch");
     let list: serde_json::Value =
@@ -51,7 +51,7 @@ fn a_branch_is_made_by_its_first_mount_and_dropped_by_its_removal() {
         (&list[0]["name"], &list[0]["changed"]),
         (&json!("try"), &json!(1))
     );
-    // A container has it, whatever the engine has recorded.
+    // A container uses it, whatever the engine recorded.
     let container = Container::start(&point);
     rig.unmount("v@branch/try", "c");
     assert!(rig.is_mounted("v"));
@@ -70,7 +70,7 @@ fn a_branch_is_made_by_its_first_mount_and_dropped_by_its_removal() {
         0,
         "nobody is recorded as using it"
     );
-    // It is in the trash of the volume, and an operation there.
+    // It is in the trash of the volume, and the removal is an operation there.
     rig.ok(&["--volume", "v", "branch", "restore", "try"]);
     let point = rig.mount("v@branch/try", "d");
     assert_eq!(fs::read(point.join("f")).unwrap(), b"branch");
@@ -103,12 +103,12 @@ fn what_cannot_be_branched_says_so_and_leaves_nothing() {
         "Create",
         &json!({"Name": "w", "Opts": {"from": "v@branch/try"}}),
     );
-    // A fresh copy goes with its last use, and the branch would with it.
+    // An ephemeral copy is deleted after its last use, and a branch would be deleted with it.
     rig.create("e", json!({"from": "v", "ephemeral": "true"}));
     let said = rig.error("Mount", &json!({"Name": "e@branch/try", "ID": "a"}));
     assert!(said.contains("fresh copy"), "{said}");
     assert!(!rig.is_mounted("e"), "a mount that failed is no use");
-    // One with a size is a filesystem of its own, and has no room beside its tree.
+    // A sized volume is a separate filesystem, without room next to its tree.
     rig.create("s", json!({"size": "300M"}));
     rig.error("Mount", &json!({"Name": "s@branch/try", "ID": "a"}));
     assert!(!rig.is_mounted("s"));
@@ -120,7 +120,7 @@ fn what_cannot_be_branched_says_so_and_leaves_nothing() {
             .all(|name| !name.to_string_lossy().contains('@')),
         "{left:?}"
     );
-    // It begins as the volume is when it is created.
+    // A branch starts from the state of the volume at its creation.
     fs::write(rig.mount("v", "a").join("f"), "before").unwrap();
     rig.done("Create", &json!({"Name": "v@branch/now", "Opts": null}));
     fs::write(rig.point("v").join("f"), "after").unwrap();

@@ -33,7 +33,7 @@ fn every_verb_acts_on_a_volume() {
     container.writes_on();
     container.end();
     rig.unmount("v", "a");
-    // It is mounted for a verb, and not longer.
+    // It is mounted only for the duration of a verb.
     fs::write(rig.root.join("volumes/v/f"), "three").unwrap();
     rig.ok(&["--volume", "v", "restore", "1", "f"]);
     assert!(!rig.is_mounted("v"));
@@ -82,7 +82,7 @@ fn volumes_are_made_listed_shown_and_removed() {
         parsed(rig.ok(&["volumes", "ls", "--json"]))[0]["options"],
         json!({"mode": "0700", "readonly": ""})
     );
-    // What the command line makes the engine sees.
+    // The engine sees volumes created on the command line.
     assert_eq!(rig.done("List", &json!({}))["Volumes"][0]["Name"], "v");
     assert_eq!(parsed(rig.ok(&["volumes", "inspect", "v"]))["Name"], "v");
     let point = rig.mount("v", "a");

@@ -17,7 +17,7 @@ fn get(rig: &Rig) -> Option<Vec<Value>> {
     samples(body)
 }
 
-/// The value of a metric, of a volume or of none.
+/// Returns the value of a metric, for a volume or the whole driver.
 fn value(all: &[Value], name: &str, volume: Option<&str>) -> Option<f64> {
     let is_it = |one: &&Value| one[0] == name && one[2]["volume"].as_str() == volume;
     let mut found = all.iter().filter(is_it);
@@ -60,7 +60,7 @@ fn the_numbers_of_each_volume_that_is_mounted_are_read_by_a_parser() {
         .iter()
         .filter(|one| one[2]["volume"] == "a" && one[0] != "ckptfs_volume_up");
     assert!(of_a.clone().count() > 10 && of_a.clone().all(|one| one[2]["mount"] == at));
-    // Nothing else is asked so.
+    // Other requests in this form are rejected.
     for (request, status) in [
         ("GET /", 405),
         ("GET /VolumeDriver.List", 405),
@@ -77,7 +77,7 @@ fn the_numbers_of_each_volume_that_is_mounted_are_read_by_a_parser() {
     }
 }
 
-/// Each collector's question would have left a thread behind that waits for the daemon.
+/// A collector's request must not leave a thread waiting for the daemon.
 #[test]
 fn a_daemon_that_hangs_is_told_as_down_and_holds_up_no_other() {
     if unavailable() {

@@ -1,5 +1,5 @@
-//! Container volumes without a container engine: the calls as engines send them, what is mounted by
-//! them, and what survives kills.
+//! Container volumes without a container engine: the calls that engines send, the resulting mounts,
+//! and their survival of kills.
 
 mod support;
 

@@ -1,4 +1,4 @@
-//! Engines hand on whatever somebody typed as a name.
+//! Invalid volume names, which engines pass on unchecked.
 
 use serde_json::json;
 
@@ -48,8 +48,7 @@ fn what_is_no_name_touches_nothing() {
             assert!(said.contains("name of a"), "{call} {name:?}: {said}");
         }
     }
-    // Names of files are not enough to be a volume, and a name in another writing is another
-    // volume.
+    // A file in the pool is not a volume, and names are case-sensitive.
     for name in ["good.json", "GOOD", "locks", "driver.lock"] {
         assert!(
             rig.error("Get", &json!({"Name": name}))

@@ -1,4 +1,4 @@
-//! What options promise.
+//! The guarantees of volume options.
 
 use std::fs;
 use std::io::Write;
@@ -35,7 +35,8 @@ fn an_option_that_is_not_known_is_refused_with_the_nearest() {
         0,
         "nothing is left of what was refused"
     );
-    // Docker asks Get only, and would say nothing: whoever asks again hears of it.
+    // Docker calls only Get for an existing volume and reports nothing; a repeated Create returns
+    // the error.
     rig.create("v", json!({"mode": "0700"}));
     rig.create("v", json!({"mode": "0700"}));
     assert!(
@@ -109,13 +110,14 @@ fn a_size_is_kept_to() {
     fill("a");
     fs::write(rig.mount("other", "a").join("f"), vec![1; 1 << 20]).expect("the others have room");
     fs::remove_file(rig.point("v").join("big")).expect("what was written can be removed");
-    // The kernel tells the daemon of a close beside, and XFS frees what a removed file had beside.
+    // The kernel sends RELEASE asynchronously, and XFS frees the blocks of a removed file in the
+    // background.
     wait_until("there is room", || {
         fs::write(rig.point("v").join("small"), "x")
     });
     rig.unmount("v", "a");
     rig.unmount("other", "a");
-    // In another mount it is the same.
+    // The limit also applies to the next mount.
     fill("b");
     assert_eq!(fs::read(rig.point("v").join("small")).unwrap(), b"x");
     rig.unmount("v", "b");
@@ -147,7 +149,7 @@ fn a_directory_that_there_is_is_served_in_place_and_never_removed() {
     fs::write(source.join("f"), "changed").unwrap();
     rig.unmount("v", "a");
     assert!(minor_of(&source).is_none());
-    // What somebody else has mounted stays mounted.
+    // A mount made by another process stays mounted.
     rig.ok(&["mount", source.to_str().unwrap()]);
     rig.mount("v", "b");
     rig.unmount("v", "b");
@@ -182,7 +184,7 @@ fn readonly_snapdir_and_owners_are_as_asked_for() {
     fs::write(point.join("f"), "x").unwrap();
     rig.ok(&["--volume", "v", "checkpoint"]);
     rig.unmount("v", "a");
-    // What Podman has instead of v@1, which it refuses.
+    // Podman's alternative to v@1, which it rejects.
     rig.create(
         "r",
         json!({"from": "v", "checkpoint": "1", "readonly": "true"}),
@@ -282,7 +284,7 @@ fn a_removed_volume_goes_to_the_trash_if_asked_for() {
     assert_eq!(trash.len(), 1);
     assert_eq!(fs::read(trash[0].join("tree/f")).unwrap(), b"kept");
     assert!(trash[0].join("volume.json").exists());
-    // It can be had back, with its history, unless another has its name.
+    // It can be recovered with its history, unless another volume has its name.
     rig.create("kept", json!({}));
     assert!(
         rig.refused(&["volumes", "recover", "kept"])
@@ -294,7 +296,7 @@ fn a_removed_volume_goes_to_the_trash_if_asked_for() {
     assert!(rig.ok(&["--volume", "kept", "log"]).contains("remember"));
     rig.unmount("kept", "a");
     assert_eq!(rig.ok(&["volumes", "ls", "--trash"]), "");
-    // Or be deleted for good.
+    // It can also be deleted permanently.
     rig.done("Remove", &json!({"Name": "kept"}));
     rig.ok(&["volumes", "purge", "kept"]);
     assert!(
@@ -389,7 +391,7 @@ fn what_the_history_takes_is_told_once_it_was_counted() {
     rig.ok(&["--volume", "v", "checkpoint"]);
     fs::write(point.join("f"), vec![2; 1 << 20]).unwrap();
     assert!(rig.status("v")["checkpoints"][0].get("bytes").is_none());
-    // The next driver looks at once, and not half a minute later.
+    // The next driver scans at once, not after half a minute.
     rig.kill();
     rig.serve(&[]);
     wait_until("it was counted", || {

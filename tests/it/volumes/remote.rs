@@ -1,4 +1,4 @@
-//! Volumes that a remote has.
+//! Volumes created from a remote.
 
 use std::fs;
 
@@ -9,13 +9,13 @@ use crate::common::succeeds;
 use crate::common::tree::assert_same;
 use crate::volumes::support::{Rig, SECONDS, unavailable};
 
-/// A driver with remotes.
+/// Starts a driver with remotes.
 fn start(remotes: &Remotes) -> Rig {
     let file = remotes.file().display().to_string();
     Rig::start_on(crate::common::Fs::Xfs, &["--remotes", &file])
 }
 
-/// Sends a volume, as a person does.
+/// Pushes a volume, like a user.
 fn push(rig: &Rig, remotes: &Remotes, volume: &str) {
     let mut push = rig.ckptfs(&["--volume", volume, "push", "home"]);
     succeeds(push.env("CKPTFS_REMOTES", remotes.file()), SECONDS);
@@ -54,7 +54,7 @@ fn a_volume_begins_as_one_that_a_remote_has() {
     let listed = second.ok(&["volumes", "ls"]);
     assert!(listed.contains("from home:data@2"), "{listed}");
     assert_eq!(second.ok(&["--volume", "newest", "checkpoint"]), "1\n");
-    // Two that are called alike, of two stores, are told apart.
+    // Two volumes of one name, from two stores, are distinguished.
     let mut stores: Vec<String> = Vec::new();
     second.create("data", json!({}));
     second.ok(&["--volume", "data", "checkpoint"]);
@@ -112,10 +112,10 @@ fn what_a_remote_has_not_leaves_nothing() {
         said.contains("home has no checkpoint 7 of volume data"),
         "{said}"
     );
-    // A name that is there, of something else, is not overwritten.
+    // An existing volume of another origin is not overwritten.
     let taken = json!({"Name": "data", "Opts": {"remote": "home", "from": "data"}});
     assert!(rig.error("Create", &taken).contains("already exists"));
-    // Damage is found, and is no volume.
+    // Damage is detected, and no volume is created.
     let packs = remotes.repository().join("data");
     crate::common::command::sh(
         &packs,

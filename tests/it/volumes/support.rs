@@ -1,5 +1,5 @@
-//! A pool on a filesystem of its own, a driver that serves it, and processes that use volumes as
-//! containers do.
+//! A pool on a private filesystem, a driver that serves it, and processes that use volumes like
+//! containers.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -16,7 +16,7 @@ pub use crate::common::pool::{SECONDS, unavailable};
 use crate::common::wait::wait_until;
 use crate::common::{Fs, process, run_limited, tool};
 
-/// A pool, and the driver that serves it.
+/// A pool and its driver.
 pub struct Rig(Pool);
 
 impl Deref for Rig {
@@ -34,12 +34,12 @@ impl DerefMut for Rig {
 }
 
 impl Rig {
-    /// A pool on XFS, served.
+    /// Starts a driver on a pool on XFS.
     pub fn start() -> Rig {
         Rig::start_on(Fs::Xfs, &[])
     }
 
-    /// A pool on this filesystem, served with these further arguments.
+    /// Starts a driver on a pool on `fs`, with further arguments.
     pub fn start_on(fs: Fs, arguments: &[&str]) -> Rig {
         let mut rig = Rig(Pool::new(fs, "plugins/ckptfs.sock"));
         rig.has_copies = true;
@@ -47,7 +47,7 @@ impl Rig {
         rig
     }
 
-    /// Starts a driver, and waits until it answers.
+    /// Starts a driver, and waits until it replies.
     pub fn serve(&mut self, arguments: &[&str]) {
         let socket = self.socket.to_str().expect("text").to_owned();
         let mut command = self.ckptfs(&["serve", "volumes", "--socket", &socket]);
@@ -56,7 +56,7 @@ impl Rig {
             .serve(command, |socket| UnixStream::connect(socket).is_ok());
     }
 
-    /// A call, on a connection of its own: status and answer.
+    /// Performs a call on a new connection. Returns status and reply.
     pub fn call(&self, name: &str, body: &Value) -> (u16, Value) {
         let body = format!("{body}\n");
         let request = format!(
@@ -79,7 +79,7 @@ impl Rig {
         )
     }
 
-    /// Sends some bytes, and gives all that comes back until the driver closes the connection.
+    /// Sends bytes, and returns the reply up to the end of the connection.
     pub fn exchange(&self, bytes: &[u8]) -> String {
         let mut stream = UnixStream::connect(&self.socket).expect("the driver listens");
         stream
@@ -93,7 +93,7 @@ impl Rig {
         text
     }
 
-    /// A call to a driver that may be killed meanwhile: `None` if it was not answered.
+    /// Calls a driver that may be killed during the call. Returns `None` without a reply.
     pub fn try_call(&self, name: &str, body: &Value) -> Option<(u16, Value)> {
         let body = body.to_string();
         let request = format!(
@@ -114,7 +114,7 @@ impl Rig {
         ))
     }
 
-    /// A call that must succeed.
+    /// Performs a call that must succeed.
     #[track_caller]
     pub fn done(&self, name: &str, body: &Value) -> Value {
         let (status, value) = self.call(&format!("VolumeDriver.{name}"), body);
@@ -127,7 +127,8 @@ impl Rig {
         value
     }
 
-    /// What a call says that must be refused. Podman takes every 200 for success.
+    /// Performs a call that must be rejected, and returns its error. Podman treats every 200 as
+    /// success.
     #[track_caller]
     pub fn error(&self, name: &str, body: &Value) -> String {
         let (status, value) = self.call(&format!("VolumeDriver.{name}"), body);
@@ -139,13 +140,12 @@ impl Rig {
             .to_owned()
     }
 
-    /// Makes a volume.
     #[track_caller]
     pub fn create(&self, name: &str, options: Value) {
         self.done("Create", &json!({"Name": name, "Opts": options}));
     }
 
-    /// Mounts a volume; where.
+    /// Mounts a volume, and returns its mount point.
     #[track_caller]
     pub fn mount(&self, name: &str, id: &str) -> PathBuf {
         let value = self.done("Mount", &json!({"Name": name, "ID": id}));
@@ -157,8 +157,7 @@ impl Rig {
         PathBuf::from(point)
     }
 
-    /// Mounts a volume for a process that has ended when this returns, as for an engine that was
-    /// killed.
+    /// Mounts a volume for a process that has ended on return, as for a killed engine.
     #[track_caller]
     pub fn mount_for_the_dead(&self, name: &str, id: &str) {
         let body = json!({"Name": name, "ID": id}).to_string();
@@ -176,19 +175,18 @@ impl Rig {
         );
     }
 
-    /// Gives a mount back.
     #[track_caller]
     pub fn unmount(&self, name: &str, id: &str) {
         self.done("Unmount", &json!({"Name": name, "ID": id}));
     }
 
-    /// The status part of what `Get` says.
+    /// Returns the `Status` in the reply of `Get`.
     #[track_caller]
     pub fn status(&self, name: &str) -> Value {
         self.done("Get", &json!({"Name": name}))["Volume"]["Status"].clone()
     }
 
-    /// The processes that serve a volume: the daemon, and its holder.
+    /// Returns the processes that serve a volume: the daemon, and its holder.
     pub fn daemons(&self, name: &str) -> (u32, u32) {
         let point = self.point(name);
         let said = self.ok(&["-C", point.to_str().expect("text"), "status", "--json"]);
@@ -200,15 +198,15 @@ impl Rig {
     }
 }
 
-/// A process with the volume at `/data` of a mount namespace and a root directory of its own, and
-/// nothing of the host's mounts: what a container is to a volume, made as container engines do it.
+/// A process with a private mount namespace and root directory, the volume at `/data`, and none of
+/// the host's mounts. It is set up in the way container engines do.
 pub struct Container {
     process: Child,
 }
 
-/// Makes a root directory with the system's programs in it, the volume `$1` at `/data`, and leaves
-/// the host's behind. Then it appends a line to `log` there every few milliseconds; the pause is a
-/// read(2) of what never comes, for a child would outlive the container by a moment.
+/// Sets up a root directory with the system's programs and the volume `$1` at `/data`, and detaches
+/// the host's root. Then it appends a line to `log` every few milliseconds. The pause is a read(2)
+/// that times out, because a child process would outlive the container by a moment.
 const CONTAINER: &str = r#"
 set -e
 mount -t tmpfs tmpfs /mnt
@@ -224,7 +222,7 @@ while echo line >>/data/log; do read -rt 0.02 _ || true; done
 read -r _
 "#;
 
-/// A script with this argument, in a mount namespace of its own.
+/// Runs a script with an argument in a private mount namespace.
 fn apart(script: &str, argument: &Path) -> Child {
     let unshare = ["--mount", "--propagation", "private"];
     tool("unshare", &unshare)
@@ -237,7 +235,7 @@ fn apart(script: &str, argument: &Path) -> Child {
 }
 
 impl Container {
-    /// Starts one on what is mounted at `point`.
+    /// Starts a container with the mount at `point`.
     pub fn start(point: &Path) -> Container {
         let container = Container {
             process: apart(CONTAINER, point),
@@ -251,14 +249,13 @@ impl Container {
             .map_or(0, |found| found.len())
     }
 
-    /// Waits until it has written something more.
+    /// Waits until it has written more.
     #[track_caller]
     pub fn writes_on(&self) {
         let before = self.lines();
         wait_until("the container writes", || self.lines() > before);
     }
 
-    /// Ends it.
     pub fn end(mut self) {
         self.stop();
     }
@@ -279,12 +276,12 @@ impl Drop for Container {
     }
 }
 
-/// A process in a mount namespace of its own.
+/// A process in a private mount namespace.
 pub struct Held {
     process: Child,
 }
 
-/// Lets go of the mounts of others that a new namespace has copies of: their owners would wait for
+/// Unmounts the new namespace's copies of other tests' mounts, because their owners would wait for
 /// them.
 const LET_GO: &str = r#"
 set -e
@@ -296,21 +293,20 @@ done
 "#;
 
 impl Held {
-    /// Runs a script, whose `$1` is the disk of the rig, and which then waits for something to
-    /// read.
+    /// Runs a script, whose `$1` is the disk of the rig. The script must end by waiting for input.
     pub fn start(script: &str, disk: &Path) -> Held {
         Held {
             process: apart(&format!("{LET_GO}{script}"), disk),
         }
     }
 
-    /// Whether it still runs.
+    /// Returns whether the process still runs.
     pub fn lives(&mut self) -> bool {
         self.process.try_wait().expect("a child").is_none()
     }
 
-    /// Waits until it has a namespace of its own, in which something is mounted at a path that ends
-    /// with this one.
+    /// Waits until the process has a private namespace with a mount at a path that ends with
+    /// `point`.
     #[track_caller]
     pub fn sees(&self, point: &Path) {
         let below = point.strip_prefix("/").expect("absolute");
@@ -329,7 +325,7 @@ impl Held {
         });
     }
 
-    /// Waits until its root directory is another than ours.
+    /// Waits until the process has another root directory than ours.
     #[track_caller]
     pub fn is_rooted_elsewhere(&self) {
         use std::os::unix::fs::MetadataExt;

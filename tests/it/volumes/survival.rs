@@ -1,4 +1,4 @@
-//! What is killed, and what goes on.
+//! Kills of driver, daemon and holder, and the recovery from them.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -21,7 +21,7 @@ fn kill(pid: u32) {
     assert!(process::wait_dead(pid, start, Duration::from_secs(SECONDS)));
 }
 
-/// Makes what is recorded older than the driver lets be.
+/// Makes the recorded uses older than the driver's grace period.
 fn age_uses(rig: &Rig, name: &str) {
     let mut record = rig.record(name);
     for one in record["mounts"].as_array_mut().expect("a list") {
@@ -46,7 +46,7 @@ fn a_killed_driver_is_followed_by_another_and_containers_go_on() {
     age_uses(&rig, "used");
     age_uses(&rig, "left");
     rig.serve(&[]);
-    // What nobody has any more is unmounted, what a container has is not.
+    // A volume without users is unmounted; one in a container is not.
     wait_until("the left use is dropped", || !rig.is_mounted("left"));
     assert_eq!(rig.record("left")["mounts"], json!([]));
     assert_eq!(
@@ -77,7 +77,7 @@ fn a_use_that_is_young_is_not_taken_for_a_dead_one() {
     rig.kill();
     age_uses(&rig, "w");
     rig.serve(&[]);
-    // The engine is just about to start the container: what it was told must hold.
+    // The engine is about to start the container, so the mount that was reported must stay.
     wait_until("the pool was put in order", || !rig.is_mounted("w"));
     assert!(rig.is_mounted("v"));
     Container::start(&point).end();
@@ -97,7 +97,7 @@ fn a_killed_daemon_is_followed_by_another_under_a_running_container() {
         kill(daemon);
         container.writes_on();
         assert_eq!(rig.daemons("v").1, holder);
-        // One that died sooner would count as one that cannot live.
+        // A daemon that dies sooner counts as unable to run.
         std::thread::sleep(Duration::from_millis(300));
     }
     container.end();
@@ -183,7 +183,7 @@ fn a_socket_of_the_service_manager_is_used_and_left() {
     let mut rig = Rig::start();
     assert_eq!(rig.end(), 0);
     let listener = UnixListener::bind(&rig.socket).unwrap();
-    // Somebody asks before there is a driver: the question waits in the socket.
+    // A client connects before the driver runs: the request waits in the socket.
     let mut early = UnixStream::connect(&rig.socket).unwrap();
     early
         .write_all(b"POST /Plugin.Activate HTTP/1.1\r\nHost: \r\nConnection: close\r\n\r\n")
@@ -236,8 +236,8 @@ fn what_was_cut_short_is_finished_or_taken_back() {
     rig.create("w", json!({}));
     rig.mount("w", "a");
     rig.kill();
-    // A removal that had begun, trees without a record, one that was being made, and one that was
-    // being deleted.
+    // A removal that had begun, trees without a record, a tree under construction, and one under
+    // deletion.
     let mut record = rig.record("v");
     record["removing"] = json!(true);
     fs::write(rig.record_path("v"), record.to_string()).unwrap();
@@ -267,8 +267,8 @@ fn what_was_cut_short_is_finished_or_taken_back() {
         Some(1),
         "one damaged record does not hide the others"
     );
-    // Nobody was told that x is there: it is made anew. But nothing is deleted that may be
-    // somebody's.
+    // The creation of x was never acknowledged, so x is created again. Its old tree is moved to the
+    // trash, because it may be a user's.
     rig.create("x", json!({}));
     assert!(!rig.mount("x", "a").join("d").exists());
     let trash = fs::read_dir(rig.root.join("trash"))
@@ -291,7 +291,7 @@ fn a_mount_that_takes_long_is_answered_in_time_and_goes_on() {
     rig.create("v", json!({}));
     let lock = fs::File::create(rig.root.join("locks/v")).unwrap();
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
-    // Podman waits for five seconds and no longer.
+    // Podman times out after five seconds.
     let said = rig.error("Mount", &json!({"Name": "v", "ID": "a"}));
     assert!(
         said.starts_with("the volume is still being mounted"),
@@ -305,8 +305,8 @@ fn a_mount_that_takes_long_is_answered_in_time_and_goes_on() {
     assert!(!rig.is_mounted("v"));
 }
 
-/// Makes, uses and removes volumes until the driver is gone; those that are there for certain, and
-/// the one of which it is not known.
+/// Creates, uses and removes volumes until the driver is killed. Returns the volumes that exist for
+/// certain, and one whose state is unknown.
 fn work_until_killed(rig: &Rig, round: usize) -> (Vec<String>, Option<String>) {
     let mut there = Vec::new();
     for number in 0.. {
@@ -375,14 +375,14 @@ fn what_was_acknowledged_survives_kills_at_any_moment_and_nothing_is_left_over()
         rig.done("Remove", &json!({"Name": name}));
     }
     for name in unknown {
-        // Either way it can be made, used and removed.
+        // In both states it can be created, used and removed.
         rig.create(&name, json!({}));
         rig.mount(&name, "b");
         rig.unmount(&name, "b");
         rig.unmount(&name, "a");
         rig.done("Remove", &json!({"Name": name}));
     }
-    // The next driver looks at once, and not half a minute later.
+    // The next driver scans at once, not after half a minute.
     rig.kill();
     rig.serve(&[]);
     for dir in ["volumes", "meta", "mnt", "images", "gone", "staging"] {
@@ -394,7 +394,7 @@ fn what_was_acknowledged_survives_kills_at_any_moment_and_nothing_is_left_over()
     }
 }
 
-/// 256 requests that did not end kept every other client away for 30 seconds, and 256 silent
+/// Failed before: 256 incomplete requests blocked every other client for 30 seconds, and 256 silent
 /// connections for an hour.
 #[test]
 fn half_requests_keep_no_client_away() {

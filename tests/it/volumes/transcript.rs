@@ -1,5 +1,5 @@
-//! What real engines send, byte by byte (docker.io 20.10.24, Docker 26.1.5, podman 4.3.1 and
-//! 5.4.2), and what they are answered.
+//! The requests of real engines, byte by byte (docker.io 20.10.24, Docker 26.1.5, podman 4.3.1 and
+//! 5.4.2), and the replies.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::volumes::support::{Rig, SECONDS, unavailable};
 
-/// A connection that stays open, as an engine's.
+/// A persistent connection, like an engine's.
 struct Engine {
     stream: BufReader<UnixStream>,
     headers: &'static str,
@@ -36,7 +36,7 @@ impl Engine {
         }
     }
 
-    /// One call; the status line, the type, and the body as bytes.
+    /// Performs a call. Returns the status line and the body, after checking the content type.
     fn call(&mut self, name: &str, body: &str) -> (String, String) {
         let body = match (name, body) {
             ("Plugin.Activate", _) => String::new(),
@@ -142,7 +142,7 @@ fn life(rig: &Rig, engine: &mut Engine, no_options: &str) {
     end(rig, engine, named);
 }
 
-/// The end of a volume, and calls that cannot be answered.
+/// The end of a volume, and invalid calls.
 fn end(rig: &Rig, engine: &mut Engine, named: &str) {
     let ok = "HTTP/1.1 200 OK";
     assert!(!rig.is_mounted("vol1"));
@@ -168,7 +168,7 @@ fn end(rig: &Rig, engine: &mut Engine, named: &str) {
     );
 }
 
-/// When it was made, in RFC 3339.
+/// Returns the creation time, after checking that it is in RFC 3339 format.
 fn created(told: &Value) -> String {
     let created = told["Volume"]["CreatedAt"]
         .as_str()
@@ -180,7 +180,7 @@ fn created(told: &Value) -> String {
     created.to_owned()
 }
 
-/// What an engine asks first.
+/// The first calls of an engine.
 fn introduction(engine: &mut Engine) {
     let ok = "HTTP/1.1 200 OK";
     assert_eq!(
@@ -203,7 +203,7 @@ fn docker_s_calls_are_answered_as_docker_expects() {
     }
     let rig = Rig::start();
     let old = "Host: \r\nUser-Agent: Go-http-client/1.1\r\nAccept: application/vnd.docker.plugins.v1.2+json\r\n";
-    // Of `run -v new:/d --volume-driver ckptfs`.
+    // From `run -v new:/d --volume-driver ckptfs`.
     life(
         &rig,
         &mut Engine::connect(&rig, old, "\n", false),

@@ -1,4 +1,4 @@
-//! Mounts and unmounts: what is recorded of them, and what counts.
+//! Mounts and unmounts: the records of uses, and actual uses.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -16,7 +16,8 @@ fn uses_are_a_set() {
     }
     let rig = Rig::start();
     rig.create("v", json!({}));
-    // After a missed Unmount docker mounts with the same id again: a counter would never come down.
+    // After a missed Unmount, Docker mounts with the same id again: a counter would never reach
+    // zero.
     for id in ["a", "a", "b", "a"] {
         rig.mount("v", id);
     }
@@ -44,7 +45,7 @@ fn removal_goes_by_what_is_mounted_and_not_by_what_is_recorded() {
     let said = rig.error("Remove", &json!({"Name": "v"}));
     assert!(said.contains("is mounted at /data of process"), "{said}");
     container.writes_on();
-    // The engine was killed: nobody gives "a" back, and the container is gone.
+    // The engine was killed: "a" is never released, and the container has ended.
     container.end();
     rig.done("Remove", &json!({"Name": "v"}));
     assert!(!rig.is_mounted("v") && !rig.record_path("v").exists());
@@ -82,7 +83,7 @@ fn a_past_state_is_mounted_read_only_beside_the_volume() {
     rig.ok(&["--volume", "v", "checkpoint", "-m", "one"]);
     rig.ok(&["--volume", "v", "tag", "1", "good"]);
     fs::write(point.join("f"), "new").unwrap();
-    // The same id for both: Podman has one for everything.
+    // The same id for both, because Podman has one for all containers.
     for name in ["v@1", "v@good"] {
         assert_eq!(
             rig.done("Get", &json!({"Name": name}))["Volume"]["Name"],
@@ -181,8 +182,8 @@ fn a_new_volume_is_empty_and_anybody_can_use_it() {
     let rig = Rig::start();
     rig.create("v", json!({"mode": "0777"}));
     let point = rig.mount("v", "a");
-    // Docker copies an image's files into a volume whose root directory is empty: not even our own
-    // names may be there.
+    // Docker copies an image's files into a volume whose root directory is empty, so our names must
+    // be hidden.
     assert_eq!(fs::read_dir(&point).unwrap().count(), 0);
     let write = format!("echo mine >{}/f", point.display());
     let mut other = tool(
@@ -219,8 +220,8 @@ fn copies_of_the_host_s_mounts_are_no_use_and_keep_nothing() {
     let rig = Rig::start();
     rig.create("v", json!({}));
     let point = rig.mount("v", "a");
-    // A namespace copied from ours, and a container with the whole host below a directory, as
-    // monitoring has it.
+    // A copy of our namespace, and a container with the whole host below a directory, as for
+    // monitoring.
     let mut copy = Held::start("read -r _", rig.disk());
     let with_host = "mkdir \"$1/own\" && mount --bind \"$1/own\" \"$1/own\" && cd \"$1/own\" && mkdir host && mount --rbind / host \
                      && for dir in usr bin lib lib64; do ln -s host/$dir $dir; done && exec chroot . /bin/sh -c 'read -r _'";
@@ -231,7 +232,7 @@ fn copies_of_the_host_s_mounts_are_no_use_and_keep_nothing() {
     }
     rig.unmount("v", "a");
     assert!(!rig.is_mounted("v"));
-    // The old filesystem is still there, in the copies; the volume is served by a new one.
+    // The old filesystem lives on in the copies; the volume is served by a new one.
     fs::write(rig.mount("v", "b").join("f"), "x").unwrap();
     rig.unmount("v", "b");
     rig.done("Remove", &json!({"Name": "v"}));
@@ -239,8 +240,7 @@ fn copies_of_the_host_s_mounts_are_no_use_and_keep_nothing() {
         copy.lives() && host.lives(),
         "they have kept what there was of it the whole time"
     );
-    // A container in which a directory that is served in place is at the same place is one that
-    // uses it.
+    // A container that has a directory served in place at the same path uses it.
     let source = rig.disk().join("source");
     fs::create_dir(&source).unwrap();
     rig.create("s", json!({"source": source}));
@@ -257,8 +257,8 @@ fn copies_of_the_host_s_mounts_are_no_use_and_keep_nothing() {
     rig.done("Remove", &json!({"Name": "s"}));
 }
 
-/// An engine that is killed gives nothing back: the next container of an ephemeral volume found
-/// what the last one had written.
+/// Failed before: a killed engine releases nothing, and the next container of an ephemeral volume
+/// found the data of the last one.
 #[test]
 fn an_ephemeral_volume_is_fresh_after_its_engine_was_killed() {
     if unavailable() {
@@ -272,7 +272,7 @@ fn an_ephemeral_volume_is_fresh_after_its_engine_was_killed() {
     rig.mount_for_the_dead("trial", "killed");
     let point = rig.point("trial");
     fs::write(point.join("f"), "dirty").unwrap();
-    // As long as the container runs, which outlives its engine, it has what it has.
+    // A container that outlives its engine keeps its data.
     let container = Container::start(&point);
     assert_eq!(
         fs::read(rig.mount("trial", "beside").join("f")).unwrap(),
@@ -280,7 +280,7 @@ fn an_ephemeral_volume_is_fresh_after_its_engine_was_killed() {
     );
     rig.unmount("trial", "beside");
     container.end();
-    // The engine asks again under another id, or under the same: it has restarted the container.
+    // The engine mounts it under another id, or under the same one after restarting the container.
     for id in ["another", "killed"] {
         rig.mount_for_the_dead("trial", "killed");
         fs::write(point.join("f"), "dirty").unwrap();
@@ -294,7 +294,7 @@ fn an_ephemeral_volume_is_fresh_after_its_engine_was_killed() {
     }
 }
 
-/// `gc` took checkpoints from under the containers that looked at them.
+/// Failed before: `gc` deleted checkpoints that containers had mounted.
 #[test]
 fn a_past_state_in_use_is_pinned() {
     if unavailable() {
@@ -338,8 +338,8 @@ fn a_past_state_in_use_is_pinned() {
     rig.unmount("v", "a");
 }
 
-/// Anybody can mount a FUSE filesystem in a namespace of their own, and call it by the name of a
-/// volume's: then nobody could unmount or remove that volume.
+/// A user can mount a FUSE filesystem in a private namespace under a volume's source name. Failed
+/// before: the volume could not be unmounted or removed.
 #[test]
 fn a_mount_that_only_says_it_is_of_a_volume_is_no_use_of_it() {
     if unavailable() {
@@ -367,7 +367,7 @@ fn a_mount_that_only_says_it_is_of_a_volume_is_no_use_of_it() {
         )
     };
     let mut other = Held::start(&forge(65_534, "\"$1/one\""), rig.disk());
-    // In a user namespace of one's own one is root, and its table says so.
+    // In a user namespace the user is root, and so the mount table shows user 0.
     let as_root = format!(
         "export AT=\"$1/two\"; exec unshare --user --map-root-user --mount bash -c '{}'",
         forge(0, "$AT").replace('\'', "")

@@ -1,4 +1,4 @@
-//! What a checkpoint says was open for writing.
+//! Files open for writing, as recorded by a checkpoint.
 
 use super::support::Stage;
 use crate::common::command::sh;
@@ -49,7 +49,7 @@ fn what_was_open_for_writing_is_in_the_record(v: Variant) {
     stage.rig.mount.remount();
     check(&stage);
     drop(alice);
-    // More than can be told are counted.
+    // Files beyond the limit are only counted.
     let mut many = stage.begins("many");
     many.does("for (1 .. 80) { open($h{$_}, '>', \"f$_\") or die }");
     let id = stage.rig.mount.checkpoint().to_string();

@@ -1,4 +1,4 @@
-//! Descriptors that are kept, inherited, mapped, or opened for nothing.
+//! Descriptors that are retained, inherited, mapped, or opened without a write.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -22,7 +22,7 @@ fn opened_and_left_alone_is_not_written(v: Variant) {
     stage.does("bob", "sysopen(my $f, 'a', O_RDWR) or die; my $l = <$f>; close($f); sysopen($f, 'b', O_WRONLY) or die; close($f)");
     stage.rig.mount.all_is_closed();
     assert_eq!(stage.told(), told(&[("a", &["alice"])]));
-    // The same while the other has it open, in both orders.
+    // The same while the other process has it open, in both orders.
     stage.rig.mount.checkpoint();
     let (mut alice, mut bob) = (stage.begins("alice"), stage.begins("bob"));
     bob.does("sysopen($h, 'a', O_RDWR) or die");
@@ -38,12 +38,12 @@ fn opened_and_left_alone_is_not_written(v: Variant) {
     if v.io == Io::Daemon {
         assert_eq!(now["b"], told(&[("b", &["bob"])])["b"]);
     } else {
-        // It changed while alice could write to it, so nobody knows that she did not.
+        // It changed while alice had write access, so she counts as a writer.
         assert_eq!(now["b"], told(&[("b", &["alice", "bob"])])["b"]);
     }
 }
 
-/// With passthrough whoever opened it counts; where the daemon writes, whoever writes.
+/// With passthrough the process that opened the file counts; with daemon I/O, the one that writes.
 fn a_descriptor_that_was_handed_on(v: Variant) {
     let stage = Stage::start(v, |dir| drop(sh(dir, "echo a > a")));
     stage.rig.mount.checkpoint();
@@ -73,8 +73,8 @@ fn a_mapping_that_outlives_its_descriptor(v: Variant) {
         .write(true)
         .open(stage.path("m"))
         .expect("a file");
-    // SAFETY: the kernel chooses the address; the mapping is not used after it is taken away below,
-    // and nobody cuts the file.
+    // SAFETY: the kernel chooses the address; the mapping is not used after the unmap below, and
+    // the file is not truncated.
     let at = unsafe {
         use rustix::mm::{MapFlags, ProtFlags, mmap};
         mmap(
@@ -94,14 +94,15 @@ fn a_mapping_that_outlives_its_descriptor(v: Variant) {
     let ours = std::fs::read_to_string("/proc/self/comm").expect("a name");
     let expected = told(&[("b", &["bob"]), ("m", &[ours.trim_end()])]);
     let before = stage.told();
-    // It is mapped still at the next checkpoint, and a store after that is ours too.
+    // The file is still mapped at the next checkpoint, and a later store is attributed to this
+    // process.
     let id = stage.rig.mount.checkpoint().to_string();
     let open = stage.rig.mount.json(&["show", &id])["open_at_cut"].clone();
     // SAFETY: as above.
     unsafe { at.cast::<u8>().add(4096).write_volatile(1) };
     stage.does("bob", "add('b', 1)");
     let after = stage.told();
-    // SAFETY: exactly the mapping, which nothing refers to.
+    // SAFETY: unmaps exactly the mapping, which is no longer referenced.
     unsafe { rustix::mm::munmap(at, 8192) }.expect("a mapping");
     assert_eq!((before, after), (expected.clone(), expected));
     assert_eq!(
@@ -133,8 +134,8 @@ fn a_file_held_open_over_a_checkpoint(v: Variant) {
     assert_eq!(stage.told()["log"], told(&[("log", &["alice"])])["log"]);
 }
 
-/// The worker that takes over knows whose the open files are: they are told at the next checkpoint,
-/// and written to in the next epoch.
+/// After a takeover the worker still attributes open files: the next checkpoint lists them, and
+/// writes in the next epoch are attributed.
 fn a_file_held_open_over_a_takeover(v: Variant) {
     let mut stage = Stage::start(v, |dir| drop(sh(dir, "echo a > a; echo b > b")));
     stage.rig.mount.checkpoint();

@@ -1,4 +1,4 @@
-//! Which process it is: numbers that are used again, control groups.
+//! Process identity: reused process ids, control groups.
 
 use std::fs;
 use std::path::Path;
@@ -38,7 +38,7 @@ fn processes_are_told_apart_by_number_and_group(v: Variant) {
     );
 }
 
-/// The kernel is asked for a number that was given away before (`ns_last_pid`).
+/// `ns_last_pid` makes the kernel reuse a process id.
 fn a_number_that_is_used_again_is_another_process(v: Variant) {
     let last = Path::new("/proc/sys/kernel/ns_last_pid");
     if fs::read_to_string(last)
@@ -54,7 +54,7 @@ fn a_number_that_is_used_again_is_another_process(v: Variant) {
     first.does("add('a', 1)");
     let pid = first.pid();
     drop(first);
-    // A number is believed for a second.
+    // A process id is cached for a second.
     std::thread::sleep(std::time::Duration::from_millis(1100));
     let second = (0..200).find_map(|_| {
         fs::write(last, (pid - 1).to_string()).expect("it could be written before");
@@ -70,7 +70,7 @@ fn a_number_that_is_used_again_is_another_process(v: Variant) {
         told,
         super::support::told(&[("a", &["first", "second"]), ("b", &["second"])])
     );
-    // The number alone does not say who is meant; with the start it does.
+    // A process id alone is ambiguous; with the start time it is unique.
     let refused = stage
         .rig
         .mount
@@ -95,7 +95,7 @@ fn a_number_that_is_used_again_is_another_process(v: Variant) {
     );
 }
 
-/// A cgroup of the unified hierarchy, removed at the end.
+/// A cgroup of the unified hierarchy, removed on drop.
 struct Group(std::path::PathBuf);
 
 impl Drop for Group {

@@ -1,4 +1,4 @@
-//! Who did it: which process changed what, the restore of one writer's changes, and what was open
+//! Attribution: which process changed which files, restores of one writer's changes, and files open
 //! for writing at a checkpoint.
 
 mod cut;

@@ -16,7 +16,7 @@ for_each_variant! { reflink =>
     a_process_has_its_children,
 }
 
-/// What a directory moved, a link shares, and a name changed hands for.
+/// Attribution through links, renames and replaced files.
 fn hard_links_and_files_that_changed_hands(v: Variant) {
     let stage = Stage::start(v, |dir| {
         drop(sh(
@@ -25,18 +25,18 @@ fn hard_links_and_files_that_changed_hands(v: Variant) {
         ))
     });
     stage.rig.mount.checkpoint();
-    // A file made by one and removed by another is nobody's; one that was replaced belongs to both
-    // who removed and made it.
+    // A file made by one process and removed by another is attributed to neither; a replaced one to
+    // both the remover and the maker.
     stage.does(
         "alice",
         "put('passing', 'A'); unlink('swap'); put('tmp', 'A')",
     );
     stage.does("bob", "unlink('passing'); put('swap', 'B')");
-    // Renamed over: the one name is of whoever renamed, the content of whoever made it.
+    // Renamed over: the name is attributed to the renamer, the content to its maker.
     stage.does("carol", "rename('tmp', 'target')");
-    // Written through one of two names: both are dirty, and bob's.
+    // Written through one of two names: both are dirty and attributed to bob.
     stage.does("bob", "add('one', 'B')");
-    // A link that alice makes to a file that bob wrote.
+    // A link by alice to a file written by bob.
     stage.does("alice", "link('d/f', 'third') or die");
     let done = stage.take_back(&["alice"]);
     assert_eq!(letters(&done["changes"]), ["D third"]);
@@ -60,7 +60,7 @@ fn hard_links_and_files_that_changed_hands(v: Variant) {
     );
 }
 
-/// `undo` takes back what was taken back and nothing else; so does `redo`.
+/// `undo` reverts exactly the restored paths, and `redo` restores them again.
 fn what_was_taken_back_is_undone_and_done_again(v: Variant) {
     let stage = Stage::start(v, |dir| {
         drop(sh(
@@ -91,7 +91,7 @@ fn what_was_taken_back_is_undone_and_done_again(v: Variant) {
         stage.rig.mount.json(&["redo"]);
         assert_eq!(state(), taken);
     }
-    // What others did since stays, in what comes and goes too.
+    // Later changes of others are kept, including those in directories that appear or vanish.
     stage.does(
         "bob",
         "put('of-bob', '2'); put('kept/new', 'B'); put('full/new', 'B');",
@@ -115,12 +115,12 @@ fn what_was_taken_back_is_undone_and_done_again(v: Variant) {
         state()
     );
     assert_eq!(sh(stage.rig.path(), "stat -c %a kept").trim(), "700");
-    // Only a restore of the whole tree makes a branch.
+    // Only a restore of the whole tree starts another line of history.
     let id = stage.rig.mount.checkpoint();
     assert_eq!(stage.rig.mount.log_json()[0]["parent"], id - 1);
 }
 
-/// The daemon is killed at one system call of the restore after another.
+/// Kills the daemon at different system calls of the restore.
 fn one_that_is_cut_short_is_finished_with_the_same_paths(v: Variant) {
     if run_limited(&mut tool("strace", &["-V"]), 60).status.code() != Some(0) {
         return skip("there is no strace");
@@ -146,7 +146,7 @@ fn one_that_is_cut_short_is_finished_with_the_same_paths(v: Variant) {
         );
         let begun = stage.rig.mount.log_json()[0]["id"].as_u64() != Some(1);
         if !begun {
-            // Another thread made the call, before the restore had begun.
+            // Another thread made the call before the restore began.
             assert!(stage.has("of-alice") && stage.has("a/b/new/m"));
             stage.take_back(&["alice"]);
         }
@@ -230,14 +230,14 @@ fn one_writer_s_paths_come_back_and_the_others_stay(v: Variant) {
         "1",
         "hard links stay links"
     );
-    // What was there is the guard, and comes back whole.
+    // The guard has the previous state and restores it completely.
     let guard = done["guard"].as_u64().expect("a guard");
     stage.rig.mount.restore(guard);
     assert_tree_is(stage.rig.path(), &before, &TreeOpts::default());
     the_other_s_come_back_too(&stage, &id);
 }
 
-/// Against the first checkpoint the files are still whose they were; nobody has nothing.
+/// Relative to the first checkpoint the attribution is unchanged; an unknown name is an error.
 fn the_other_s_come_back_too(stage: &Stage, id: &str) {
     let again = stage.take_back(&["bob", id, "--also-shared"]);
     assert_eq!(
@@ -268,14 +268,14 @@ fn directories_go_and_come_whole_or_not_at_all(v: Variant) {
         );
     });
     stage.rig.mount.checkpoint();
-    // Bob changes something in what alice has renamed, has something in what she has made, and
-    // removed something of what she removes.
+    // Bob changes a file in a directory renamed by alice, has a file in one that she made, and
+    // removed a file of one that she removes.
     stage.does("bob", "unlink('gone/one')");
     stage.does("alice", "rename('moved', 'there'); rename('kept', 'here'); mkdir('made'); put('made/a', 'A'); unlink('gone/sub/two'); rmdir('gone/sub'); rmdir('gone')");
     stage.does("bob", "add('there/one', 'B'); put('made/b', 'B')");
     stage.does("alice", "put('here/new', 'A'); add('here/sub/two', 'A')");
     let done = stage.take_back(&["alice"]);
-    // `there` and `made` stay for what bob has in them; what alice alone has in `made` goes.
+    // `there` and `made` remain because of bob's files; alice's own files in `made` are removed.
     let left = shared(&done);
     assert!(
         ["there", "made"]
@@ -302,14 +302,16 @@ fn directories_go_and_come_whole_or_not_at_all(v: Variant) {
     );
 }
 
-/// An agent changes nothing by itself: its shell starts a shell that starts what does. `--only-by`
-/// of the agent found nobody.
+/// Descendants of a process are included, because an agent changes files only through nested
+/// shells.
+///
+/// Failed before: `--only-by` of the agent matched no process.
 fn a_process_has_its_children(v: Variant) {
     let stage = Stage::start(v, |dir| {
         drop(sh(dir, "echo 1 > one; echo 2 > two; echo 3 > three"))
     });
     stage.rig.mount.checkpoint();
-    // The shell that is asked for only starts another, which writes and starts a third.
+    // The given shell only starts another, which writes and starts a third.
     let script =
         "sh -c 'echo agent > one; sh -c \"echo child > two; echo new > four; true\"; true'; true";
     let mut agent = std::process::Command::new("sh")

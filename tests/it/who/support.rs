@@ -1,4 +1,4 @@
-//! Writers with names of their own, and what the program says of them.
+//! Writers with names, and their attribution by the commands.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -14,20 +14,20 @@ use tempfile::TempDir;
 use crate::common::strace::Strace;
 use crate::common::{Rig, Variant, run_limited, scratch};
 
-/// Seconds for what a writer does.
+/// Time limit for a writer.
 pub const SECONDS: u64 = 60;
 
-/// A mounted tree, and programs called `alice`, `bob` and so on, each of which is a Perl: what a
-/// script does it does in one process.
+/// A mounted tree, and programs named `alice`, `bob` and so on, each a link to Perl, which runs a
+/// whole script in one process.
 pub struct Stage {
-    // In the order in which they must be dropped.
+    // Fields are dropped in this order.
     pub rig: Rig,
     bin: TempDir,
     _numbers: Numbers,
 }
 
-/// Process numbers are the whole machine's: a test that has one given away again has no other
-/// beside it, whose processes would get used ones too.
+/// Process ids are global: a test that forces a reused id runs alone, because processes of other
+/// tests would also get reused ids.
 static NUMBERS: RwLock<()> = RwLock::new(());
 
 enum Numbers {
@@ -39,8 +39,7 @@ enum Numbers {
     },
 }
 
-/// Path -> names of those who changed it; "others" where there were too many, nobody where that is
-/// not known.
+/// Names of the writers by path; "others" if there are too many, empty if unknown.
 pub type Told = BTreeMap<String, BTreeSet<String>>;
 
 pub fn told(of: &[(&str, &[&str])]) -> Told {
@@ -54,7 +53,7 @@ pub fn told(of: &[(&str, &[&str])]) -> Told {
         .collect()
 }
 
-/// `status --by process --json` and the like.
+/// Parses `status --by process --json` and similar output.
 pub fn as_told(all: &Value) -> Told {
     let name = |at: &Value| {
         all["processes"][at.as_u64().expect("a place") as usize]["name"]
@@ -97,7 +96,7 @@ impl Stage {
         }
     }
 
-    /// As [`Stage::start`], with no other stage beside it: for a test that chooses process numbers.
+    /// Like [`Stage::start`], without a concurrent stage, for a test that chooses process ids.
     pub fn start_alone(variant: Variant, fill: impl FnOnce(&Path)) -> Stage {
         let numbers = Numbers::Chosen {
             _guard: NUMBERS.write().unwrap_or_else(PoisonError::into_inner),
@@ -121,7 +120,7 @@ impl Stage {
         self.path(name).symlink_metadata().is_ok()
     }
 
-    /// A Perl under this name, in the tree.
+    /// Returns a command that runs Perl under this name in the tree.
     pub fn program(&self, name: &str) -> Command {
         let link = self.bin.path().join(name);
         if !link.exists() {
@@ -136,7 +135,7 @@ impl Stage {
         command
     }
 
-    /// One process of this name does what the script says.
+    /// Runs a script in a new process of this name.
     #[track_caller]
     pub fn does(&self, name: &str, script: &str) {
         let mut command = self.program(name);
@@ -149,7 +148,7 @@ impl Stage {
         );
     }
 
-    /// A process of this name that goes on; it reads scripts line by line, and answers each with a
+    /// Starts a process of this name, which reads scripts line by line and answers each with a
     /// line.
     pub fn begins(&self, name: &str) -> Actor {
         let mut command = self.program(name);
@@ -173,14 +172,14 @@ impl Stage {
         }
     }
 
-    /// `status --by process`.
+    /// Returns the result of `status --by process`.
     pub fn told(&self) -> Told {
         as_told(&self.rig.mount.json(&["status", "--by", "process"]))
     }
 
-    /// Runs a verb, during which the daemon is killed at the `nth` of these calls; mounts again.
+    /// Runs a verb, kills the daemon at the `nth` of these calls, and remounts.
     pub fn killed_at(&mut self, calls: &str, nth: u32, verb: &[&str]) {
-        // Nobody is to take over.
+        // Prevents a takeover.
         self.rig.mount.kill_holder();
         let log = self.bin.path().join("strace.log");
         let strace = Strace::kills(self.rig.mount.pid(), calls, nth, &log);
@@ -190,7 +189,7 @@ impl Stage {
         self.rig.mount.remount();
     }
 
-    /// `restore --only-by`.
+    /// Runs `restore --only-by`.
     pub fn take_back(&self, arguments: &[&str]) -> Value {
         self.rig
             .mount
@@ -198,7 +197,7 @@ impl Stage {
     }
 }
 
-/// `put(path, text)` writes a file anew, `add` appends to it.
+/// `put(path, text)` rewrites a file, `add` appends to it.
 const PUT: &str = "sub out { my ($how, $to, $text) = @_; open(my $f, $how, $to) or die \"$to: $!\\n\"; print $f $text; close($f) or die \"$to: $!\\n\"; } \
                    sub put { out('>', @_) } sub add { out('>>', @_) }";
 
@@ -214,7 +213,7 @@ impl Actor {
         self.child.id()
     }
 
-    /// It does what the script says.
+    /// Runs a script in the process.
     #[track_caller]
     pub fn does(&mut self, script: &str) {
         let stdin = self.stdin.as_mut().expect("it goes on");
@@ -233,7 +232,7 @@ impl Drop for Actor {
     }
 }
 
-/// The paths of a list of changes, with the letter.
+/// Returns the letters and paths of a list of changes.
 pub fn letters(changes: &Value) -> Vec<String> {
     let line = |change: &Value| {
         format!(
@@ -250,7 +249,7 @@ pub fn letters(changes: &Value) -> Vec<String> {
         .collect()
 }
 
-/// The paths that a restore left because others changed them too.
+/// Returns the paths that a restore skipped because others also changed them.
 pub fn shared(restored: &Value) -> Vec<String> {
     restored["shared"]
         .as_array()

@@ -40,7 +40,7 @@ fn every_change_has_its_writers(v: Variant) {
             ("other/w", &["bob", "carol"]),
         ])
     );
-    // A program of many processes: each file has the one that wrote it.
+    // A program with many processes: each file is attributed to the one that wrote it.
     let id = stage.rig.mount.checkpoint().to_string();
     sh(
         stage.rig.path(),
@@ -78,7 +78,7 @@ fn it_is_told_over_checkpoints_and_kills(v: Variant) {
     );
     stage.does("bob", "add('b', 1); put('nd/y', 1)");
     let second = stage.rig.mount.checkpoint().to_string();
-    // What was made in one epoch and renamed in a later one is of both.
+    // A file made in one epoch and renamed in a later one is attributed to both.
     stage.does(
         "carol",
         "rename('n', 'm'); rename('nd', 'md'); add('a', 2); rename('d/c', 'd/e')",
@@ -115,7 +115,7 @@ fn it_is_told_over_checkpoints_and_kills(v: Variant) {
     assert_eq!(then, told(&before));
 }
 
-/// A new file often gets the number of the inode that was removed last.
+/// A new file often reuses the inode number that was freed last.
 fn a_number_that_was_given_away_does_not_inherit(v: Variant) {
     let stage = Stage::start(v, |dir| drop(sh(dir, "echo a > a; mkdir d")));
     stage.rig.mount.checkpoint();

@@ -1,4 +1,4 @@
-//! Attributes: times, extended ones, and flags of inodes.
+//! Attributes: times, extended attributes, and inode flags.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
@@ -113,7 +113,7 @@ pub(super) fn xattrs_of_a_link_and_a_fifo(dir: &Path) -> Found {
     .join(" "))
 }
 
-/// Sets access and modification time to a second of long ago.
+/// Sets access and modification time to seconds near the epoch.
 fn make_old(path: &Path, accessed: i64, modified: i64) -> io::Result<()> {
     let time = |seconds| Timespec {
         tv_sec: seconds,
@@ -130,7 +130,7 @@ fn make_old(path: &Path, accessed: i64, modified: i64) -> io::Result<()> {
     )?)
 }
 
-/// Which of its three times are not of long ago.
+/// Reports which of atime and mtime have changed since [`make_old`].
 fn news(path: &Path) -> io::Result<String> {
     let meta = fs::symlink_metadata(path)?;
     Ok([("a", meta.atime()), ("m", meta.mtime())]
@@ -140,7 +140,7 @@ fn news(path: &Path) -> io::Result<String> {
         .collect())
 }
 
-/// Truncation to the size that a file has is a change all the same (open(2), ftruncate(2)).
+/// Truncation to the current size still changes the times (open(2), ftruncate(2)).
 pub(super) fn times_of_truncation(dir: &Path) -> Found {
     let mut all = Vec::new();
     for (name, bytes) in [("empty", &b""[..]), ("full", b"text")] {
@@ -162,7 +162,7 @@ pub(super) fn times_of_truncation(dir: &Path) -> Found {
     Ok(all.join(","))
 }
 
-/// A write of no bytes changes nothing.
+/// A write of zero bytes changes nothing.
 pub(super) fn times_of_nothing(dir: &Path) -> Found {
     let path = dir.join("f");
     let file = create(&path, b"text")?;
@@ -174,7 +174,7 @@ pub(super) fn times_of_nothing(dir: &Path) -> Found {
     Ok(all.join(","))
 }
 
-/// relatime: a read sets the time of access when it is not newer than the modification.
+/// relatime: a read updates the access time unless it is newer than the modification time.
 pub(super) fn access_time(dir: &Path) -> Found {
     let path = dir.join("f");
     create(&path, b"text")?;

@@ -1,12 +1,11 @@
-//! Docker and Podman read what was pushed: their own pull, their own storage, `FROM` and
-//! `COPY --from`.
+//! Docker and Podman read pushed images with their own pull and storage, `FROM` and `COPY --from`.
 
 use crate::common::skip;
 use crate::engine::rig::{Rig, podman_unavailable};
 
 use super::server;
 
-/// The registry, a tree with two checkpoints in it, and both engines, in a private machine.
+/// A private machine with the registry, a tree with two checkpoints, and both engines.
 const PREPARE: &str = r#"
 ip link set lo up
 mkdir -p $W/registry $DISK/tree
@@ -33,8 +32,9 @@ ckptfs push oci://127.0.0.1:5000/project:v2 2 --json | tee $W/pushed
 grep -q '"from":1' $W/pushed
 "#;
 
-/// `same DIRECTORY ID`: it is what the view shows, but for the root, of which Docker changes the time
-/// and Podman the mode. Programs in Go do not see attributes without a value.
+/// `same DIRECTORY ID`: compares a directory with a view, except the root, whose time Docker
+/// changes and whose mode Podman changes. Programs in Go do not see extended attributes with an
+/// empty value.
 const SAME: &str = r#"
 told() {
     cd "$1"
@@ -70,7 +70,7 @@ for v in 1 2; do
 done
 "#;
 
-/// What is built on an image of ours inherits its labels; it is not taken for ours.
+/// An image built from a pushed one inherits its labels but does not count as a checkpoint.
 const BUILD: &str = r#"
 mkdir $W/build
 printf 'FROM 127.0.0.1:5000/project:v2\nCOPY --from=127.0.0.1:5000/project:v1 /replaced/by/old /from-v1\n' >$W/build/Dockerfile

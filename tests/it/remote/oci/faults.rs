@@ -1,5 +1,5 @@
-//! A push that does not come to its end: a tag is what it was or what was pushed, the checkpoint is
-//! what it was, and the next push does it.
+//! Interrupted pushes: the tag has its old value or the pushed one, the checkpoint does not change,
+//! and the next push succeeds.
 
 use std::fs;
 use std::path::Path;
@@ -17,17 +17,18 @@ use crate::common::tree::{Tree, tree};
 use crate::common::{Rig, Variant, fails, for_each_variant, process, scratch};
 use crate::export::support::copy_at;
 
-/// More than fits into one piece of an upload.
+/// More than one chunk of an upload.
 const LARGE_BYTES: usize = 18 << 20;
-/// Where it is cut: in the first question, in the first piece, in the second, near the end.
+/// Byte counts at which a push is interrupted: in the first request, in the first chunk, in the
+/// second, near the end.
 const MOMENTS: [u64; 4] = [700, 3 << 20, 17 << 20, LARGE_BYTES as u64 + 1500];
 
-/// A place in the registry behind a proxy.
+/// Returns an address in the registry behind a proxy.
 fn place(proxy: &Proxy, rest: &str) -> String {
     format!("oci://127.0.0.1:{}/{rest}", proxy.port)
 }
 
-/// A tree with one small checkpoint that is pushed, and a large one that is not.
+/// Pushes a small checkpoint and makes a large one that is not pushed.
 fn prepared(rig: &Rig, server: &Server) -> (Tree, Tree) {
     fs::write(rig.path().join("small"), "small").expect("written");
     rig.mount.checkpoint();
@@ -42,7 +43,7 @@ fn prepared(rig: &Rig, server: &Server) -> (Tree, Tree) {
     (first, tree(rig.path()))
 }
 
-/// The tag is whole: of the first checkpoint, or of the second. Gives which.
+/// Checks that the tag is complete, and returns whether it is the first or the second checkpoint.
 #[track_caller]
 fn whole(server: &Server, dir: &Path, trees: &(Tree, Tree)) -> u64 {
     let _ = fs::remove_dir_all(dir);
@@ -56,7 +57,7 @@ fn whole(server: &Server, dir: &Path, trees: &(Tree, Tree)) -> u64 {
     checkpoint
 }
 
-/// A connection that is cut once is made again; one that is always cut ends the push.
+/// A connection that is cut once is retried; one that is always cut fails the push.
 fn a_connection_that_is_cut(v: Variant) {
     if missing() {
         return;
@@ -77,7 +78,7 @@ fn a_connection_that_is_cut(v: Variant) {
         let _ = fs::remove_dir_all(&pulled);
         pull(&server.place("project:again"), &pulled, &[]);
         assert_is(&copy_at(&pulled), &trees.1, true);
-        // Nothing is there already the next time.
+        // Removes the tag, manifest and large layer, so that the next push sends them again.
         let blobs = server
             .blobs()
             .join("docker/registry/v2/repositories/project");
@@ -104,7 +105,7 @@ fn a_connection_that_is_cut(v: Variant) {
     rig.mount.ok(&["verify", "--deep"]);
 }
 
-/// Takes the links of all layers away but those of the first push.
+/// Removes the links of all layers except those of the first push.
 fn forget_large(repository: &Path) {
     let layers = repository.join("_layers/sha256");
     let data = repository.join("../../blobs/sha256");
@@ -117,7 +118,7 @@ fn forget_large(repository: &Path) {
     }
 }
 
-/// The registry dies in the middle of a push, and comes back.
+/// The registry is killed during a push, and restarted.
 fn a_registry_that_is_killed(v: Variant) {
     if missing() {
         return;
@@ -151,7 +152,7 @@ fn a_registry_that_is_killed(v: Variant) {
     rig.mount.ok(&["verify", "--deep"]);
 }
 
-/// Who pushes is killed, at several moments.
+/// The pushing process is killed at several positions.
 fn a_push_that_is_killed(v: Variant) {
     if missing() {
         return;
@@ -165,7 +166,7 @@ fn a_push_that_is_killed(v: Variant) {
         let whom = Arc::clone(&pid);
         let proxy = Proxy::start(server.port, move |Passed { sent, .. }| {
             if sent >= moment {
-                // It may be sooner than its number is known here.
+                // The position may be reached before the pid is stored.
                 while whom.load(Ordering::Acquire) == 0 {
                     std::thread::yield_now();
                 }
@@ -193,7 +194,7 @@ fn a_push_that_is_killed(v: Variant) {
     rig.mount.ok(&["verify", "--deep"]);
 }
 
-/// A pull that is cut is tried again, and leaves nothing that says that it is whole.
+/// A killed pull never leaves an incomplete tree marked as whole, and the next pull completes it.
 fn a_pull_that_is_killed(v: Variant) {
     if missing() {
         return;
@@ -225,7 +226,6 @@ fn a_pull_that_is_killed(v: Variant) {
             !says_whole || copy_at(&into).len() == trees.1.len(),
             "{pause}: {status:?}"
         );
-        // It goes on where it was.
         pull(&place, &into, &[]);
         assert_is(&copy_at(&into), &trees.1, true);
     }

@@ -1,5 +1,5 @@
-//! Images that somebody made to do harm: nothing is written elsewhere, nothing of them gets rights
-//! that it was not given, and what is odd is found before anything is made.
+//! Malicious images: pull writes nothing outside the directory, grants no privileges, and detects
+//! malformed images before it creates anything.
 
 use std::fs;
 use std::io::Write;
@@ -16,7 +16,7 @@ use crate::common::run_dir::script;
 use crate::common::tree::names;
 use crate::common::{fails, scratch, tool};
 
-/// Puts an image of these layers into a registry.
+/// Pushes an image with these layers to the registry.
 fn put(server: &Server, dir: &Path, name: &str, layers: &Value) {
     let layout = dir.join(name);
     let mut python = tool("python3", &[script("it/remote/oci/image.py")]);
@@ -51,7 +51,7 @@ fn file(name: &str) -> Value {
     json!({"name": name, "data": "harm"})
 }
 
-/// Images that would write to `away`, or are none.
+/// Images that would write to `away`, or are malformed.
 fn harmful(away: &str) -> Vec<(&'static str, Value)> {
     let to = |target: &str| json!({"name": "d", "type": "symlink", "link": target});
     vec![
@@ -134,8 +134,8 @@ fn nothing_is_written_elsewhere() {
     }
 }
 
-/// Absolute names are names below the directory; links are made and lead where they say, and nothing
-/// goes through them.
+/// Absolute names are relative to the directory. Links are created with their targets, and nothing
+/// is written through them.
 #[test]
 fn odd_names_stay_below() {
     if missing() {
@@ -172,8 +172,7 @@ fn odd_names_stay_below() {
     );
 }
 
-/// Who may write to the registry gets no rights here, unless somebody says that they are trusted; a
-/// store they never get in.
+/// Images grant no privileges unless `--trusted` is given, and never contain a store.
 #[test]
 fn nobody_gets_rights() {
     if missing() {
@@ -231,7 +230,7 @@ fn nobody_gets_rights() {
     );
 }
 
-/// A path of 2000 levels was 2000 directories with the whole path each.
+/// Failed before: a path of 2,000 levels became 2,000 directories, each with its whole path.
 #[test]
 fn directories_within_each_other_have_a_limit() {
     if missing() {
@@ -264,7 +263,7 @@ fn directories_within_each_other_have_a_limit() {
     }
 }
 
-/// What the registry gives is not what the manifest says.
+/// A blob does not match its digest in the manifest.
 #[test]
 fn a_blob_that_was_changed_in_the_registry() {
     if missing() {
@@ -282,7 +281,7 @@ fn a_blob_that_was_changed_in_the_registry() {
             .map(move |name| two.join(name).join("data"))
     }) {
         let mut bytes = fs::read(&blob).expect("a blob");
-        // Only a layer is packed.
+        // Only a layer is compressed.
         if bytes.starts_with(&[0x1f, 0x8b]) {
             let last = bytes.len() - 1;
             bytes[last] ^= 1;

@@ -1,4 +1,4 @@
-//! What is pushed is what others read, bit for bit, and what `pull` makes of it.
+//! Other programs read a pushed image bit for bit, and so does `pull`.
 
 use std::fs;
 use std::path::Path;
@@ -12,13 +12,13 @@ use crate::common::tree::{NodeKind, Tree, TreeOpts, compare, tree};
 use crate::common::{Rig, Variant, fails, for_each_variant, sample_tree, scratch, tool};
 use crate::export::support::{copy_at, history};
 
-/// Pushes, and gives what was said.
+/// Pushes, and returns the JSON output.
 #[track_caller]
 pub fn push(rig: &Rig, place: &str, id: &str) -> Value {
     rig.mount.json(&["push", place, id])
 }
 
-/// Pulls into a directory with these further arguments.
+/// Pulls into a directory, with further arguments.
 #[track_caller]
 pub fn pull(place: &str, into: &Path, more: &[&str]) -> Value {
     let into = into.to_str().expect("a path");
@@ -26,13 +26,15 @@ pub fn pull(place: &str, into: &Path, more: &[&str]) -> Value {
     serde_json::from_str(&stdout_of(&mut command, TOOL_SECONDS)).expect("--json prints JSON")
 }
 
-/// Nothing differs in anything; `links`: hard links count. An image has no sockets.
+/// Checks that two trees are equal. `links`: compare hard links. Sockets are ignored, because an
+/// image has no sockets.
 #[track_caller]
 pub fn assert_is(found: &Tree, expected: &Tree, links: bool) {
     assert_is_but(found, expected, links, true);
 }
 
-/// As [`assert_is`]; `empty`: so do attributes without a value, which programs in Go do not see.
+/// Like [`assert_is`]. `empty`: compare extended attributes with an empty value, which programs in
+/// Go do not see.
 #[track_caller]
 fn assert_is_but(found: &Tree, expected: &Tree, links: bool, empty: bool) {
     let mut expected = expected.clone();
@@ -51,7 +53,7 @@ fn assert_is_but(found: &Tree, expected: &Tree, links: bool, empty: bool) {
     assert!(differences.is_empty(), "{}", differences.join("\n"));
 }
 
-/// As people compare two directories. diff(1) opens no FIFO, but names it.
+/// Compares two directories with diff(1) and rsync(1). diff(1) does not open a FIFO but reports it.
 #[track_caller]
 pub fn compared(found: &Path, view: &Path, how: &str) {
     let (found, view) = (
@@ -67,8 +69,8 @@ pub fn compared(found: &Path, view: &Path, how: &str) {
     assert_eq!(said, "", "{found} is not {view}");
 }
 
-/// One layer for the first, one more for each later one, whatever changed: skopeo and umoci unpack
-/// each to what the checkpoint's view shows, and so does `pull`.
+/// The first image has one layer, and each later one adds one, whatever changed. skopeo and umoci
+/// unpack each image to the contents of the checkpoint's view, and so does `pull`.
 fn a_history_is_read_bit_for_bit(v: Variant) {
     if missing() {
         return;
@@ -102,8 +104,7 @@ fn a_history_is_read_bit_for_bit(v: Variant) {
     rig.mount.ok(&["verify", "--deep"]);
 }
 
-/// What was pulled is an export: it becomes another checkpoint by what differs. And a directory that
-/// holds one image becomes another.
+/// A pulled tree is an export: an incremental export or another pull updates it.
 fn later(rig: &Rig, server: &Server, dir: &Path, trees: &[(u64, Tree)]) {
     let ((first, _), (last, expected)) = (&trees[0], &trees[trees.len() - 1]);
     let into = dir.join(format!("pulled{first}"));
@@ -113,7 +114,7 @@ fn later(rig: &Rig, server: &Server, dir: &Path, trees: &[(u64, Tree)]) {
     let (id, path) = (first.to_string(), into.to_str().expect("a path"));
     let exported = rig.mount.json(&["export", &id, path]);
     assert_eq!(exported["from"], *last, "{exported}");
-    // A socket is not in the difference where it did not change.
+    // The export creates a socket only if the difference contains it.
     assert_is(&without_sockets(copy_at(&into)), &trees[0].1, true);
     let other = dir.join("other");
     fs::create_dir(&other).expect("mkdir");
@@ -134,8 +135,8 @@ fn without_sockets(mut tree: Tree) -> Tree {
     tree
 }
 
-/// The second time the registry has everything: nothing is sent but, under another tag, the
-/// manifest. A checkpoint like the one before adds no layer.
+/// A second push sends nothing or, under another tag, the manifest. A checkpoint equal to its
+/// predecessor adds no layer.
 fn what_is_there_is_not_sent_again(v: Variant) {
     if missing() {
         return;
@@ -161,7 +162,7 @@ fn what_is_there_is_not_sent_again(v: Variant) {
     let other = push(&rig, &place("other"), "1");
     assert_eq!(other["digest"], first["digest"], "{other}");
     assert!(other["sent_bytes"].as_u64() < Some(2000), "{other}");
-    // The same tree by another server: the same bytes.
+    // Pushed to another server, the same tree has the same digest.
     fs::create_dir(dir.path().join("second")).expect("mkdir");
     let second = Server::start(&dir.path().join("second"));
     let elsewhere = push(&rig, &second.place("project"), "1");
@@ -180,7 +181,7 @@ fn what_is_there_is_not_sent_again(v: Variant) {
         said["annotations"]["org.opencontainers.image.description"],
         "what it is for"
     );
-    // An older one upon a newer one.
+    // An older checkpoint based on a newer one.
     fs::write(rig.path().join("g"), "g").expect("written");
     rig.mount.checkpoint();
     push(&rig, &place("latest"), "3");
@@ -200,7 +201,7 @@ fn what_is_there_is_not_sent_again(v: Variant) {
     );
 }
 
-/// The image would have too many layers for an engine: then it is one again.
+/// An image that would exceed the layer limit of engines is pushed as one layer.
 fn a_hundred_layers_become_one(v: Variant) {
     if missing() {
         return;
@@ -237,7 +238,8 @@ fn a_hundred_layers_become_one(v: Variant) {
     assert_is(&copy_at(&into), &tree(rig.path()), true);
 }
 
-/// What an image cannot say is said before anything is sent, or left out and said.
+/// Contents that an image cannot represent are rejected before anything is sent, or omitted and
+/// reported.
 fn what_cannot_be_said(v: Variant) {
     if missing() {
         return;
@@ -287,8 +289,8 @@ fn what_cannot_be_said(v: Variant) {
     assert!(said.contains("one checkpoint"), "{said}");
 }
 
-/// A name and a password come from the environment, or from where docker and podman keep them; they
-/// are in no message, and no helper is run.
+/// Credentials come from the environment or from the files of docker and podman. No message
+/// contains them, and no credential helper runs.
 fn logins(v: Variant) {
     if missing() {
         return;
@@ -318,7 +320,7 @@ fn logins(v: Variant) {
         said.contains("the name or the password is wrong") && !said.contains("not-this-one"),
         "{said}"
     );
-    // A helper that says that it was run.
+    // A credential helper that records its execution.
     let (home, ran) = (dir.path().join("home"), dir.path().join("ran"));
     sh(
         dir.path(),

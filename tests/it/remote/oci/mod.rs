@@ -1,4 +1,5 @@
-//! Images in a registry: Debian's `docker-registry` on the loopback, and what others read of them.
+//! Images in a registry: Debian's `docker-registry` on the loopback interface, and other programs
+//! that read them.
 
 mod engines;
 mod faults;

@@ -1,4 +1,4 @@
-//! A registry of our own, on the loopback, with its blobs in the directory of the test.
+//! A registry on the loopback interface, with its blobs in the directory of the test.
 
 use std::fs::{self, File};
 use std::net::{TcpListener, TcpStream};
@@ -11,21 +11,20 @@ use crate::common::command::{TOOL_SECONDS, succeeds};
 use crate::common::wait::wait_until;
 use crate::common::{has, skip, tool};
 
-/// A registry that answers. Dropping it ends it.
+/// A running registry. Dropping it kills it.
 pub struct Server {
     child: Option<Child>,
-    /// Its address.
     pub port: u16,
     dir: PathBuf,
     password: bool,
-    /// Its certificate, and the key.
+    /// Its certificate and key.
     tls: Option<(PathBuf, PathBuf)>,
 }
 
-/// `user` with the password `secret`, as htpasswd writes it.
+/// `user` with the password `secret`, in the format of htpasswd.
 const HTPASSWD: &str = "user:$2b$04$ho5KIYsh5JOU9LsBJ4LZXu7Am.F2FJGWQHvvcFAhz.Lq/q488Ooeq\n";
 
-/// Why there can be none, if so: then it is said.
+/// Returns whether a program is missing, and reports the test as skipped.
 pub fn missing() -> bool {
     let lacks = ["docker-registry", "skopeo", "umoci"]
         .into_iter()
@@ -36,24 +35,24 @@ pub fn missing() -> bool {
     lacks.is_some()
 }
 
-/// A port that nobody has now.
+/// Returns an unused port.
 pub fn free_port() -> u16 {
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
     listener.local_addr().expect("its address").port()
 }
 
 impl Server {
-    /// One that everybody may use, with what it keeps below `dir`.
+    /// Starts a registry without authentication, with its data below `dir`.
     pub fn start(dir: &Path) -> Server {
         Server::with(dir, false)
     }
 
-    /// One that wants a password.
+    /// Starts a registry with optional password authentication.
     pub fn with(dir: &Path, password: bool) -> Server {
         Server::new(dir, password, None)
     }
 
-    /// One that speaks TLS, with this certificate and its key.
+    /// Starts a registry with TLS, given a certificate and its key.
     pub fn with_tls(dir: &Path, certificate: (PathBuf, PathBuf)) -> Server {
         Server::new(dir, false, Some(certificate))
     }
@@ -72,7 +71,7 @@ impl Server {
         server
     }
 
-    /// Starts it (again), on the same port.
+    /// Starts or restarts it on the same port.
     pub fn again(&mut self) {
         let config = self.dir.join("config.yml");
         let tls = self.tls.as_ref().map(|(certificate, key)| {
@@ -108,12 +107,11 @@ impl Server {
         });
     }
 
-    /// Its process.
     pub fn pid(&self) -> u32 {
         self.child.as_ref().expect("it runs").id()
     }
 
-    /// Ends it, as a crash would.
+    /// Kills it, as in a crash.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             child.kill().expect("killed");
@@ -121,17 +119,16 @@ impl Server {
         }
     }
 
-    /// A place in it.
+    /// Returns an address in the registry.
     pub fn place(&self, rest: &str) -> String {
         format!("oci://127.0.0.1:{}/{rest}", self.port)
     }
 
-    /// Where its blobs are.
     pub fn blobs(&self) -> PathBuf {
         self.dir.join("blobs")
     }
 
-    /// What a tag says, by skopeo; `None`: there is none.
+    /// Returns the manifest of a tag, by skopeo, or `None` if it does not exist.
     pub fn inspect(&self, image: &str) -> Option<Value> {
         let from = format!("docker://127.0.0.1:{}/{image}", self.port);
         let mut skopeo = tool("skopeo", &["inspect", "--tls-verify=false", "--raw", &from]);
@@ -142,7 +139,7 @@ impl Server {
             .then(|| serde_json::from_slice(&output.stdout).expect("a manifest"))
     }
 
-    /// An image's layout by skopeo, and its tree by umoci: where that is.
+    /// Copies an image with skopeo, unpacks it with umoci, and returns the path of its tree.
     pub fn unpacked(&self, image: &str, dir: &Path) -> PathBuf {
         fs::create_dir(dir).expect("mkdir");
         let layout = dir.join("layout");
@@ -171,14 +168,14 @@ impl Drop for Server {
     }
 }
 
-/// The binary, without a mount.
+/// Returns a command of the binary, without a mount.
 pub fn ckptfs(arguments: &[&str]) -> Command {
     let mut command = tool(env!("CARGO_BIN_EXE_ckptfs"), arguments);
     without_logins(&mut command);
     command
 }
 
-/// Whoever runs the tests may have logins of their own.
+/// Hides the registry credentials of the user who runs the tests.
 pub fn without_logins(command: &mut Command) -> &mut Command {
     command
         .env("HOME", "/nonexistent")

@@ -1,5 +1,5 @@
-//! A registry that speaks TLS. Loopback addresses are spoken to without it, so this one has the name
-//! of the machine.
+//! A registry with TLS. Loopback addresses are reached without TLS, so this one is reached by the
+//! machine's host name.
 
 use std::net::{Ipv4Addr, ToSocketAddrs};
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! Checkpoints are pushed as they are made.
+//! Checkpoints are pushed automatically.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::common::{MountOpts, Variant, for_each_variant, sample_tree};
 
 for_each_variant! { xfs => each_is_pushed_until_the_end }
 
-/// By a command that goes on, and by the daemon of a mount, which an unmount does not wait for.
+/// Pushed by `push --auto`, and by the daemon of a mount. An unmount does not wait for the push.
 fn each_is_pushed_until_the_end(v: Variant) {
     let user = User::new();
     let mut rig = v.start_with(MountOpts::new(v.io), sample_tree);
@@ -54,7 +54,7 @@ fn each_is_pushed_until_the_end(v: Variant) {
     });
     crate::common::command::sh(mount.path(), "head -c 30000000 /dev/urandom > large");
     mount.checkpoint();
-    // It is pushed, or about to be.
+    // The push is running or about to start.
     std::thread::sleep(Duration::from_millis(2_500));
     mount.umount();
     assert_eq!(

@@ -1,5 +1,5 @@
-//! Wrong passwords, full disks, bit flips, kills: never a snapshot or a copy that says that it is
-//! whole and is not.
+//! Wrong passwords, full disks, bit flips, kills: no incomplete snapshot or copy is ever marked
+//! whole.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use crate::common::command::{fails, has, run_limited, sh, succeeds};
 use crate::common::tree::{assert_same, tree};
 use crate::common::{MountOpts, Rig, Variant, for_each_variant, sample_tree, tool};
 
-/// A tree of 20 MB that does not compress, so that there is a middle.
+/// A tree with 20 MB of incompressible data, so that operations can be interrupted in the middle.
 fn large(v: Variant) -> Rig {
     v.start_with(MountOpts::new(v.io), |dir| {
         sample_tree(dir);
@@ -51,7 +51,8 @@ fn a_wrong_password(v: Variant) {
         !text.contains(super::PASSWORD),
         "no password is kept: {text}"
     );
-    // Of a file that others may read, none is taken; of a command, its first line.
+    // A password file that others may read is rejected; of a file or command, the first line is the
+    // password.
     let file = user.dir.path().join("password");
     fs::write(&file, format!("{}\nsecond line\n", super::PASSWORD)).expect("written");
     sh(user.dir.path(), "chmod 644 password");
@@ -76,7 +77,7 @@ fn a_wrong_password(v: Variant) {
 
 for_each_variant! { xfs => a_limit }
 
-/// So much a second, once more than a second's worth has passed.
+/// `--limit` applies after one second's worth of bytes.
 fn a_limit(v: Variant) {
     let rig = large(v);
     rig.mount.checkpoint();
@@ -90,13 +91,13 @@ fn a_limit(v: Variant) {
     user.push(&rig, &[]);
     let began = std::time::Instant::now();
     user.pull(&rig, "1", &beside(&rig, "into"));
-    // 20 MB, of which the last piece need not wait for itself.
+    // 20 MB at 8 MB/s, of which the last chunk is not delayed.
     assert!(began.elapsed() > Duration::from_millis(1500), "{began:?}");
 }
 
 for_each_variant! { xfs => a_push_that_is_killed }
 
-/// It is killed at many moments, run again, and what is there at the end is whole.
+/// A push is killed at many positions and repeated; the final repository is complete.
 fn a_push_that_is_killed(v: Variant) {
     let rig = large(v);
     rig.mount.checkpoint();
@@ -123,7 +124,7 @@ fn a_push_that_is_killed(v: Variant) {
         user.check();
     }
     let into = beside(&rig, "into");
-    // The pull is killed too, and goes on.
+    // The pull is also killed, and resumes.
     for round in 0..6 {
         let into = into.to_str().expect("UTF-8");
         let mut pull = user
@@ -145,8 +146,8 @@ fn a_push_that_is_killed(v: Variant) {
 
 for_each_variant! { xfs => a_push_that_is_killed_at_a_call, a_pull_that_is_killed_at_a_call }
 
-/// Runs a command whose threads are killed at so manieth of the calls by which one changes something.
-/// Whether it came to its end.
+/// Runs a command whose threads are killed at their `call`-th system call that modifies something.
+/// Returns whether it succeeded.
 fn killed_at(call: usize, program: &Command) -> bool {
     const CALLS: &str = "openat,write,pwrite64,copy_file_range,mkdirat,mkdir,rename,renameat,renameat2,fsync,fdatasync,ftruncate,unlink,unlinkat,setxattr,fsetxattr,close";
     let mut strace = tool("strace", &["-f", "-q", "-o", "/dev/null", "-e"]);
@@ -162,7 +163,8 @@ fn killed_at(call: usize, program: &Command) -> bool {
     run_limited(&mut strace, SECONDS).status.success()
 }
 
-/// A small tree with a checkpoint, and at which calls somebody is killed.
+/// Returns a small tree with a checkpoint, and the numbers of the calls at which a process is
+/// killed.
 fn to_be_killed(v: Variant, step: usize) -> Option<(Rig, impl Iterator<Item = usize>)> {
     if !has("strace") {
         crate::common::skip("strace is not installed");
@@ -178,8 +180,8 @@ fn to_be_killed(v: Variant, step: usize) -> Option<(Rig, impl Iterator<Item = us
     Some((rig, (1..).step_by(if is_long { 1 } else { step })))
 }
 
-/// At each of the calls, or at every so many of them: there is no snapshot, or one that is whole, and
-/// the next push does it.
+/// A push killed at any of these calls, or at every `step`-th, leaves no snapshot or a complete
+/// one, and the next push succeeds.
 fn a_push_that_is_killed_at_a_call(v: Variant) {
     let Some((rig, calls)) = to_be_killed(v, 29) else {
         return;
@@ -208,7 +210,7 @@ fn a_push_that_is_killed_at_a_call(v: Variant) {
     rig.mount.ok(&["verify", "--deep"]);
 }
 
-/// Likewise: what says that it is whole is, and the next pull makes it so.
+/// A pulled tree that is marked whole is complete, and the next pull completes any other.
 fn a_pull_that_is_killed_at_a_call(v: Variant) {
     let Some((rig, calls)) = to_be_killed(v, 61) else {
         return;
@@ -240,7 +242,7 @@ fn a_pull_that_is_killed_at_a_call(v: Variant) {
 
 for_each_variant! { xfs => a_daemon_that_is_killed }
 
-/// Whoever tells the tree goes in the middle: there is no snapshot of a part of it.
+/// The daemon is replaced while it sends the tree: no partial snapshot results.
 fn a_daemon_that_is_killed(v: Variant) {
     let mut rig = large(v);
     sh(
@@ -250,7 +252,7 @@ fn a_daemon_that_is_killed(v: Variant) {
     rig.mount.checkpoint();
     let expected = tree(rig.path());
     let (mut user, mut failed) = (User::new(), 0);
-    // So much of it was read, about.
+    // Approximate number of bytes read before the worker is replaced.
     for moment in [2_000_000, 12_000_000, 19_000_000] {
         let mut push = user.command(rig.path(), &["push", "home"]);
         let push = push.stdout(Stdio::null()).stderr(Stdio::null());
@@ -272,7 +274,7 @@ fn a_daemon_that_is_killed(v: Variant) {
     assert_eq!(tree(rig.path()), expected);
 }
 
-/// Bytes that a process has read so far (proc(5)).
+/// Returns the bytes a process has read (`rchar` in proc(5)).
 fn read_by(pid: u32) -> u64 {
     let io = fs::read_to_string(format!("/proc/{pid}/io")).unwrap_or_default();
     let read = io.lines().find_map(|line| line.strip_prefix("rchar: "));
@@ -313,7 +315,7 @@ fn two_at_once(v: Variant) {
 
 for_each_variant! { xfs => a_disk_that_is_full }
 
-/// Where the repository is, and where something is pulled to.
+/// The disk of the repository, and the disk of a pull's destination.
 fn a_disk_that_is_full(v: Variant) {
     let rig = large(v);
     rig.mount.checkpoint();
@@ -344,7 +346,7 @@ fn a_disk_that_is_full(v: Variant) {
     assert_same(&pulled(&into), &expected);
 }
 
-/// A filesystem in memory.
+/// A tmpfs.
 struct Small(PathBuf);
 
 impl Small {
@@ -372,7 +374,7 @@ impl Drop for Small {
 
 for_each_variant! { xfs => flipped_bits }
 
-/// One bit of each kind of file, at several places: an error, or everything as it was.
+/// One flipped bit in each kind of file, at several offsets: an error, or the complete tree.
 fn flipped_bits(v: Variant) {
     let rig = v.start_with(MountOpts::new(v.io), sample_tree);
     rig.mount.checkpoint();

@@ -1,4 +1,4 @@
-//! Repositories that somebody made to do harm: whoever has the password can write anything.
+//! Malicious repositories: an attacker with the password can write anything.
 
 use std::fs;
 use std::io::Write;
@@ -13,7 +13,7 @@ use crate::common::run_dir::script;
 use crate::common::tree::names;
 use crate::common::{MountOpts, Variant, for_each_variant, has, skip, tool};
 
-/// The Python that tests/tools.sh has made, which has what forging needs.
+/// Returns the Python of tests/tools.sh, or the system's, if it has the package that forging needs.
 fn python() -> Option<PathBuf> {
     let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tools/python/bin/python3");
     let can = |python: &Path| {
@@ -27,8 +27,8 @@ fn python() -> Option<PathBuf> {
         .or_else(|| has("python3").then(|| can(Path::new("python3"))).flatten())
 }
 
-/// Puts snapshots of trees of these nodes into the repository; gives their numbers. `None`: no Python
-/// can, and that was said.
+/// Adds snapshots of trees of these nodes to the repository and returns their ids. Without a
+/// suitable Python, reports the test as skipped and returns `None`.
 pub(super) fn forge(user: &User, told: &Value) -> Option<Vec<String>> {
     if python().is_none() {
         skip("no Python has the package cryptography");
@@ -58,7 +58,7 @@ fn file(name: &str) -> Value {
     json!({"name": name, "text": "harm"})
 }
 
-/// Trees that would reach what is outside, or are none.
+/// Trees that would write outside the directory, or are malformed.
 fn harmful(away: &str) -> Vec<(&'static str, Value)> {
     let link = json!({"name": "a", "type": "symlink", "linktarget": away});
     let dir = json!({"name": "a", "tree": [file("new")]});
@@ -142,7 +142,8 @@ fn nothing_is_mounted_from_what_cannot_be() {
     }
 }
 
-/// A thread of the library's panics behind an error of another, when that has been told.
+/// A thread of the library panics after another thread's error was reported; the output must not
+/// show the panic.
 #[test]
 fn damage_is_told_without_a_panic() {
     let user = User::new();
@@ -164,7 +165,8 @@ fn damage_is_told_without_a_panic() {
 
 for_each_variant! { xfs => tags_that_cannot_be_here_are_left_out }
 
-/// All of it was fetched into the branch, and then no checkpoint could be made of it.
+/// Failed before: the whole snapshot was fetched into the branch, and then no checkpoint could be
+/// made.
 fn tags_that_cannot_be_here_are_left_out(v: Variant) {
     let rig = v.start_with(MountOpts::new(v.io), |dir| {
         fs::write(dir.join("here"), "here").expect("written");

@@ -1,4 +1,4 @@
-//! Servers that keep repositories, on the loopback, one of each kind that an address may name.
+//! Servers of repositories on the loopback interface, one for each kind of address.
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -12,35 +12,35 @@ use crate::common::command::{stdout_of, succeeds};
 use crate::common::wait::wait_until;
 use crate::common::{scratch, skip, tool};
 
-/// Who may use the servers that want to know.
+/// Password of the servers with authentication.
 pub const SECRET: &str = "secret-of-the-test";
 
-/// Where `tests/tools.sh` puts programs of others.
+/// The directory where `tests/tools.sh` installs third-party programs.
 fn tools() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tools/python/bin")
 }
 
-/// What an address may name.
+/// Kinds of servers that an address can name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// S3, everything in memory: the Python package moto.
+    /// S3 in memory: the Python package moto.
     Moto,
     /// S3, by rclone.
     S3,
-    /// The protocol of restic's own server, by rclone.
+    /// The protocol of restic's REST server, by rclone.
     Rest,
-    /// A server of sftp, which rclone speaks to.
+    /// An SFTP server, accessed through rclone.
     Sftp,
 }
 
 impl Kind {
-    /// What tells the server whom it is for.
+    /// Environment variables with the server's credentials.
     fn own_variables(self) -> Vec<(&'static str, String)> {
         match self {
             Kind::Moto => Vec::new(),
             Kind::S3 => {
                 let [(_, id), (_, key), _] = BUCKET_USER;
-                // A list of such pairs, with commas between them.
+                // A comma-separated list of such pairs.
                 vec![("RCLONE_AUTH_KEY", format!("\"{id},{key}\""))]
             }
             Kind::Rest | Kind::Sftp => vec![
@@ -51,10 +51,9 @@ impl Kind {
     }
 }
 
-/// A server. Dropping it ends it.
+/// A server. Dropping it kills it.
 pub struct Server {
     server: Child,
-    /// Where it listens.
     pub port: u16,
     kind: Kind,
     dir: TempDir,
@@ -62,12 +61,12 @@ pub struct Server {
 }
 
 impl Server {
-    /// `None`: it is not installed, and that was said.
+    /// Starts a server. If it is not installed, reports the test as skipped and returns `None`.
     pub fn start(kind: Kind) -> Option<Server> {
         Server::with(kind, None)
     }
 
-    /// The same; `tls`: with this certificate and its key.
+    /// Like [`Server::start`]; `tls` contains a certificate and its key.
     pub fn with(kind: Kind, tls: Option<(&Path, &Path)>) -> Option<Server> {
         let program = tools().join(match kind {
             Kind::Moto => "moto_server",
@@ -130,12 +129,11 @@ impl Server {
         Some(server)
     }
 
-    /// Its process.
     pub fn pid(&self) -> u32 {
         self.server.id()
     }
 
-    /// The address of a repository in it, if it listens on this port.
+    /// Returns the address of a repository on the server, as reached at `port`.
     pub fn url_at(&self, port: u16) -> String {
         let tls = if self.is_tls { "s" } else { "" };
         match self.kind {
@@ -145,7 +143,7 @@ impl Server {
         }
     }
 
-    /// The same, as restic wants it.
+    /// Returns the address in restic's syntax.
     pub fn restic_url(&self) -> String {
         let url = self.url_at(self.port);
         match self.kind {
@@ -154,7 +152,7 @@ impl Server {
         }
     }
 
-    /// What whoever goes to this port must have in the environment.
+    /// Returns the environment variables of a client that connects to `port`.
     pub fn variables(&self, port: u16) -> Vec<(String, String)> {
         let path = std::env::var("PATH").unwrap_or_default();
         let mut all = vec![("PATH".to_owned(), format!("{}:{path}", tools().display()))];
@@ -185,7 +183,7 @@ impl Server {
         all
     }
 
-    /// Where it keeps the repository; `None`: in memory.
+    /// Returns the directory of the repository, or `None` if it is in memory.
     pub fn kept_in(&self) -> Option<PathBuf> {
         let dir = self.dir.path();
         match self.kind {
@@ -195,7 +193,7 @@ impl Server {
         }
     }
 
-    /// Bytes of content that moto has.
+    /// Returns the bytes of content stored by moto.
     pub fn kept(&self) -> u64 {
         let list = format!(
             "http://127.0.0.1:{}/bucket?list-type=2&prefix=some/project/data",

@@ -1,5 +1,5 @@
-//! Servers and repositories that give more than an operation takes: what they give has limits, in
-//! memory, in work and on the disk, and a mount goes on.
+//! Servers and repositories that send too much: memory, work and disk space are limited, and a
+//! mount survives.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -22,10 +22,10 @@ use crate::common::tree::names;
 use crate::common::wait::wait_until;
 use crate::common::{MountOpts, Variant, for_each_variant, tool};
 
-/// More memory than any of this takes.
+/// More memory than any of these operations needs.
 const MEMORY: u64 = 1500 << 20;
 
-/// A verb that must be refused, with at most so much memory: with more it would be killed.
+/// Checks that a verb is rejected with a hint. With more than [`MEMORY`] it would die.
 fn is_refused(command: &Command, says: &str) {
     let mut limited = tool("prlimit", &[&format!("--data={MEMORY}"), "--"]);
     limited.arg(command.get_program()).args(command.get_args());
@@ -51,7 +51,7 @@ fn put_key(user: &User, number: usize, text: &str) {
     fs::write(keys.join(format!("{number:064x}")), text).expect("written");
 }
 
-/// Aborted for want of 2 TiB, took 4 GiB, or did not end.
+/// Failed before: aborted on an allocation of 2 TiB, used 4 GiB, or did not end.
 #[test]
 fn a_key_file_that_asks_for_much_is_refused() {
     let user = User::new();
@@ -68,12 +68,12 @@ fn a_key_file_that_asks_for_much_is_refused() {
         fs::rename(keys.join(&own), user.dir.path().join("key")).expect("moved");
         put_key(&user, 1, &key_file(n, r, p));
         is_refused(&list(), says);
-        // It does not keep the password from its own.
+        // It does not prevent the password from opening the valid key.
         fs::rename(user.dir.path().join("key"), keys.join(&own)).expect("moved");
         let ran = run_limited(&mut list(), SECONDS);
         assert!(ran.status.success(), "{ran:?}");
     }
-    // All together, and too many.
+    // Limits on the work of all keys together, and on their number.
     (1..=64).for_each(|number| put_key(&user, number, &key_file(1 << 17, 8, 2)));
     is_refused(&list(), "a key file is one of more than 64");
     fs::remove_file(keys.join(format!("{:064x}", 64))).expect("removed");
@@ -85,7 +85,7 @@ fn a_key_file_that_asks_for_much_is_refused() {
 
 for_each_variant! { xfs => a_mount_goes_on_whatever_the_keys_are }
 
-/// Each daemon that took over was ended by the next open.
+/// Failed before: the next open killed each new worker.
 fn a_mount_goes_on_whatever_the_keys_are(v: Variant) {
     let rig = v.start_with(MountOpts::new(v.io), |dir| {
         for name in ["here", "away"] {
@@ -113,13 +113,13 @@ fn a_mount_goes_on_whatever_the_keys_are(v: Variant) {
     wait_until("it can be read", || fs::read(path.join("away")).is_ok());
 }
 
-/// The process that serves now.
+/// Returns the process id of the worker.
 fn daemon(lazy: &Lazy) -> u64 {
     let pid = &lazy.mount.status_json()["daemon"]["pid"];
     pid.as_u64().expect("a number")
 }
 
-/// The most memory that a process has had, in KiB.
+/// Returns the peak resident memory of a process in KiB.
 fn peak(pid: u64) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
     let line = status.lines().find(|line| line.starts_with("VmHWM"));
@@ -129,12 +129,12 @@ fn peak(pid: u64) -> u64 {
         .expect("a number")
 }
 
-/// 100 KiB became 3 GiB.
+/// Failed before: 100 KiB decompressed to 3 GiB.
 #[test]
 fn what_is_decompressed_has_limits() {
     for kind in ["tree", "index", "snapshot", "config", "blob"] {
         let user = User::new();
-        // It fits into the 64 KiB that a configuration may have.
+        // The compressed size must not exceed the 64 KiB limit of a configuration.
         let gib = if kind == "config" { 1 } else { 3 };
         let told = json!([{"bomb": kind, "gib": gib, "tree": [{"name": "f", "text": "f"}]}]);
         if forge(&user, &told).is_none() {
@@ -161,7 +161,7 @@ fn what_is_decompressed_has_limits() {
 
 for_each_variant! { xfs => a_mount_takes_no_more_than_a_file_has }
 
-/// One read of a file of one byte took gigabytes.
+/// Failed before: one read of a one-byte file allocated gigabytes.
 fn a_mount_takes_no_more_than_a_file_has(v: Variant) {
     let rig = v.start();
     let user = User::new();
@@ -181,7 +181,7 @@ fn a_mount_takes_no_more_than_a_file_has(v: Variant) {
     );
 }
 
-/// 27 directories filled the disk.
+/// Failed before: 27 directories filled the disk.
 #[test]
 fn a_snapshot_has_a_limit_of_entries() {
     let user = User::new();
@@ -207,7 +207,7 @@ fn a_snapshot_has_a_limit_of_entries() {
     for dir in [&into, &elsewhere] {
         assert!(names(dir).iter().all(|name| name == ".ckptfs"), "{dir:?}");
     }
-    // Some of the same are as they are stored.
+    // A smaller snapshot of the same kind is pulled in full.
     let whole = user.dir.path().join("whole");
     let pull = [
         "pull",
@@ -220,7 +220,7 @@ fn a_snapshot_has_a_limit_of_entries() {
     assert_eq!(pulled["made"], 2 + 4 + 8 + 8, "{pulled}");
 }
 
-/// Answers requests of one connection after the other.
+/// Serves HTTP requests with `answer`, and returns the port.
 fn serve(
     answer: impl Fn(&str, &mut TcpStream) -> std::io::Result<()> + Send + Sync + 'static,
 ) -> u16 {
@@ -256,7 +256,7 @@ fn send(to: &mut TcpStream, headers: &str, body: &str) -> std::io::Result<()> {
     )
 }
 
-/// 4 GiB of an object were held.
+/// Failed before: 4 GiB of an object were buffered in memory.
 #[test]
 fn what_a_server_sends_has_a_limit() {
     let sent = Arc::new(AtomicU64::new(0));
@@ -296,12 +296,12 @@ fn what_a_server_sends_has_a_limit() {
             says,
         );
     }
-    // What the kernel holds is sent too.
+    // Includes bytes in socket buffers.
     let sent = sent.load(Ordering::SeqCst);
     assert!(sent < 64 << 20, "{sent}");
 }
 
-/// Pages were asked for until somebody ended it.
+/// Failed before: pages were requested without end.
 #[test]
 fn a_list_of_a_bucket_has_an_end() {
     for objects in [0_u64, 40] {
@@ -337,7 +337,7 @@ fn a_list_of_a_bucket_has_an_end() {
 
 for_each_variant! { xfs => what_is_kept_here_is_for_its_owner_alone }
 
-/// Everybody could read what was kept of a repository.
+/// Failed before: other users could read the cache of a repository.
 fn what_is_kept_here_is_for_its_owner_alone(v: Variant) {
     let Some(server) = Server::start(Kind::Rest) else {
         return;
@@ -350,13 +350,13 @@ fn what_is_kept_here_is_for_its_owner_alone(v: Variant) {
     rig.mount.checkpoint();
     user.push(&rig, &[]);
     assert!(are_private(&cache) > 3);
-    // One that an older program has left open is closed.
+    // A cache that an older version left open becomes private.
     fs::set_permissions(&cache, fs::Permissions::from_mode(0o755)).expect("opened");
     assert_eq!(user.log(&rig), [1]);
     are_private(&cache);
 }
 
-/// How many files there are, none of which others may read.
+/// Checks that only the owner can access `at`, and returns the number of files in it.
 fn are_private(at: &Path) -> usize {
     let mode = fs::metadata(at).expect("there").permissions().mode() & 0o777;
     if !at.is_dir() {

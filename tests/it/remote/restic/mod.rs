@@ -1,4 +1,4 @@
-//! Repositories in restic's format, read by restic.
+//! Repositories in restic's format, as read by restic.
 
 mod auto;
 mod faults;
@@ -31,24 +31,24 @@ use crate::common::{Rig, scratch, tool, tree_of};
 const SECONDS: u64 = 120;
 const PASSWORD: &str = "correct horse";
 
-/// A user with one remote, `home`, and nothing else.
+/// A user with a single remote, `home`.
 struct User {
     dir: TempDir,
     url: String,
-    /// The same, for restic.
+    /// The address in restic's syntax.
     restic: String,
-    /// What is in the environment for the server.
+    /// Environment variables for the server.
     variables: Vec<(String, String)>,
 }
 
-/// Who asks the server of a bucket, which takes anybody.
+/// Credentials for the bucket server, which accepts any.
 const BUCKET_USER: [(&str, &str); 3] = [
     ("AWS_ACCESS_KEY_ID", "test"),
     ("AWS_SECRET_ACCESS_KEY", "key-of-the-test"),
     ("AWS_REGION", "us-east-1"),
 ];
 
-/// The address of a repository in the bucket of a server on this port.
+/// Returns the address of a repository in the bucket of the server on `port`.
 fn bucket(port: u16) -> String {
     format!("s3:http://127.0.0.1:{port}/bucket/some/project")
 }
@@ -72,13 +72,13 @@ impl User {
         user
     }
 
-    /// With one that a server keeps.
+    /// With a repository on a server.
     fn of(server: &kinds::Server) -> User {
         let (url, restic) = (server.url_at(server.port), server.restic_url());
         User::with(scratch(), url, restic, server.variables(server.port))
     }
 
-    /// With one in the bucket of a server on this port.
+    /// With a repository in the bucket of the server on `port`.
     fn in_bucket(port: u16) -> User {
         User::with(scratch(), bucket(port), bucket(port), Vec::new())
     }
@@ -88,7 +88,7 @@ impl User {
         succeeds(&mut add, SECONDS);
     }
 
-    /// Another address for the name, which nobody looks at now.
+    /// Changes the address of the remote without a check.
     fn force(&self, url: &str) {
         let config = self.dir.path().join("config/ckptfs/remotes.toml");
         let text = fs::read_to_string(&config).expect("the remotes");
@@ -122,14 +122,14 @@ impl User {
         serde_json::from_str(&stdout_of(&mut command, SECONDS)).expect("JSON")
     }
 
-    /// Pushes; gives what was sent, checkpoint by checkpoint.
+    /// Pushes, and returns the output for each checkpoint.
     fn push(&self, rig: &Rig, arguments: &[&str]) -> Vec<Value> {
         let all = [&["push", "home"], arguments].concat();
         let answer = self.json(rig.path(), &all);
         answer["pushed"].as_array().expect("a list").clone()
     }
 
-    /// The checkpoints that are there, newest first.
+    /// Returns the checkpoints in the repository, newest first.
     fn log(&self, rig: &Rig) -> Vec<u64> {
         let listed = self.json(rig.path(), &["remote", "log", "home"]);
         let listed = listed.as_array().expect("a list");
@@ -144,7 +144,7 @@ impl User {
         self.json(rig.path(), &["pull", "home", id, "--into", into])
     }
 
-    /// restic, on the repository.
+    /// Returns a restic command on the repository.
     fn restic(&self, arguments: &[&str]) -> Command {
         let mut command = tool("restic", arguments);
         command
@@ -156,13 +156,13 @@ impl User {
         command
     }
 
-    /// restic reads everything, and finds nothing wrong.
+    /// restic reads all data and finds no error.
     fn check(&self) {
         succeeds(&mut self.restic(&["check", "--read-data"]), SECONDS);
     }
 }
 
-/// A tree that was pulled, without the mark that says what it is.
+/// Returns a pulled tree without its export mark.
 fn pulled(dest: &Path) -> Tree {
     let mut tree = tree_of(dest);
     let root = tree.get_mut(Path::new("")).expect("a root");
@@ -170,7 +170,7 @@ fn pulled(dest: &Path) -> Tree {
     tree
 }
 
-/// What it holds now: `begun` or `whole`.
+/// Returns the state in the export mark: `begun` or `whole`.
 fn mark(dest: &Path) -> String {
     let mut get = tool("getfattr", &["--only-values", "-n", "user.ckptfs.export"]);
     let mark = stdout_of(get.arg(dest), 60);

@@ -1,4 +1,4 @@
-//! A checkpoint of a remote becomes one of a branch of the tree here.
+//! A checkpoint of a remote becomes a checkpoint of a local branch.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,8 @@ use crate::remote::proxy::Proxy;
 
 for_each_variant! { xfs => a_branch_becomes_what_was_pushed }
 
-/// Of the tree itself, several times, killed in between, and of another tree.
+/// Pulls several checkpoints onto one branch, with some pulls killed, and one onto a branch of
+/// another tree.
 fn a_branch_becomes_what_was_pushed(v: Variant) {
     let rig = v.start_with(MountOpts::new(v.io), sample_tree);
     let history = history(&rig);
@@ -37,7 +38,7 @@ fn a_branch_becomes_what_was_pushed(v: Variant) {
     let (second, expected) = &history[1];
     let made = pull(rig.path(), *second);
     let path = PathBuf::from(made["path"].as_str().expect("a path"));
-    // The checkpoint is here: nothing but what a branch makes anew of itself.
+    // The checkpoint is local: only entries that every branch recreates are made.
     assert_eq!(
         (&made["base"], &made["removed"]),
         (&(*second).into(), &0.into()),
@@ -56,7 +57,7 @@ fn a_branch_becomes_what_was_pushed(v: Variant) {
             "{shown}"
         );
     }
-    // Whatever was there before is in a checkpoint.
+    // The previous contents are in a checkpoint.
     fs::write(path.join("mine"), "mine\n").expect("written");
     for round in 0..5 {
         let mut killed = user.command(rig.path(), &["pull", "home", "2", "--branch", "old"]);
@@ -75,7 +76,7 @@ fn a_branch_becomes_what_was_pushed(v: Variant) {
 
 for_each_variant! { xfs => what_was_moved_is_not_fetched }
 
-/// Nor what was copied, or has several names, or the rest of a file that was changed.
+/// Nor are copied files, hard links, or the unchanged parts of a modified file.
 fn what_was_moved_is_not_fetched(v: Variant) {
     let Some(server) = Server::start(Kind::Moto) else {
         return;
@@ -110,11 +111,11 @@ fn what_was_moved_is_not_fetched(v: Variant) {
     assert_same(&tree(path), &expected);
     let received = proxy.passed().received;
     eprintln!("{received} bytes received");
-    // Each time a blob of the one that was changed, of 8 MiB at most, and what is read ahead.
+    // Each pull fetches one blob of the modified file, of at most 8 MiB, and its readahead.
     assert!(received < 26_000_000, "{received} bytes");
 }
 
-/// One that has nothing to do with what was pushed.
+/// The other tree is unrelated to the pushed one.
 fn in_another_tree(v: Variant, user: &User, (id, expected): &(u64, Tree)) {
     let other = v.start_with(MountOpts::new(v.io), |dir| {
         fs::write(dir.join("else"), "else").expect("written");

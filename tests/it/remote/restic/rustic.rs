@@ -1,5 +1,4 @@
-//! What was pushed is what rustic brings back: its library here, and the program where it is
-//! installed.
+//! rustic restores the pushed trees: its library always, and the program where it is installed.
 
 use std::fs;
 use std::path::Path;
@@ -16,7 +15,7 @@ use crate::common::tree::{Tree, assert_same};
 use crate::common::{MountOpts, Variant, for_each_variant, sample_tree, tool, tree_of};
 use crate::export::support::history;
 
-/// Restores the directory `root` of a snapshot, by the library.
+/// Restores the directory `root` of a snapshot with the library.
 fn restore(repository: &Path, snapshot: &str, root: &str, into: &Path) -> RusticResult<()> {
     let backends = BackendOptions::default()
         .repository(repository.to_str().expect("UTF-8"))
@@ -62,7 +61,7 @@ fn every_checkpoint_is_restored_by_rustic(v: Variant) {
     }
 }
 
-/// The program, if it is installed: it takes eight minutes to build, so no test asks for it.
+/// Returns the program, if installed. Building it takes eight minutes, so no test requires it.
 fn program() -> Option<String> {
     let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tools/bin/rustic");
     let found = own.exists().then(|| own.display().to_string());
@@ -73,7 +72,7 @@ fn program() -> Option<String> {
     found
 }
 
-/// rustic sets nothing of the directory that it restores into.
+/// rustic does not restore the attributes of the destination directory.
 fn below(dir: &Path) -> Tree {
     below_of(&tree_of(dir))
 }

@@ -1,4 +1,4 @@
-//! What was pushed is what restic and `pull` bring back.
+//! restic and `pull` restore the pushed trees exactly.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -13,7 +13,7 @@ use crate::export::support::history;
 
 for_each_variant! { reflink => every_checkpoint_comes_back }
 
-/// Changes of every kind from one checkpoint to the next, each pushed from the one before.
+/// Checkpoints with changes of every kind, each pushed incrementally.
 fn every_checkpoint_comes_back(v: Variant) {
     if !has("restic") {
         skip("restic is not installed");
@@ -22,7 +22,7 @@ fn every_checkpoint_comes_back(v: Variant) {
     let rig = v.start_with(MountOpts::new(v.io), sample_tree);
     let history = history(&rig);
     let user = User::new();
-    // The last two in a push of their own: their parent is then read from the repository.
+    // The last two are pushed separately, so their parent is read from the repository.
     let first = user.push(&rig, &["1", "2", "3"]);
     let rest = user.push(&rig, &[]);
     assert_eq!((first.len(), rest.len()), (3, history.len() - 3));
@@ -50,7 +50,7 @@ fn every_checkpoint_comes_back(v: Variant) {
     }
 }
 
-/// restic makes no sockets.
+/// restic restores no sockets.
 pub fn as_restic_has_it(tree: &Tree) -> Tree {
     let mut tree = tree.clone();
     tree.remove(Path::new("socket"));
@@ -59,7 +59,7 @@ pub fn as_restic_has_it(tree: &Tree) -> Tree {
 
 for_each_variant! { xfs => what_has_not_changed_is_not_opened }
 
-/// As many files as were changed are opened, by whomever, whatever the size of the tree.
+/// A push opens only the files that changed, in client and daemon, whatever the size of the tree.
 fn what_has_not_changed_is_not_opened(v: Variant) {
     const FILES: u32 = 2_000;
     const CHANGED: u32 = 60;
@@ -76,7 +76,7 @@ fn what_has_not_changed_is_not_opened(v: Variant) {
     assert_eq!(first["files_read"], FILES);
     for n in 0..CHANGED {
         let file = rig.path().join(format!("d{}/{}", n % 40, n));
-        // Size and time of the last change are those of before.
+        // Size and mtime stay the same.
         let before = fs::metadata(&file)
             .and_then(|found| found.modified())
             .expect("a time");
@@ -97,7 +97,7 @@ fn what_has_not_changed_is_not_opened(v: Variant) {
     };
     drop(strace);
     let text = fs::read_to_string(&log).expect("what was opened");
-    // But for what the daemon does with its own captures.
+    // Without the daemon's accesses to its own captures.
     let opened = text
         .lines()
         .filter(|line| {

@@ -38,8 +38,8 @@ fn a_server_behind_rclone(v: Variant) {
     goes_and_comes(v, Kind::Sftp);
 }
 
-/// Checkpoints go to a server and come back, restic reads them, and a server that is gone is said to
-/// be; nobody sees who asks.
+/// Checkpoints are pushed to a server and pulled back, restic reads them, and an unreachable server
+/// is reported. No output contains credentials.
 fn goes_and_comes(v: Variant, kind: Kind) {
     let Some(server) = Server::start(kind) else {
         return;
@@ -67,7 +67,7 @@ fn goes_and_comes(v: Variant, kind: Kind) {
         sent[1]
     );
     if let Some(dir) = server.kept_in() {
-        // A list of more than one page, of which most is no snapshot.
+        // A listing of several pages, mostly of files that are not snapshots.
         let script = "seq -f 'snapshots/0-not-a-snapshot-%g' 1100 | xargs touch";
         sh(&dir, script);
     }
@@ -81,7 +81,7 @@ fn goes_and_comes(v: Variant, kind: Kind) {
         sh(&dir, "rm snapshots/0-not-a-snapshot-*");
     }
     restic_reads(&user, &rig, &sent[2], &trees[2]);
-    // The server is gone: it is said, and soon; nothing that is here is touched.
+    // The lost server is reported quickly, and local data is not modified.
     drop(server);
     fs::write(rig.path().join("later"), "").expect("written");
     rig.mount.checkpoint();
@@ -125,7 +125,7 @@ fn restic_reads(user: &User, rig: &Rig, sent: &Value, expected: &Tree) {
 
 for_each_variant! { xfs => a_key_that_is_wrong, nobody_sees_who_asks }
 
-/// What a server does not allow, and what is not there, is said with what to do.
+/// Denied access and missing objects are reported with a hint.
 fn a_key_that_is_wrong(v: Variant) {
     let rig = v.start();
     rig.mount.checkpoint();
@@ -138,7 +138,7 @@ fn a_key_that_is_wrong(v: Variant) {
         let key = match kind {
             Kind::Moto | Kind::S3 => "AWS_SECRET_ACCESS_KEY",
             Kind::Rest => "RESTIC_REST_PASSWORD",
-            // As rclone obscures it.
+            // As obscured by rclone.
             Kind::Sftp => "RCLONE_CONFIG_FAR_PASS",
         };
         for verb in [
@@ -170,7 +170,7 @@ fn a_key_that_is_wrong(v: Variant) {
             assert!(said.contains("there is no such bucket"), "{said}");
         }
         if kind == Kind::Sftp {
-            // Between us and rclone there is no proxy, which would be told the password.
+            // No proxy is used between us and rclone; it would receive the password.
             let mut log = user.command(rig.path(), &["remote", "log", "home"]);
             log.env_remove("NO_PROXY")
                 .env("HTTP_PROXY", "http://127.0.0.1:9");
@@ -188,7 +188,7 @@ fn a_key_that_is_wrong(v: Variant) {
     }
 }
 
-/// Neither in the arguments of a process that is started for it, nor in a log that tells all.
+/// Credentials appear neither in the arguments of child processes nor in a trace log.
 fn nobody_sees_who_asks(v: Variant) {
     let rig = v.start_with(MountOpts::new(v.io), |dir| {
         sh(dir, "head -c 20000000 /dev/urandom > random");
@@ -235,7 +235,8 @@ fn nobody_sees_who_asks(v: Variant) {
     }
 }
 
-/// One that cannot answer is not one that has nothing: no repository is made over what it may have.
+/// A server that cannot answer is not treated as empty: no repository is created over an existing
+/// one.
 #[test]
 fn a_server_that_cannot_answer_is_not_written_to() {
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
@@ -263,8 +264,8 @@ fn a_server_that_cannot_answer_is_not_written_to() {
 
 for_each_variant! { xfs => cut_anywhere }
 
-/// Wherever a push to a real server is cut there is no snapshot of a part, and wherever a pull is
-/// cut nothing says that it is whole; both go on. `CKPTFS_LONG=1` has many such places.
+/// A push cut at any position leaves no partial snapshot, and a pull cut at any position is not
+/// marked whole. Both can be resumed. `CKPTFS_LONG=1` tests many positions.
 fn cut_anywhere(v: Variant) {
     const SIZE: u64 = 6_000_000;
     let Some(server) = Server::start(Kind::S3) else {
@@ -289,7 +290,7 @@ fn cut_anywhere(v: Variant) {
         user.url = url;
         for verb in [&["push", "home"][..], &["pull", "home", "--into", to]] {
             let cut_at = random.next() % (SIZE * 11 / 10);
-            // For good: each try ends there.
+            // Permanent: each retry fails there.
             let proxy = Proxy::start(server.port, move |Passed { sent, received }| {
                 sent + received < cut_at
             });
@@ -311,11 +312,11 @@ fn cut_anywhere(v: Variant) {
     }
 }
 
-/// Of a push that is cut for good, what came to the server is not sent again; a pull that is cut goes
-/// on.
+/// Data that reached the server before a push was cut is not sent again; a pull that is cut
+/// resumes.
 fn a_connection_that_is_cut(v: Variant) {
     const SIZE: u64 = 160_000_000;
-    /// What is packed at once, and may be on its way when the connection goes.
+    /// Maximum bytes packed at once, which may be in flight when the connection is cut.
     const PACK: u64 = 33 << 20;
     let Some(server) = Server::start(Kind::Moto) else {
         return;

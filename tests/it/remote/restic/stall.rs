@@ -1,4 +1,4 @@
-//! Servers that stall are given up, and slow ones are not.
+//! Operations on a stalled server time out; those on a slow one do not.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,9 +13,9 @@ use crate::common::wait::WAIT;
 use crate::common::{MountOpts, Rig, Variant, for_each_variant, tool};
 use crate::remote::proxy::{Passed, Proxy};
 
-/// How long nothing may move here, in seconds.
+/// Idle timeout in seconds.
 const IDLE: &str = "3";
-/// So soon it must be told, with one more try and what leads up to it.
+/// Limit for the error, including one retry and the preceding steps.
 const TOLD: Duration = WAIT;
 const SIZE: u64 = 24_000_000;
 
@@ -32,13 +32,13 @@ fn signal(pid: u32, name: &str) {
     succeeds(&mut tool("kill", &[name, &pid.to_string()]), 60);
 }
 
-/// Goes to the server behind a proxy.
+/// Directs the user to the server through a proxy.
 fn behind(user: &mut User, server: &Server, proxy: &Proxy) {
     user.variables = server.variables(proxy.port);
     user.url = server.url_at(proxy.port);
 }
 
-/// A verb that must fail, and soon, with that nothing moves.
+/// Checks that a verb fails in time and reports the stall.
 fn is_told(command: &mut Command, what: &str) {
     let began = Instant::now();
     let said = fails(command.env("CKPTFS_REMOTE_TIMEOUT", IDLE), SECONDS);
@@ -46,7 +46,7 @@ fn is_told(command: &mut Command, what: &str) {
     eprintln!("{what}: after {took:?}: {said}");
     let told = [
         "nothing has moved for 3 s",
-        // A short answer has a time of its own, as long.
+        // A short reply has a timeout of its own, equally long.
         "the answer is not whole after 3 s",
         "rclone: it does not reach the remote within 6 s",
     ];
@@ -72,8 +72,8 @@ fn a_server_behind_rclone_that_stalls(v: Variant) {
     stalls(v, Kind::Sftp);
 }
 
-/// The server is stopped in the middle of a push, and of a pull, and does not answer at all; each is
-/// told, and goes on once it is there again.
+/// The server is stopped during a push and during a pull. Each operation reports it, and succeeds
+/// once the server continues.
 fn stalls(v: Variant, kind: Kind) {
     let Some(server) = Server::start(kind) else {
         return;
@@ -82,7 +82,7 @@ fn stalls(v: Variant, kind: Kind) {
     let expected = tree(rig.path());
     let mut user = User::of(&server);
     let pid = server.pid();
-    // The first that comes to it stops the server.
+    // The first chunk past the position stops the server.
     let stops = move |is_time: fn(Passed) -> bool| {
         let is_done = AtomicBool::new(false);
         move |passed| {
@@ -117,7 +117,7 @@ fn stalls(v: Variant, kind: Kind) {
 
 for_each_variant! { xfs => a_slow_line }
 
-/// A pack takes several times as long as nothing may move, and is sent once.
+/// A pack takes several times the idle timeout, and is sent once.
 fn a_slow_line(v: Variant) {
     const BYTES_PER_SECOND: u64 = 1_500_000;
     for kind in [Kind::S3, Kind::Rest] {
@@ -128,7 +128,7 @@ fn a_slow_line(v: Variant) {
         let mut user = User::of(&server);
         let began = Instant::now();
         let proxy = Proxy::start(server.port, move |passed| {
-            // The connections share the line.
+            // The connections share the bandwidth.
             let due = Duration::from_secs_f64((passed.sent as f64) / (BYTES_PER_SECOND as f64));
             thread::sleep(due.saturating_sub(began.elapsed()));
             true

@@ -1,9 +1,10 @@
-//! Remotes that are named for the whole system: a service has no home directory.
+//! System-wide remotes: a service has no home directory.
 
 use crate::cli::support::Sandbox;
 use crate::common::page::fits;
 
-/// In a namespace with an `/etc` of its own, where each command shows its output and its status.
+/// Sets up a namespace with a private `/etc`, and a function that prints output and status of a
+/// command.
 const SETUP: &str = r#"
 mkdir etc q && cp /etc/passwd /etc/group etc/ && mount --bind etc /etc || exit 9
 unit() { env -i "$(command -v ckptfs)" "$@"; }
@@ -103,13 +104,14 @@ Error: your remotes cannot be found
 status 1
 "#;
 
-/// "your remotes cannot be found. Hint: set HOME": a unit of systemd has none.
+/// Failed before: a systemd unit, which has no HOME, received "your remotes cannot be found. Hint:
+/// set HOME".
 #[test]
 fn a_service_without_a_home_pushes_to_a_remote_of_the_system() {
     says(&project(), UNIT, UNIT_SAYS);
 }
 
-/// The file says which commands are run, and the password is no one else's.
+/// The file names commands to run, and only root may read the password.
 #[test]
 fn a_remote_of_the_system_is_root_s_and_its_password_too() {
     let script = r#"
@@ -164,7 +166,7 @@ checkpoint 1 is snapshot ...
     says(&project(), script, said);
 }
 
-/// `status` said nothing of pushes, done or failed.
+/// Failed before: `status` reported no pushes, neither completed nor failed.
 #[test]
 fn pushes_and_those_that_failed_are_in_status() {
     let script = r#"

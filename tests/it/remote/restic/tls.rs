@@ -1,4 +1,4 @@
-//! Servers whose certificates are known, and those whose are not.
+//! Servers with trusted and with untrusted certificates.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -14,12 +14,12 @@ use crate::common::tree::{assert_same, tree};
 use crate::common::wait::{WAIT, wait_until};
 use crate::common::{Rig, Variant, for_each_variant, scratch, tool};
 
-/// An authority, `ca.pem`, and a certificate of it with its key, for these names.
+/// Creates an authority, `ca.pem`, and returns a certificate from it for these names, with its key.
 pub fn certificate(dir: &Path, names: &str) -> (PathBuf, PathBuf) {
     certificate_for(dir, names, 2)
 }
 
-/// The same, for so many days.
+/// Like [`certificate`], valid for `days` days.
 fn certificate_for(dir: &Path, names: &str, days: i32) -> (PathBuf, PathBuf) {
     let script = format!(
         "new() {{ openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout $1.key \"${{@:2}}\" 2>&1; }}
@@ -56,7 +56,7 @@ fn a_certificate_that_is_known_and_one_that_is_not(v: Variant) {
             "{said}"
         );
         assert!(said.contains("SSL_CERT_FILE"), "{said}");
-        // Of an authority that is known the certificate must be for this address.
+        // A certificate from a trusted authority must match the address.
         let to_name = url.replace("127.0.0.1", "localhost");
         let add_name = ["remote", "add", "home", &to_name, "--force"];
         let known = ("SSL_CERT_FILE".to_owned(), authority.clone());
@@ -73,7 +73,7 @@ fn a_certificate_that_is_known_and_one_that_is_not(v: Variant) {
     }
 }
 
-/// A server that sends this when it is spoken to, then that again and again.
+/// Serves `first` on the first byte received, then `more` repeatedly. Returns the port.
 fn sends(first: &'static [u8], more: &'static [u8]) -> u16 {
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
     let port = listener.local_addr().expect("its address").port();
@@ -92,7 +92,7 @@ fn sends(first: &'static [u8], more: &'static [u8]) -> u16 {
     port
 }
 
-/// openssl(1) with this certificate and its key: it speaks TLS, and nothing in it.
+/// openssl(1) with this certificate and key: it completes handshakes but sends no data.
 struct Speaker {
     process: Child,
     port: u16,
@@ -123,11 +123,11 @@ impl Drop for Speaker {
     }
 }
 
-/// How long nothing may move here, in seconds.
+/// Idle timeout in seconds.
 const IDLE: &str = "3";
 
-/// Each verb that speaks to a server ends soon, with the cause and a hint; where it waits for the
-/// server two verbs are enough.
+/// Checks that each verb that contacts a server fails in time, with cause and hint. Where the verbs
+/// wait for a timeout, two are enough.
 fn is_refused(user: &User, rig: &Rig, url: &str, expected: [&str; 2]) {
     let (idle, first) = match expected[0].contains(IDLE) {
         true => (IDLE, 3),
@@ -156,8 +156,9 @@ fn is_refused(user: &User, rig: &Rig, url: &str, expected: [&str; 2]) {
 
 for_each_variant! { xfs => what_is_wrong_with_tls_is_reported_with_what_helps }
 
-/// The hint for a certificate that had expired, or was of another name, was to trust its authority;
-/// an answer that is no TLS was asked for six times, with the hint to run the command again.
+/// Failed before: for a certificate that had expired or had another name, the hint was to trust its
+/// authority. A reply that is not TLS was requested six times, with the hint to run the command
+/// again.
 fn what_is_wrong_with_tls_is_reported_with_what_helps(v: Variant) {
     let rig = v.start();
     rig.mount.checkpoint();
@@ -182,10 +183,10 @@ fn what_is_wrong_with_tls_is_reported_with_what_helps(v: Variant) {
     for (first, more, expected) in [
         (&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], &b""[..], no_tls),
         (&[0x5a; 5000], b"", no_tls),
-        // A message of 16 MiB begins, and records without content follow.
+        // A message of 16 MiB begins, followed by empty records.
         (b"\x16\x03\x03\0\x04\x02\xff\xff\xff", &[0; 16384], no_tls),
         (b"", b"\x15\x03\x03\0\x02\x01\x5a", no_tls),
-        // The handshake begins, and goes no further.
+        // The handshake begins and stalls.
         (b"", b"", stalls),
         (b"\x16\x03\x03\x40\0\x02\0\x3f\xf0", b"", stalls),
     ] {

@@ -1,4 +1,4 @@
-//! What is kept here because it is not there, what is forgotten there, and what is damaged there.
+//! Retention of unpushed checkpoints, pruning of the repository, and damage to it.
 
 use std::fs;
 
@@ -33,7 +33,7 @@ fn by_rules(v: Variant) {
             .map(|one| one["id"].clone())
             .collect::<Vec<_>>()
     };
-    // 3 is pinned: the next push begins there. 6 is the newest.
+    // 3 is pinned, because the next push starts from it. 6 is the newest.
     let gc = ["gc", "--keep-last", "1", "--keep-unpushed", "home"];
     user.json(rig.path(), &gc);
     assert_eq!(kept(), [6, 5, 4, 3].map(|id| json!(id)));
@@ -60,7 +60,7 @@ fn by_rules(v: Variant) {
     forgotten_by_number(&rig, &user);
     user.pull(&rig, "latest", &into);
     assert_same(&pulled(&into), &tree(rig.path()));
-    // Without the one that it would begin from, a push reads everything, and is as good.
+    // Without its parent checkpoint, a push reads every file and is equally complete.
     rig.mount.ok(&["pin", "-d", "6"]);
     checkpoint(7);
     rig.mount.ok(&["delete", "6", "--yes"]);
@@ -73,7 +73,7 @@ fn by_rules(v: Variant) {
     assert_same(&pulled(&into), &tree(rig.path()));
 }
 
-/// The second of two, and no other.
+/// Forgets the second of two snapshots by its id.
 fn forgotten_by_number(rig: &Rig, user: &User) {
     let told = user.json(rig.path(), &["remote", "log", "home"]);
     let number = told[1]["snapshot"].as_str().expect("a number");

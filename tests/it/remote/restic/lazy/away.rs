@@ -1,4 +1,4 @@
-//! Servers that go, come back, and say nothing.
+//! Servers that disappear, return, and stall.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -18,12 +18,12 @@ use crate::common::{MountOpts, Rig, Variant, for_each_variant, tool};
 use crate::remote::restic::User;
 
 const PASS: u8 = 0;
-/// What is sent stays where it is.
+/// Data is not forwarded.
 const STALL: u8 = 1;
-/// Connections end.
+/// Connections are closed.
 const CUT: u8 = 2;
 
-/// Stands before a server, counts requests, and does as it is told.
+/// A proxy that counts requests and whose behavior can be switched.
 struct Between {
     port: u16,
     how: Arc<AtomicU8>,
@@ -92,7 +92,7 @@ fn one(client: &TcpStream, port: u16, how: &AtomicU8, requests: &AtomicU64) {
     });
 }
 
-/// A tree of small files and incompressible ones, in a bucket behind a server that can go.
+/// Pushes a tree of small and incompressible files to a bucket behind such a proxy.
 fn behind(v: Variant, server: &Server) -> (Rig, User, Between) {
     let rig = v.start_with(MountOpts::new(v.io), |dir| {
         sh(dir, "for d in a b c d; do mkdir $d; for n in 1 2; do head -c 3000000 /dev/urandom > $d/$n; done; echo $d > $d/small; done");
@@ -104,7 +104,7 @@ fn behind(v: Variant, server: &Server) -> (Rig, User, Between) {
     (rig, user, between)
 }
 
-/// How reading a file fails, and after how long.
+/// Returns the errno of a failed read, and its duration.
 fn fails_to_read(path: &Path) -> (i32, Duration) {
     let began = Instant::now();
     let error = fs::read(path).expect_err("it is not to be had");
@@ -135,7 +135,7 @@ fn a_server_that_goes_and_comes_back(v: Variant) {
     between.does(CUT);
     let (errno, took) = fails_to_read(&path.join("c/1"));
     assert!(errno == libc::EIO && took < WAIT, "{errno} after {took:?}");
-    // A read does not wait for a server that is known to be away.
+    // Reads fail immediately once the server is known to be unreachable.
     wait_until("a read fails at once", || {
         let (_, took) = fails_to_read(&path.join("d/1"));
         seen(took < Duration::from_secs(2), took)
@@ -159,7 +159,7 @@ fn a_server_that_goes_and_comes_back(v: Variant) {
     assert!(path.join("d/2").exists());
     fs::write(path.join("new"), "written").expect("what is new needs nobody");
     lazy.mount.checkpoint();
-    // A daemon that is killed, and one that is mounted anew, have what was fetched.
+    // A new worker and a new mount both use the fetched content.
     lazy.mount.replace_worker();
     same("a/1");
     lazy.mount.kill();
@@ -195,7 +195,7 @@ fn nothing_is_said(v: Variant) {
         .map(|path| thread::spawn(move || fails_to_read(&path)))
         .collect();
     thread::sleep(Duration::from_millis(500));
-    // Nobody else waits.
+    // Other operations do not block.
     let began = Instant::now();
     fs::read(path.join("a/1")).expect("what is here is read");
     fs::write(path.join("a/new"), "1").expect("written");
@@ -227,8 +227,8 @@ fn nothing_is_said(v: Variant) {
 
 for_each_variant! { xfs => one_of_its_crates_is_built }
 
-/// What a build does not read stays where it is (but for a few megabytes that are read ahead); a build that the server left in the middle is done
-/// when it is back, without a mount.
+/// A build fetches only the files it reads, plus a few megabytes of readahead. A build interrupted
+/// by the loss of the server succeeds after its return, without a remount.
 fn one_of_its_crates_is_built(v: Variant) {
     let Some(server) = Server::start(Kind::Moto) else {
         return;

@@ -1,4 +1,4 @@
-//! What is kept in the store: of what, how much, and what becomes of it when it is damaged.
+//! The cache in the store: its contents, its size limit, and damage to it.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -11,7 +11,7 @@ use crate::common::tree::{assert_same, tree};
 use crate::common::{Mount, MountOpts, Rig, Variant, for_each_variant};
 use crate::remote::restic::{SECONDS, User};
 
-/// A tree of 40 small files and a large one, and a user who has pushed it.
+/// Pushes a tree of 40 small files and a large one.
 pub(super) fn pushed(v: Variant) -> (Rig, User) {
     let rig = v.start_with(MountOpts::new(v.io), |dir| {
         sh(dir, "for n in $(seq 40); do head -c 100000 /dev/urandom > $n; done; head -c 9000000 /dev/urandom > large");
@@ -40,7 +40,8 @@ fn what_is_damaged_is_fetched_again_or_refused(v: Variant) {
     let expected = tree(rig.path());
     let mut lazy = Lazy::mount(v, &user, &rig, &["--no-fetch"]);
     let path = lazy.mount.path().to_owned();
-    // Two who open one file at once, and others, get what it holds, and it is fetched once.
+    // Concurrent readers of one file and of others receive the right content, and each file is
+    // fetched once.
     let readers: Vec<_> = (0..8)
         .map(|n| {
             let path = path.join(if n < 4 { "large" } else { "7" });
@@ -56,7 +57,7 @@ fn what_is_damaged_is_fetched_again_or_refused(v: Variant) {
     assert_same(&tree(&path), &expected);
     lazy.mount.umount();
     let origin = path.join(".ckptfs/origin");
-    // One bit of what was fetched.
+    // Flips one bit of the fetched content.
     let cached: Vec<_> = fs::read_dir(origin.join("cache"))
         .expect("read")
         .flatten()
@@ -86,7 +87,7 @@ fn a_store_that_is_damaged_is_refused(v: Variant) {
     let path = lazy.mount.path().to_owned();
     lazy.mount.umount();
     let origin = path.join(".ckptfs/origin");
-    // Names that somebody has changed, a record that is none, one that was not finished.
+    // A modified list of names, a truncated record, and a mount that was not completed.
     let length = fs::metadata(origin.join("tree")).expect("there").len();
     let refused = |why: &str| {
         let ran = Mount::try_start(&path, &Lazy::opts(v, &user));
@@ -105,13 +106,14 @@ fn a_store_that_is_damaged_is_refused(v: Variant) {
     fs::remove_file(origin.join("record")).expect("removed");
     refused("was not finished");
     fs::write(origin.join("record"), &record).expect("written");
-    // A program that knows no such trees, this one would serve what is here for the whole tree.
+    // An older program rejects the store because of its feature flags; this one must not serve the
+    // local content as the whole tree.
     let format = fs::read_to_string(path.join(".ckptfs/format")).expect("read");
     assert!(format.contains("\nfeatures origin tree\n"), "{format}");
     fs::rename(&origin, path.join(".ckptfs/aside")).expect("moved");
     refused("of the remote that this tree was mounted from is damaged");
     fs::rename(path.join(".ckptfs/aside"), &origin).expect("moved");
-    // One of before that was told of it is told of it now.
+    // A store from before the feature flags receives them at mount.
     fs::write(
         path.join(".ckptfs/format"),
         format.replace("features origin tree", "features -"),
@@ -121,7 +123,7 @@ fn a_store_that_is_damaged_is_refused(v: Variant) {
     lazy.mount.umount();
     let again = fs::read_to_string(path.join(".ckptfs/format")).expect("read");
     assert_eq!(again, format);
-    // What is mounted there from elsewhere is not mounted from here.
+    // A directory mounted from one checkpoint is not mounted from another.
     let said = fails(
         &mut user.command(
             rig.path(),
@@ -147,7 +149,7 @@ fn a_store_that_is_damaged_is_refused(v: Variant) {
 
 for_each_variant! { xfs => what_has_no_room_keeps_nothing_else_from_coming }
 
-/// The first file was larger than the limit, and nothing came by itself.
+/// Failed before: the first file exceeded the limit, and nothing was fetched in the background.
 fn what_has_no_room_keeps_nothing_else_from_coming(v: Variant) {
     let rig = v.start_with(MountOpts::new(v.io), |dir| {
         sh(
@@ -167,7 +169,7 @@ for_each_variant! { xfs => another_repository_and_a_limit }
 fn another_repository_and_a_limit(v: Variant) {
     let (rig, user) = pushed(v);
     let expected = tree(rig.path());
-    // 40 files of 100,000 bytes and a large one, where 3 MiB have room.
+    // 40 files of 100,000 bytes and a large one, with a cache limit of 3 MiB.
     let mut lazy = Lazy::mount(v, &user, &rig, &["--cache", "3M"]);
     let path = lazy.mount.path().to_owned();
     assert_same(&tree(&path), &expected);
@@ -175,7 +177,7 @@ fn another_repository_and_a_limit(v: Variant) {
     let bytes = lazy.origin()["bytes_here"].as_u64().expect("a number");
     assert!((2_000_000..=3 << 20).contains(&bytes), "{}", lazy.origin());
     lazy.mount.umount();
-    // At the address is another repository: what is here is read, the rest is not.
+    // The address has another repository: cached files are readable, the others are not.
     fs::rename(user.repository(), user.dir.path().join("first")).expect("moved");
     user.add(&user.url);
     lazy.mount.opts = Lazy::opts(v, &user).arg("--no-fetch");
@@ -188,13 +190,13 @@ fn another_repository_and_a_limit(v: Variant) {
         "{}",
         lazy.warnings()
     );
-    // It is mended without a remount.
+    // Recovers without a remount.
     fs::rename(user.repository(), user.dir.path().join("second")).expect("moved");
     fs::rename(user.dir.path().join("first"), user.repository()).expect("moved");
     crate::common::wait_until("it is found again", || (1..=40).all(read));
     assert_same(&tree(&path), &expected);
     lazy.mount.umount();
-    // Whoever has no remote of that name sees names.
+    // Without a remote of that name, only names are visible.
     run_limited(
         &mut user.command(rig.path(), &["remote", "remove", "home"]),
         SECONDS,
@@ -205,7 +207,8 @@ fn another_repository_and_a_limit(v: Variant) {
 
 for_each_variant! { xfs => nothing_is_forged_while_it_is_not_mounted }
 
-/// As of a branch (`hostile/forged_marks.rs`): what a user does in the directory counted.
+/// Failed before, as for a branch (`hostile/forged_marks.rs`): a user's changes to the unmounted
+/// directory took effect.
 fn nothing_is_forged_while_it_is_not_mounted(v: Variant) {
     let rig = v.start_with(MountOpts::new(v.io), |dir| {
         sh(dir, "echo roots > cfg; mkdir secret pub; echo token > secret/token; chmod 700 secret; echo roots > pub/script; echo roots > pub/late; chmod 1777 pub; chmod 755 .");
@@ -220,7 +223,7 @@ fn nothing_is_forged_while_it_is_not_mounted(v: Variant) {
         &path,
         &format!("{as_user}; as 'mkdir pub/d; echo evil > pub/x'"),
     );
-    // Little-endian, no time of birth.
+    // Little-endian, without a birth time.
     let mark = "mark() { printf 0x; printf %016x $(stat -c %i $1) | fold -w2 | tac | tr -d '\\n'; printf 0000000000000000ffffffff; printf %s \"$2\" | od -An -tx1 | tr -d ' \\n'; }; mark cfg > ../cfg; mark secret secret > ../secret";
     sh(&path, mark);
     lazy.mount.umount();

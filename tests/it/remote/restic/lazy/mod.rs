@@ -1,4 +1,4 @@
-//! Trees whose content comes from a remote when it is opened.
+//! Trees whose content is fetched from a remote on open.
 
 mod away;
 mod kept;
@@ -11,18 +11,18 @@ use serde_json::Value;
 use super::User;
 use crate::common::{Mount, MountOpts, Rig, Variant};
 
-/// A tree that is mounted from the remote of a user, beside that which was pushed.
+/// A tree mounted from a user's remote, next to the pushed tree.
 pub(super) struct Lazy {
     pub mount: Mount,
 }
 
 impl Lazy {
-    /// With these arguments of `ckptfs mount` besides.
+    /// Mounts with further arguments of `ckptfs mount`.
     pub fn mount(v: Variant, user: &User, rig: &Rig, arguments: &[&str]) -> Lazy {
         Lazy::mount_with(Lazy::opts(v, user), rig, arguments)
     }
 
-    /// As [`Lazy::mount`]; a server is waited for two seconds, and not ten.
+    /// Like [`Lazy::mount`], with a server timeout of two seconds instead of ten.
     pub fn impatient(v: Variant, user: &User, rig: &Rig, arguments: &[&str]) -> Lazy {
         Lazy::mount_with(Lazy::opts(v, user).leaving_out("patience"), rig, arguments)
     }
@@ -52,7 +52,7 @@ impl Lazy {
         opts
     }
 
-    /// What `status` says of the remote.
+    /// Returns the remote in the output of `status`.
     fn origin(&self) -> Value {
         self.mount.status_json()["origin"].clone()
     }
@@ -65,7 +65,7 @@ impl Lazy {
         self.mount.status_json()["warnings"].to_string()
     }
 
-    /// All is here.
+    /// Waits until every file is local.
     fn wait_all(&self) {
         crate::common::wait_until("everything is here", || {
             let origin = self.origin();

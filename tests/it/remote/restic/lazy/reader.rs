@@ -1,4 +1,5 @@
-//! The process that reads the remote for a daemon: it has limits, and its end is not the daemon's.
+//! The process that reads the remote for a daemon: it has resource limits, and the daemon survives
+//! its death.
 
 use std::fs;
 use std::path::Path;
@@ -11,13 +12,13 @@ use crate::common::process::{start_of, until_stopped};
 use crate::common::wait::wait_until;
 use crate::common::{Mount, Variant, for_each_variant};
 
-/// The remote readers of a daemon.
+/// Returns the remote readers of a daemon.
 fn readers(mount: &Mount) -> Vec<u32> {
     let daemon = format!("PPid:\t{}\n", mount.pid());
     let is_reader = |pid: &u32| {
         let read = |name: &str| fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
         let status = String::from_utf8_lossy(&read("status")).into_owned();
-        // One that has ended and was not waited for has no command line.
+        // A zombie has no command line.
         status.contains(&daemon) && read("cmdline").starts_with(b"ckptfs\0remote-reader\0home\0")
     };
     let processes = fs::read_dir("/proc").expect("read").flatten();
@@ -60,7 +61,7 @@ fn the_end_of_its_reader_is_not_that_of_the_daemon(v: Variant) {
         .find(|line| line.starts_with("Max data size"));
     let data: Vec<_> = data.expect("there").split_whitespace().collect();
     assert_eq!(data[3], (4_u64 << 30).to_string(), "{limits}");
-    // What ends it is tried once more, by another process.
+    // After a crash, another process retries once.
     signal(first, Signal::ABORT);
     is_same("3");
     let second = reader(mount);
@@ -103,7 +104,7 @@ fn a_reader_ends_with_its_daemon(v: Variant) {
     lazy.mount.umount();
     assert_eq!(start_of(second), None, "it ends before the mount does");
     lazy.mount.remount();
-    // Nor does it stay when nothing is left to fetch.
+    // The reader also exits when nothing is left to fetch.
     drop(lazy);
     let lazy = Lazy::mount(v, &user, &rig, &[]);
     lazy.wait_all();

@@ -1,4 +1,4 @@
-//! What is seen is what was pushed, and what is done to it is done as in any tree.
+//! The mounted tree equals the pushed one, and supports every operation of an ordinary tree.
 
 use std::fs;
 
@@ -21,7 +21,7 @@ fn what_was_pushed_is_seen_and_can_be_changed(v: Variant) {
     user.push(&rig, &[]);
     let mut lazy = Lazy::mount(v, &user, &rig, &["--no-fetch"]);
     let path = lazy.mount.path().to_owned();
-    // Names, sizes, links and attributes come without anything being fetched.
+    // Names, sizes, links and attributes require no fetch.
     sh(
         &path,
         "find . -printf '%p %s %n %l %t\\n' > /dev/null; ls -lRZ . > /dev/null; getfattr -hRd -m- . > /dev/null; du -s . > /dev/null",
@@ -33,12 +33,12 @@ fn what_was_pushed_is_seen_and_can_be_changed(v: Variant) {
         elsewhere.contains("files") && elsewhere.contains("the remote home"),
         "{elsewhere}"
     );
-    // Of a history that begins there.
+    // The history begins at the mount.
     let log = lazy.mount.log_json();
     assert_eq!(log[0]["note"], "mounted from checkpoint 1 of home");
     assert_same(&tree(&path), &expected);
     assert_same(&tree(&lazy.mount.view(1)), &expected);
-    // The same is done to both.
+    // The same changes to both trees.
     let change = "echo more >> plain.txt; rm d/b; mv deep moved; ln d/c moved/link; rm -r links; echo new > binary; chmod 600 d/large; setfattr -n user.new -v 1 empty; truncate -s 5 d/a; mkdir d/new; mv d/large d/new/; find . -mount -newer dangling -exec touch -hd @1700000000 {} +";
     sh(rig.path(), change);
     sh(&path, change);
@@ -51,7 +51,7 @@ fn what_was_pushed_is_seen_and_can_be_changed(v: Variant) {
     );
     assert_same(&tree(&lazy.mount.view(1)), &expected);
     assert_eq!(lazy.mount.checkpoint(), 2);
-    // A branch of it, an export, a push.
+    // A branch, an export and a push of the tree.
     lazy.mount.ok(&["branch", "create", "aside", "--no-git"]);
     let branch = path.with_file_name("lazy@aside");
     assert_same(&tree(&branch), &changed);
@@ -66,7 +66,7 @@ fn what_was_pushed_is_seen_and_can_be_changed(v: Variant) {
         Some(3),
         "with the base of the branch: {pushed}"
     );
-    // Back, and mounted again: the repository is not needed any more.
+    // A restore, and a mount without the repository.
     lazy.mount.restore(1);
     assert_same(&tree(&path), &expected);
     lazy.mount.umount();
@@ -97,7 +97,7 @@ fn the_rest_comes_by_itself(v: Variant) {
     );
     fs::remove_dir_all(user.repository()).expect("removed");
     assert_same(&tree(lazy.mount.path()), &expected);
-    // Unmounted, the directory has what was opened and is large, and no more.
+    // Unmounted, the backing directory contains only large files that were opened.
     lazy.mount.umount();
     let found = stdout_of(tool("find", &["."]).current_dir(lazy.mount.path()), 60);
     assert!(!found.contains("plain.txt"), "{found}");

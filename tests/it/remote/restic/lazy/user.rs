@@ -1,4 +1,4 @@
-//! An ordinary user mounts what root has pushed.
+//! An ordinary user mounts a tree that root pushed.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use super::super::{PASSWORD, User};
 use crate::common::command::{sh, succeeds, tool};
 use crate::common::{MountOpts, Variant, for_each_variant, user};
 
-/// What the user does. Ends with 0 if every step went as it should.
+/// The user's script. It exits with 0 if every step succeeds.
 const STORY: &str = r#"
 set -eu
 ckptfs=$1 dir=$2
@@ -58,9 +58,9 @@ echo done
 
 for_each_variant! { xfs => an_ordinary_user_changes_what_root_has_pushed }
 
-/// Links, fifos and what nobody may read could not be changed by a daemon that is not root (it has
-/// no mark for them), nor directories that may not be written to; and one file of mode 0 kept the
-/// tree from being mounted again.
+/// Failed before: a daemon without root could not change symbolic links, FIFOs and unreadable
+/// files, for which it has no mark, nor read-only directories. A file of mode 0 prevented the next
+/// mount.
 fn an_ordinary_user_changes_what_root_has_pushed(v: Variant) {
     if !user::can_mount() {
         return;
