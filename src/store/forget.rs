@@ -1,7 +1,7 @@
 //! What the journal tells of checkpoints and operations that nobody can ask for any more, once
 //! checkpoints were deleted for good.
 //!
-//! The rules, which `docs/adr/0022-sorted-runs.md` gives reasons for:
+//! The rules (`docs/adr/0022-sorted-runs.md`):
 //! - a *checkpoint* is gone if it was deleted for good; all that was said of it goes, but for when
 //!   it was made and deleted as long as an older one is kept: there epochs end, by which is told
 //!   who changed what. Never the newest, so that no number is given twice, nor one that closed an
