@@ -1,7 +1,7 @@
 //! Selects journal records of checkpoints and operations that no request can reach any more,
 //! because checkpoints were freed.
 //!
-//! The rules (reasons in `docs/adr/0022-sorted-runs.md`):
+//! The rules:
 //! - a *checkpoint* is forgotten once it is freed, with all records about it. Records of its
 //!   creation and deletion stay while an older checkpoint is kept, because they mark ends of
 //!   epochs, which attribute changes to processes. Never forgotten are the newest checkpoint, so
