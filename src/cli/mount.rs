@@ -113,9 +113,6 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let Prepared {
         daemon, repaired, ..
     } = &prepared;
-    if has_old_mark(&daemon.backing) {
-        context.out.warn("an import into this directory by an older ckptfs was not finished: something may be missing");
-    }
     if *repaired > 0 {
         context.out.talk(&format!(
             "removed {repaired} dead mount{} first",
@@ -447,16 +444,6 @@ fn check_snapdir(daemon: &daemon::Args) -> VerbResult<()> {
         word(other.unwrap_or_default())
     );
     Err(hinted(Code::BadMountpoint, message, hint))
-}
-
-/// Reports whether a directory without a history has the mark of an unfinished import by an older
-/// version, which did not use the store for it. Any user who may write to the directory can set it,
-/// so it only causes a warning.
-fn has_old_mark(backing: &Path) -> bool {
-    !backing.join(STORE_NAME).exists()
-        && sys::open_root(backing)
-            .and_then(|dir| sys::getxattr(&dir, b"user.ckptfs.import"))
-            .is_ok()
 }
 
 /// Returns the real path of the hooks directory, which must be outside of the tree: users who may

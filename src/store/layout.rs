@@ -29,7 +29,7 @@
 //!
 //! format:
 //!   ckptfs store
-//!   version 2
+//!   version 1
 //!   features -                                  names separated by one space, or - if there are no features
 //!   id 00112233445566778899aabbccddeeff         16 random bytes that identify the store
 //! ```
@@ -56,7 +56,7 @@ pub mod snapdir;
 
 #[cfg(test)]
 pub(super) use self::format::parse_format;
-use self::format::{read_and_migrate, read_format, write_format};
+use self::format::{read_and_add_features, read_format, write_format};
 use self::notes::Synced;
 pub use self::notes::{noted_unhashed, noted_unkept};
 use super::at;
@@ -267,7 +267,7 @@ impl Layout {
         let own_dir = |name| reserve.with_last_room(|| own_dir(&dir, name), StoreError::errno);
         let (journal, layers, tmp) = (own_dir("journal")?, own_dir("layers")?, own_dir("tmp")?);
         let id = made.map_or_else(
-            || reserve.with_last_room(|| read_and_migrate(&dir), StoreError::errno),
+            || reserve.with_last_room(|| read_and_add_features(&dir), StoreError::errno),
             Ok,
         )?;
         if let Err(error) = hide_from_git(&dir) {

@@ -4,7 +4,6 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
-use super::format::FEATURES_1;
 use super::*;
 
 fn open(dir: &Path, create: bool) -> StoreResult<Layout> {
@@ -41,7 +40,7 @@ fn a_store_is_made_once_and_opened_again() {
     );
     assert_eq!(
         fs::read_to_string(store.join("format")).unwrap(),
-        format!("ckptfs store\nversion 2\nfeatures -\nid {id}\n")
+        format!("ckptfs store\nversion 1\nfeatures -\nid {id}\n")
     );
     for create in [false, true] {
         let again = open(dir.path(), create).unwrap();
@@ -117,47 +116,40 @@ fn a_newer_format_is_named_and_an_unknown_feature_too() {
     ));
 }
 
-/// A store of version 1 with these features.
-fn older(text: &str, features: &str) -> String {
-    text.replace(
-        "version 2\nfeatures -\n",
-        &format!("version 1\nfeatures {features}\n"),
-    )
+/// A store that needs the feature `tree` and lacks it. Returns the file `format` without it and
+/// with it.
+fn without_a_feature(dir: &tempfile::TempDir) -> (String, String) {
+    fs::create_dir(dir.path().join(".ckptfs").join(TREE_NAME)).unwrap();
+    let without = fs::read_to_string(dir.path().join(".ckptfs/format")).unwrap();
+    let with = without.replace("\nfeatures -\n", "\nfeatures tree\n");
+    assert_ne!(without, with);
+    (without, with)
 }
 
 #[test]
-fn an_older_store_opens_and_is_migrated_once_it_is_written_to() {
+fn a_store_gets_the_features_that_it_needs_once_it_is_written_to() {
     let dir = made();
     let format = dir.path().join(".ckptfs/format");
-    let text = fs::read_to_string(&format).unwrap();
-    for features in ["-", "hashes", "actors hashes", &FEATURES_1.join(" ")] {
-        let old = older(&text, features);
-        fs::write(&format, &old).unwrap();
-        look(dir.path()).unwrap();
-        drop(Layout::open_to_check(File::open(dir.path()).unwrap()).unwrap());
-        assert_eq!(
-            fs::read_to_string(&format).unwrap(),
-            old,
-            "who only looks changes nothing"
-        );
-        open(dir.path(), false).unwrap();
-        assert_eq!(fs::read_to_string(&format).unwrap(), text);
-    }
-    fs::write(&format, older(&text, "tea")).unwrap();
+    let (without, with) = without_a_feature(&dir);
+    look(dir.path()).unwrap();
+    drop(Layout::open_to_check(File::open(dir.path()).unwrap()).unwrap());
+    assert_eq!(fs::read_to_string(&format).unwrap(), without);
+    open(dir.path(), false).unwrap();
+    assert_eq!(fs::read_to_string(&format).unwrap(), with);
+    fs::write(&format, with.replace("features tree", "features tea")).unwrap();
     assert!(
         matches!(open(dir.path(), false), Err(StoreError::UnknownFeature { feature }) if feature == "tea")
     );
 }
 
-/// A migration interrupted after any call leaves a store of one version or the other.
+/// An interruption after any call leaves the file without the feature or with it.
 #[test]
 #[cfg(debug_assertions)]
-fn a_migration_that_is_cut_short_goes_on() {
+fn adding_features_that_is_cut_short_goes_on() {
     use crate::sys::fault::{Plan, arm_thread, disarm_thread};
     let dir = made();
     let format = dir.path().join(".ckptfs/format");
-    let text = fs::read_to_string(&format).unwrap();
-    let old = older(&text, "actors hashes");
+    let (old, text) = without_a_feature(&dir);
     let mut seen = [0, 0];
     for nth in 1.. {
         fs::write(&format, &old).unwrap();

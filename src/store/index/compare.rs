@@ -44,7 +44,7 @@ impl Difference {
             // not.
             Some(_) if now.is_some() || later.is_some() => self.wrong += u64::from(counts()?),
             Some(_) => {
-                let strange = !keys::may_be_stale(key) && (!keys::is_place(key) || counts()?);
+                let strange = !keys::is_content(key) && (!keys::is_place(key) || counts()?);
                 self.strange += u64::from(strange);
             }
             None if now.is_some() && later.is_some() && !keys::is_hint(key) => {

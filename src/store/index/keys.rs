@@ -12,7 +12,7 @@ use crate::store::journal::{Address, codec};
 use crate::store::record::{Key, Undo};
 
 /// Version of the contents. A change forces a rebuild of older indexes.
-pub(super) const VERSION: u32 = 9;
+pub(super) const VERSION: u32 = 1;
 
 pub(super) const META_STORE: &[u8] = b"ms";
 pub(super) const META_APPLIED: &[u8] = b"ma";
@@ -225,12 +225,6 @@ fn is(key: &[u8], tags: &[u8]) -> bool {
 /// Whether this is the key of an object by content.
 pub(super) fn is_content(key: &[u8]) -> bool {
     is(key, &[CONTENT])
-}
-
-/// Whether the entry may refer to a record that the journal no longer contains; readers detect
-/// that. Stores of older versions have hash records that reappeared after a kill.
-pub(super) fn may_be_stale(key: &[u8]) -> bool {
-    is(key, &[CONTENT, SEAL])
 }
 
 /// The key is that of a hash, or of a version by its hash: an index without it is complete.

@@ -10,35 +10,14 @@ use super::{ORIGIN_NAME, StoreId, TREE_NAME};
 use crate::store::error::{StoreError, StoreResult};
 use crate::sys;
 
-/// The format version that this program writes, and the newest that it reads. It reads all older
-/// versions; opening such a store for writing migrates it.
-pub const FORMAT_VERSION: u32 = 2;
-/// Optional features of this version. A store gets those that it needs and lacks when it is opened
+/// The format version that this program reads and writes.
+pub const FORMAT_VERSION: u32 = 1;
+/// Optional features of the format. A store gets those that it needs and lacks when it is opened
 /// for writing; a program without support for them must then reject it. A feature is needed if the
 /// directory of its name exists. `origin`: the tree looks through to remote content described in
 /// `origin/`, so the directory alone is incomplete. `tree`: the tree is inside the store, not next
 /// to it.
 const FEATURES: [&str; 2] = [ORIGIN_NAME, TREE_NAME];
-/// Optional features of version 1; version 2 includes all of them. `actors`: the journal records
-/// who requested an operation (record 12). `hashes`: hashes of objects (record 13). `ahead`:
-/// captures ahead (record 14). `auto`: checkpoints by the daemon (reason 3). `imported`: imported
-/// checkpoints (reason 4). `pins`: pinned (record 15) and hidden (record 16) checkpoints.
-/// `operations`: undo of operations (record 17). `who`: which process changed a path (records 18
-/// and 19). `tiers`: freed content of visible versions (record 20). `absences`: data records of
-/// lost content (a size without an object). `packs`: packed journal segments.
-pub(super) const FEATURES_1: [&str; 11] = [
-    "absences",
-    "actors",
-    "ahead",
-    "auto",
-    "hashes",
-    "imported",
-    "operations",
-    "packs",
-    "pins",
-    "tiers",
-    "who",
-];
 /// First line of `format`.
 const MAGIC: &str = "ckptfs store";
 /// Size limit of the file `format`, in bytes.
@@ -65,15 +44,11 @@ pub(super) fn write_format(dir: &OwnedFd, id: StoreId, synced: bool) -> StoreRes
     write(dir, "format", text.as_bytes()).map_err(StoreError::io("write", "format"))
 }
 
-/// Migrates an older store to this version with all needed features, before anything is written
-/// that older programs cannot read. From version 1 to 2 nothing else changes: segments, packs,
-/// layers, notes and baseline stay valid, and version 2 has additional records. A migration step
-/// must precede the replacement of the file, and leave a valid store of the old version until then.
-pub(super) fn read_and_migrate(dir: &OwnedFd) -> StoreResult<StoreId> {
+/// Reads the file and adds the features that the store needs, before anything is written that a
+/// program without support for them cannot read.
+pub(super) fn read_and_add_features(dir: &OwnedFd) -> StoreResult<StoreId> {
     let format = read_format(dir)?;
-    if format.version < FORMAT_VERSION
-        || needed(dir).any(|feature| !format.features.iter().any(|has| has == feature))
-    {
+    if needed(dir).any(|feature| !format.features.iter().any(|has| has == feature)) {
         write_format(dir, format.id, true)?;
     }
     Ok(format.id)
@@ -82,7 +57,6 @@ pub(super) fn read_and_migrate(dir: &OwnedFd) -> StoreResult<StoreId> {
 /// The content of the file `format`.
 #[derive(Debug)]
 pub(in crate::store) struct Format {
-    version: u32,
     pub features: Vec<String>,
     pub id: StoreId,
 }
@@ -114,29 +88,26 @@ pub(in crate::store) fn parse_format(bytes: &[u8]) -> StoreResult<Format> {
     let version = field("version")?
         .parse::<u32>()
         .map_err(|_| StoreError::NotAStore)?;
-    let known: &[&str] = match version {
-        0 => return Err(StoreError::NotAStore),
-        1 => &FEATURES_1,
-        FORMAT_VERSION => &FEATURES,
-        found => {
-            return Err(StoreError::NewerFormat {
-                found,
-                supported: FORMAT_VERSION,
-            });
-        }
-    };
+    if version == 0 {
+        return Err(StoreError::NotAStore);
+    }
+    if version > FORMAT_VERSION {
+        return Err(StoreError::NewerFormat {
+            found: version,
+            supported: FORMAT_VERSION,
+        });
+    }
     let features: Vec<String> = field("features")?
         .split(' ')
         .filter(|name| *name != "-")
         .map(str::to_owned)
         .collect();
-    if let Some(feature) = features.iter().find(|name| !known.contains(&name.as_str())) {
+    if let Some(feature) = features.iter().find(|name| !FEATURES.contains(&name.as_str())) {
         return Err(StoreError::UnknownFeature {
             feature: feature.clone(),
         });
     }
     Ok(Format {
-        version,
         features,
         id: StoreId::parse(field("id")?).ok_or(StoreError::NotAStore)?,
     })

@@ -1,6 +1,6 @@
-//! This build opens a store of each released version, as docs/format.md promises: it migrates an
-//! older one, shows every checkpoint unchanged, and continues. `fixtures/make.sh` made the stores
-//! with the program of that version.
+//! This build opens a store of each released version, as docs/format.md promises: it shows every
+//! checkpoint unchanged and continues. `fixtures/make.sh` made the stores with the program of that
+//! version.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -149,7 +149,7 @@ fn offline(root: &Path, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Read-only commands do not migrate the store.
+/// Read-only commands do not change the store.
 fn look_without_writing(released: &Released, store: &str) {
     let root = released.root(store);
     let format = released.format(store);
@@ -226,30 +226,8 @@ fn newest(mount: &Mount) -> Vec<(u64, String)> {
         .collect()
 }
 
-/// Opens a store, after mounts that were killed at their first, second, third ... system call.
-fn opens(released: &Released, store: &str, kills: u64) -> Mount {
-    let root = released.root(store);
-    let mut migrated_at = None;
-    for nth in (1..=kills).filter(|_| cfg!(debug_assertions)) {
-        let mut killed = opts().arg("--no-holder");
-        let plan = format!(
-            r#"{{"nth":{nth},"errno":5,"only":null,"lasting":false,"half":true,"pause_ms":0,"kill":true}}"#
-        );
-        killed.env.push(("CKPTFS_FAULT_FOR_TESTS".into(), plan));
-        assert!(!Mount::try_start(&root, &killed).status.success());
-        if migrated_at.is_none()
-            && !released
-                .format(store)
-                .contains(&format!("version {}\n", released.version))
-        {
-            migrated_at = Some(nth);
-        }
-    }
-    println!("{store}: migrated by a mount that was killed at call {migrated_at:?} of {kills}");
-    Mount::start(&root, &opts())
-}
-
-fn every_store_of(version: u32, kills: u64) {
+/// Opens the stores of a version; `tests/it/integrity/fixtures/make.sh` made them.
+fn every_store_of(version: u32) {
     if let Some(reason) = Fs::Xfs.unavailable() {
         return skip(&reason);
     }
@@ -259,12 +237,7 @@ fn every_store_of(version: u32, kills: u64) {
         look_without_writing(&released, store);
         let root = released.root(store);
         assert_eq!(describe(&root), released.text(store, "live"));
-        let mut mount = opens(&released, store, kills);
-        assert!(
-            released.format(store).contains("\nversion 2\nfeatures -\n"),
-            "{}",
-            released.format(store)
-        );
+        let mut mount = Mount::start(&root, &opts());
         assert_eq!(describe(&root), released.text(store, "live"));
         assert_views(&mount, &released, store);
         assert_tells(&mount.log_json(), &released.log(store));
@@ -290,11 +263,7 @@ fn every_store_of(version: u32, kills: u64) {
                 .iter()
                 .filter(|entry| entry["reason"]["trigger"] == "absence")
                 .count();
-            assert_eq!(
-                absences,
-                if version == 1 { 1 } else { 2 },
-                "from version 2 on one is on record before"
-            );
+            assert_eq!(absences, 2, "one is on record before");
         }
         let (status, report) = check(&root, &["verify", "--deep"]);
         assert_eq!(status, 0, "{report}");
@@ -304,19 +273,6 @@ fn every_store_of(version: u32, kills: u64) {
 }
 
 #[test]
-fn version_1_is_migrated_and_goes_on() {
-    every_store_of(1, 0);
-}
-
-/// Kills a mount at each of the first calls, among which the migration is.
-#[test]
-fn version_1_is_migrated_by_mounts_that_are_killed() {
-    every_store_of(1, 40);
-}
-
-/// The store is as the first program of version 2 left it: nothing is migrated, and every later
-/// build reads it.
-#[test]
-fn version_2_is_opened_and_goes_on() {
-    every_store_of(2, 0);
+fn version_1_is_opened_and_goes_on() {
+    every_store_of(1);
 }

@@ -121,7 +121,7 @@ fn a_store_of_a_newer_format_is_left_alone() {
         mount.umount();
         let format = dir.join(".ckptfs/format");
         let text = get(&format);
-        put(&format, text.replace("version 2", "version 3"));
+        put(&format, text.replace("version 1", "version 2"));
         let before = sh(
             &dir,
             "find .ckptfs -type f -printf '%p %s %T@\n' | grep -v -e /lock -e daemon.log | sort",
@@ -129,13 +129,13 @@ fn a_store_of_a_newer_format_is_left_alone() {
         refused(
             &Mount::try_start(&dir, &opts()),
             1,
-            "made by a newer ckptfs: it has format 3, and this program knows formats up to 2",
+            "made by a newer ckptfs: it has format 2, and this program knows formats up to 1",
             "newer",
         );
         refused(
             &mount.run(&["log"]),
             1,
-            "made by a newer ckptfs: it has format 3, and this program knows formats up to 2",
+            "made by a newer ckptfs: it has format 2, and this program knows formats up to 1",
             "newer",
         );
         assert_eq!(

@@ -36,9 +36,7 @@ const LEVEL: i32 = 3;
 /// Bound on the entries of a block: the largest is one entry, of a record that fits into a frame.
 const ENTRIES_MAX: usize = 2 * PAYLOAD_MAX;
 const SUM: usize = 8;
-const MAGIC: &[u8; 8] = b"ckptrun2";
-/// Magic of a run with uncompressed blocks: a baseline written by a program of format version 1.
-const PLAIN_MAGIC: &[u8; 8] = b"ckptruns";
+const MAGIC: &[u8; 8] = b"ckptrun1";
 const TAIL: usize = 48;
 /// Bytes of one write to the file.
 const WRITE_BYTES: usize = 1 << 18;
@@ -95,8 +93,6 @@ pub struct Run {
     source: Bytes,
     blocks: Vec<Block>,
     filter: Filter,
-    /// See [`PLAIN_MAGIC`].
-    plain: bool,
 }
 
 fn sum(bytes: &[u8]) -> [u8; SUM] {
@@ -295,7 +291,6 @@ impl Builder {
             source,
             blocks,
             filter,
-            plain: false,
         })
     }
 }
@@ -343,9 +338,8 @@ impl Run {
             .checked_sub(TAIL as u64)
             .ok_or(StoreError::IndexDamaged)?;
         let tail = source.read(tail_at, TAIL).map_err(failed)?;
-        let plain = tail.starts_with(PLAIN_MAGIC);
         let at = tail
-            .strip_prefix(if plain { PLAIN_MAGIC } else { MAGIC })
+            .strip_prefix(MAGIC)
             .and_then(|rest| rest.first_chunk::<8>())
             .map(|at| u64::from_le_bytes(*at));
         let at = at
@@ -360,11 +354,7 @@ impl Run {
             return Err(StoreError::IndexDamaged);
         }
         Run::parse(number, contents, at, bytes)
-            .map(|run| Run {
-                source,
-                plain,
-                ..run
-            })
+            .map(|run| Run { source, ..run })
             .ok_or(StoreError::IndexDamaged)
     }
 
@@ -403,7 +393,6 @@ impl Run {
             source,
             blocks,
             filter,
-            plain: false,
         })
     }
 
@@ -437,13 +426,7 @@ impl Run {
             .checked_sub(SUM)
             .ok_or(StoreError::IndexDamaged)?;
         let found = bytes.split_off(length);
-        let read = || {
-            if self.plain {
-                Some(bytes.clone())
-            } else {
-                entries(&bytes)
-            }
-        };
+        let read = || entries(&bytes);
         let entries = (sum(&bytes) == found.as_slice()).then(read).flatten();
         entries.ok_or(StoreError::IndexDamaged)
     }
