@@ -481,8 +481,7 @@ fn a_command_that_is_shown_can_be_pasted() {
     };
     fail(&project, &["tag", "2", evil]);
     fail(&project, &["show", &missing]);
-    fail(&project, &["show", "latest:."]);
-    fail(&project, &["verify"]);
+    fail(&project, &["verify", "--repair"]);
     fail(image.path(), &["mount", &point]);
     let below = image.dir(&format!("{evil}/below"));
     fail(image.path(), &["umount", below.to_str().expect("text")]);
