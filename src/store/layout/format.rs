@@ -102,7 +102,10 @@ pub(in crate::store) fn parse_format(bytes: &[u8]) -> StoreResult<Format> {
         .filter(|name| *name != "-")
         .map(str::to_owned)
         .collect();
-    if let Some(feature) = features.iter().find(|name| !FEATURES.contains(&name.as_str())) {
+    if let Some(feature) = features
+        .iter()
+        .find(|name| !FEATURES.contains(&name.as_str()))
+    {
         return Err(StoreError::UnknownFeature {
             feature: feature.clone(),
         });
