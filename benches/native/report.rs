@@ -71,7 +71,7 @@ impl Report<'_> {
         if !verdicts.is_empty() {
             _ = write!(
                 text,
-                "\n## Targets\nTimes of the base, at most and measured. The last column is *unpinned* against the best floor of either placement.\n\n{}",
+                "\n## Targets\nTime as a multiple of the base: the limit (*at most*) and the measurements. The last column compares *unpinned* with the best floor of either placement.\n\n{}",
                 targets(&verdicts)
             );
         }
@@ -97,7 +97,7 @@ impl Report<'_> {
         if !self.verbs.is_empty() {
             _ = write!(
                 text,
-                "\n## Verbs by the size of the tree\nOver the socket, passthrough, milliseconds.\n\n{}",
+                "\n## Verbs by tree size\nOver the socket, passthrough, milliseconds.\n\n{}",
                 crate::tree::verb_table(self.verbs)
             );
         }
@@ -232,8 +232,7 @@ impl Report<'_> {
             verbs: self.verbs,
             memory: self.memory,
         };
-        let json =
-            serde_json::to_string(&everything).expect("numbers and names can be written as JSON");
+        let json = serde_json::to_string(&everything).expect("the results can be written as JSON");
         fs::write(dir.join("native.json"), json + "\n").expect("the documentation is writable");
         fs::write(dir.join("native.md"), self.markdown(&charts))
             .expect("the documentation is writable");

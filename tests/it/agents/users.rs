@@ -114,7 +114,7 @@ impl Worker {
         let stdin = self.child.stdin.as_mut().expect("stdin");
         writeln!(stdin, "echo made > {file}.new; mv {file}.new {file}").expect("it reads");
         let path = self.dir.join(file);
-        wait_until("the file is made", || path.exists());
+        wait_until("the file exists", || path.exists());
     }
 }
 

@@ -130,9 +130,12 @@ fn it_is_on_the_disk_before_it_is_changed(v: Variant) {
         // Large files and programs are copied up at open.
         assert_eq!(names(&dir), names(rig.path()));
         fs::read(dir.join("small")).unwrap();
-        assert!(is_unsynced(&rig, name), "to read it waits for the disk");
+        assert!(is_unsynced(&rig, name), "a read waits for the disk");
         change(&dir);
-        assert!(is_made(&rig, name), "{name} comes before it is on the disk");
+        assert!(
+            is_made(&rig, name),
+            "{name} appears before it is on the disk"
+        );
     }
     // Operations on the whole branch.
     create(&rig, "umount");
@@ -246,15 +249,18 @@ fn a_power_cut_leaves_a_merge_and_its_base_or_neither(v: Variant) {
             return skip("no power cut can be made on this filesystem");
         }
         let is_there = into.join(&file).exists();
-        assert!(is_there || !on_disk, "{file}: all of it was on the disk");
+        assert!(
+            is_there || !on_disk,
+            "{file}: it was complete on the disk and is missing"
+        );
         let done = merges(&into) - before;
         // The journal may be ahead of the tree.
-        assert!(done == 1 || !is_there, "{file}: half of it is there");
+        assert!(done == 1 || !is_there, "{file}: the merge is incomplete");
         if !is_there {
             let said = rig.mount.ok(verb);
             assert!(
                 said.contains(&file),
-                "{file} is not there, and does not come again: {said}"
+                "{file} is missing, and a second merge does not bring it: {said}"
             );
         }
         assert_eq!(diff(&rig), "", "{file} came already");

@@ -64,7 +64,7 @@ fn a_branch_is_a_working_tree_of_the_repository() {
     );
     assert_eq!(git(&sandbox, "p@fix", &["branch", "--show-current"]), "fix");
     assert_eq!(
-        fs::read_to_string(sandbox.path.join("p@fix/ignored")).expect("it comes along"),
+        fs::read_to_string(sandbox.path.join("p@fix/ignored")).expect("it is in the new tree"),
         "as it was\n"
     );
     let json = sandbox

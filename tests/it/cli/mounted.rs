@@ -205,7 +205,7 @@ fn stats_count_each_kind_of_request() {
     assert_eq!(
         stats()["requests"],
         before["requests"],
-        "asking is no request"
+        "a status query is not a request"
     );
     for number in 0..10 {
         fs::create_dir(sandbox.path.join(format!("m/d{number}"))).expect("mkdir");

@@ -51,7 +51,10 @@ fn every_verb_has_help_and_is_in_the_overview() {
             );
         }
     }
-    assert!(!told.contains(&"daemon".to_owned()), "it is not for people");
+    assert!(
+        !told.contains(&"daemon".to_owned()),
+        "it is not a command for users"
+    );
 }
 
 #[test]

@@ -108,7 +108,7 @@ impl Mount {
     pub fn adopt(&mut self) {
         assert!(
             minor_of(self.path()).is_some(),
-            "ckptfs mount said that it serves, but nothing is mounted on {}: {}{}",
+            "ckptfs mount reported success, but nothing is mounted on {}: {}{}",
             self.path().display(),
             mount_table("self"),
             self.log_tail()
@@ -310,7 +310,7 @@ impl Mount {
         rustix::process::kill_process(number, rustix::process::Signal::TERM).expect("it lives");
         assert!(
             process::wait_dead(pid, start, WAIT),
-            "daemon {pid} does not end"
+            "daemon {pid} does not exit"
         );
     }
 
@@ -375,9 +375,7 @@ impl Mount {
         if said == "right\n" {
             Ok(true)
         } else {
-            Err(format!(
-                "a walk says something else than the baseline: {said}"
-            ))
+            Err(format!("a walk contradicts the baseline: {said}"))
         }
     }
 

@@ -122,7 +122,7 @@ impl Recorder {
             logged: 0,
             events: Vec::new(),
         })));
-        std::fs::create_dir_all(point).expect("a directory can be made");
+        std::fs::create_dir_all(point).expect("a directory can be created");
         let mut config = Config::default();
         config.mount_options = vec![
             MountOption::FSName("ckptfs-test-recorder".to_owned()),

@@ -358,7 +358,7 @@ fn a_clone_costs_the_same_whatever_the_number_of_files() {
         return;
     }
     let Some(few) = cost(10) else {
-        return skip("strace cannot follow the daemon");
+        return skip("strace cannot trace the daemon");
     };
     let many = cost(2000).expect("strace has followed one before");
     assert!(few.0 > 0);

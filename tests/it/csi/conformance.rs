@@ -13,15 +13,15 @@ const RAN_MIN: usize = 68;
 const ALLOWED: [(&str, &str); 12] = [
     (
         "ControllerPublishVolume not supported",
-        "a volume is where its files are: nothing is attached",
+        "a volume is local to its files: nothing is attached",
     ),
     (
         "ControllerUnpublishVolume not supported",
-        "a volume is where its files are: nothing is attached",
+        "a volume is local to its files: nothing is attached",
     ),
     (
         "Controller Publish, UnpublishVolume not supported",
-        "a volume is where its files are: nothing is attached",
+        "a volume is local to its files: nothing is attached",
     ),
     (
         "ControllerExpandVolume not supported",
@@ -33,23 +33,23 @@ const ALLOWED: [(&str, &str); 12] = [
     ),
     (
         "ControllerModifyVolume not supported",
-        "nothing of a volume can be changed later",
+        "no parameter of a volume can be changed later",
     ),
     (
         "Modify volume not supported",
-        "nothing of a volume can be changed later",
+        "no parameter of a volume can be changed later",
     ),
     (
         "Modify Volume not supported",
-        "nothing of a volume can be changed later",
+        "no parameter of a volume can be changed later",
     ),
     (
         "VolumeHealth not supported",
-        "alpha, and nothing in Kubernetes asks for it yet",
+        "alpha, and not yet used by Kubernetes",
     ),
     (
         "NodeGetStorageHealth not supported",
-        "alpha, and nothing in Kubernetes asks for it yet",
+        "alpha, and not yet used by Kubernetes",
     ),
     (
         "SNAPSHOT_ACCESSIBILITY_CONSTRAINTS not supported",

@@ -420,7 +420,7 @@ fn what_a_kill_cuts_short_is_gone_on_with() {
         kills += u32::from(asking.join().expect("it ends").is_err());
         rig.serve();
     }
-    assert!(kills > 1, "it was killed before its end");
+    assert!(kills > 1, "it was killed while it ran");
     let id = sent(&rig, "v", "s").snapshot_id;
     assert_eq!(remotes.log("home").len(), 1);
     let mut other = node("node-2", &remotes);

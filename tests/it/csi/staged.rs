@@ -214,7 +214,7 @@ fn in_order(steps: &[Step], source_first: bool) {
     let listed = rig.json(&["volumes", "ls", "--json"]);
     let mounted = |id: &str| {
         let mut all = listed.as_array().expect("a list").iter();
-        all.find(|one| one["name"] == id).expect("it is there")["mountpoint"].clone()
+        all.find(|one| one["name"] == id).expect("it exists")["mountpoint"].clone()
     };
     let mut order = [("v", of_volume), ("c", of_clone)];
     for (id, _) in &order {

@@ -207,7 +207,7 @@ fn half_requests_keep_no_client_away() {
     const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
     let mut half = rig.half_requests(&[b"", &PREFACE[..9], PREFACE]);
     probe(&mut connect());
-    wait_until("those that were silent longest are closed", || {
+    wait_until("the connections that were idle longest are closed", || {
         let open = half.open();
         seen(open < 256, open)
     });

@@ -35,7 +35,7 @@ pub fn connect(mount: &Path) -> Client {
         OFlags::PATH | OFlags::DIRECTORY,
         Mode::empty(),
     )
-    .expect("the store is there");
+    .expect("the store exists");
     Client::connect(&store).expect("the daemon listens")
 }
 

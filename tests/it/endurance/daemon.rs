@@ -53,7 +53,7 @@ impl Level {
             || seen(sockets() <= SOCKETS, sockets()),
         );
         let status = fs::read_to_string(format!("/proc/{}/status", rig.mount.pid()))
-            .expect("the daemon lives");
+            .expect("the daemon is alive");
         let rss = status.lines().find_map(|line| {
             line.strip_prefix("VmRSS:")?
                 .trim()
@@ -103,7 +103,7 @@ impl Level {
 fn open_of(pid: u32) -> BTreeMap<String, usize> {
     let mut open = BTreeMap::new();
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))
-        .expect("the daemon lives")
+        .expect("the daemon is alive")
         .flatten()
     {
         // It may have been closed since the listing.

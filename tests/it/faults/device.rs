@@ -63,7 +63,7 @@ impl Drop for Disk {
     fn drop(&mut self) {
         let done = run_limited(tool("umount", &[&self.point]).arg("-l"), 60);
         if !done.status.success() {
-            eprintln!("harness: {} stays mounted", self.point.display());
+            eprintln!("harness: {} is still mounted", self.point.display());
         }
     }
 }

@@ -103,7 +103,7 @@ fn a_past_file_is_read_while_it_is_renamed(v: Variant) {
         rename.join().unwrap().unwrap();
         assert_eq!(read, [Ok("as it was".to_owned()), Ok("other".to_owned())]);
     });
-    assert_eq!(rig.fault(None).1, 1, "nothing was held up");
+    assert_eq!(rig.fault(None).1, 1, "no call was delayed");
     assert_eq!(fs::read_to_string(dir.join("to")).unwrap(), "as it was");
 }
 

@@ -76,7 +76,7 @@ fn a_run_that_is_cut_short_is_finished_by_the_next(v: Variant) {
     println!(
         "{v:?}: {kills} times killed, {failures} calls failed, {left} times versions were left over, {wanted} objects are kept each time"
     );
-    assert!(left > 0, "no run left anything for the next to find");
+    assert!(left > 0, "no run left anything to the next one");
 }
 
 /// Returns the number of unneeded versions that the run left, or `None` if it was not interrupted.

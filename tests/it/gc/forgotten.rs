@@ -129,7 +129,7 @@ fn what_an_unmount_cuts_short_the_next_mount_goes_on_with(v: Variant) {
     many.mount.ok(&["gc", "--keep-last", &KEPT.to_string()]);
     many.mount.umount();
     many.mount.remount();
-    wait_until("the rest is forgotten", || {
+    wait_until("the remaining checkpoints are forgotten", || {
         let left = audited(&many.mount);
         seen(left < COUNT as usize / 10, left)
     });
@@ -161,7 +161,7 @@ fn what_is_left_is_what_it_was(v: Variant) {
         .into_iter()
         .map(|id| (id, tree_of(&rig.view(id))))
         .collect();
-    wait_until("the rest is forgotten", || {
+    wait_until("the remaining checkpoints are forgotten", || {
         let left = audited(&rig.mount);
         seen(left * 2 < before.1, left)
     });

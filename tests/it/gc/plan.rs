@@ -49,7 +49,7 @@ fn the_plan_is_what_comes_free(v: Variant) {
     let planned = number(&plan["freed_bytes"]);
     assert!(planned > 6 * UNIT as u64, "{plan}");
     let mut freed = 0;
-    wait_until("what the plan told is free", || {
+    wait_until("the planned bytes are free", || {
         freed = free(rig.image.path()).saturating_sub(before);
         seen(freed.abs_diff(planned) <= GRAIN, (freed, planned))
     });

@@ -99,7 +99,7 @@ fn a_tier_drops_what_it_says_and_nothing_else(v: Variant) {
     );
     let planned = plan["tiers"][0]["bytes"].as_u64().unwrap();
     // A version that the sealer is reading is freed by a later run.
-    wait_longer("what the plan told is free", 120, || {
+    wait_longer("the planned bytes are free", 120, || {
         rig.mount.ok(&["gc"]);
         free(rig.image.path())
             .saturating_sub(before)

@@ -91,10 +91,7 @@ fn a_tier_that_is_cut_short_is_finished_by_the_next(v: Variant) {
     println!(
         "{v:?}: {cuts} times cut short, {left} times versions were left over, {part} times on record"
     );
-    assert!(
-        left > 0 && part > 0,
-        "no run left anything for the next to find"
-    );
+    assert!(left > 0 && part > 0, "no run left anything to the next one");
 }
 
 /// Returns the total size of all objects.

@@ -165,7 +165,7 @@ impl Story {
             return assert_eq!(
                 answer["changes"],
                 serde_json::json!([]),
-                "only a restore of nothing has no guard"
+                "only a restore without changes has no guard"
             );
         };
         self.kept.insert(guard, before.clone());

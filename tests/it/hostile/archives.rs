@@ -143,7 +143,7 @@ fn nor_does_it_where_no_mount_can_be_copied(v: Variant) {
     let aside = rig.image.dir("aside");
     let [first, second] = archive(&rig.mount, &aside);
     if !remount_without_copies(&mut rig) {
-        return skip("strace cannot follow the daemon");
+        return skip("strace cannot trace the daemon");
     }
     let root = rig.path().to_owned();
     assert_eq!(

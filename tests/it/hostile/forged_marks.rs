@@ -165,7 +165,7 @@ const FORGERIES: [(&str, &str, &str); 22] = [
 
 /// Returns a mark of a base file, with this path, in the format that an older version trusted.
 fn mark(at: &Path, path: &str) -> String {
-    let number = fs::metadata(at).expect("it is there").ino();
+    let number = fs::metadata(at).expect("it exists").ino();
     let mut hex = String::from("0x");
     let bytes = [&number.to_le_bytes()[..], &[0; 8], &[0xff; 4]].concat();
     for byte in bytes.iter().chain(path.as_bytes()) {

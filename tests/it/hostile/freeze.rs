@@ -252,7 +252,7 @@ fn a_read_into_the_past_of_the_same_file_ends(v: Variant) {
     assert_eq!(
         get(rig.view(id).join("theirs/F")),
         "1".repeat(32 << 10),
-        "the past can be read meanwhile"
+        "the view can be read at the same time"
     );
     checkpoint(&rig, "theirs/F");
     other.goes_on();
@@ -279,7 +279,7 @@ fn a_writer_that_waits_stops_nobody(v: Variant) {
     assert_eq!(
         get(rig.view(id).join("theirs/F")),
         "1".repeat(32 << 10),
-        "the past can be read meanwhile"
+        "the view can be read at the same time"
     );
     let made: Vec<bool> = (0..3).map(|_| checkpoint(&rig, "theirs/F")).collect();
     let kept = rig.mount.run(&["restore", &id.to_string(), "theirs"]);
@@ -333,7 +333,7 @@ fn a_reader_that_waits_stops_nobody(v: Variant) {
     assert_eq!(
         get(rig.view(id).join("theirs/F")),
         "1".repeat(32 << 10),
-        "the past can be read meanwhile"
+        "the view can be read at the same time"
     );
     other.goes_on();
     stuck.release();
@@ -450,7 +450,7 @@ fn captured_slowly<T>(
     thread::sleep(Duration::from_millis(300));
     let got = during();
     writer.join().expect("the writer");
-    assert_eq!(arm(rig, None), 1, "nothing was held up");
+    assert_eq!(arm(rig, None), 1, "no call was delayed");
     (id, got)
 }
 

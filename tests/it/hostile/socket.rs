@@ -192,7 +192,7 @@ fn half_a_message_and_silence_keep_nobody_out() {
                 stream
             })
             .collect();
-        crate::common::wait_until("somebody else is served", || {
+        crate::common::wait_until("another client is served", || {
             rig.mount.run(&["log"]).status.success()
         });
         let mut answer = String::new();
@@ -212,7 +212,7 @@ fn silent_connections_give_way() {
         while rig.mount.run(&["log"]).status.success() {
             silent.push(socket.connect());
         }
-        crate::common::wait_until("somebody else is served", || {
+        crate::common::wait_until("another client is served", || {
             rig.mount.run(&["log"]).status.success()
         });
         for _ in 0..CONNECTIONS_MAX {

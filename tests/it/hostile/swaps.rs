@@ -233,7 +233,7 @@ fn swaps_below_the_mount_lead_nowhere(v: Variant) {
     drop(through);
     outside.is_untouched();
     eprintln!(
-        "{} swaps, {followed} reads by path were led out",
+        "{} swaps, {followed} reads by path left the tree",
         swaps.load(Ordering::Relaxed)
     );
     assert!(
@@ -293,7 +293,7 @@ fn swaps_in_the_mount_lead_nowhere(v: Variant) {
     drop(through);
     outside.is_untouched();
     eprintln!(
-        "{} swaps, {followed} reads by path were led out",
+        "{} swaps, {followed} reads by path left the tree",
         swaps.load(Ordering::Relaxed)
     );
     assert!(

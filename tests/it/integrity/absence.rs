@@ -207,7 +207,7 @@ pub(super) fn assert_known(rig: &Rig, copies: &Copies) {
         for path in was.keys() {
             let path = path.to_str().expect("names of tests are text").to_owned();
             let file = rig.view(*id).join(&path);
-            if !fs::symlink_metadata(&file).expect("it is there").is_file() {
+            if !fs::symlink_metadata(&file).expect("it exists").is_file() {
                 continue;
             }
             match fs::read(&file) {

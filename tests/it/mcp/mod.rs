@@ -94,7 +94,7 @@ fn talk(dir: &Path, sent: &[u8], ids: &[u64]) -> (i32, Vec<Value>) {
         })
     });
     let lines = lines.into_inner().expect("lines");
-    (status.code().expect("it ended by itself"), lines)
+    (status.code().expect("it was not killed by a signal"), lines)
 }
 
 fn line(value: &Value) -> Vec<u8> {

@@ -140,7 +140,7 @@ impl Bench {
             problem: format!("{problem}\n{}", log_of(&dir)),
         });
         if let Err(error) = std::fs::remove_dir_all(&dir) {
-            eprintln!("model: {} stays: {error}", dir.display());
+            eprintln!("model: {} was not removed: {error}", dir.display());
         }
         result
     }

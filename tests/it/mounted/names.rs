@@ -32,7 +32,7 @@ fn dir(rig: &Rig) -> std::path::PathBuf {
 fn time(rig: &Rig, id: u64) -> String {
     let log = rig.mount.log_json();
     let all = log.as_array().expect("a list");
-    let one = all.iter().find(|one| one["id"] == id).expect("it is there");
+    let one = all.iter().find(|one| one["id"] == id).expect("it exists");
     let created: jiff::Timestamp = one["created"]
         .as_str()
         .expect("text")

@@ -181,7 +181,7 @@ fn directories_keep_their_inodes(v: Variant) {
     assert_eq!(
         names(through),
         ["one", "three", "two"],
-        "who was in the directory sees it restored"
+        "a process in the directory sees it restored"
     );
 }
 

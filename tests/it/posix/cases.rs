@@ -98,7 +98,7 @@ fn a_slow_clone_is_of_one_instant_all_the_same(v: Variant) {
     checkpoint(&mut client);
     let calls = said.path().join("calls");
     let Some(slow) = Strace::start(rig.mount.pid(), "ioctl", "delay_exit=150000", &calls) else {
-        return skip("there is no strace that may follow the daemon");
+        return skip("strace cannot trace the daemon");
     };
     file.write_all_at(&[1; 100_000], 0).unwrap();
     let info = checkpoint(&mut client);

@@ -82,7 +82,7 @@ impl Setting {
             "plain.toml"
         });
         let link = self.short.path().join("d");
-        symlink(dir, &link).expect("the directory is ours");
+        symlink(dir, &link).expect("the directory is writable");
         // Cases that remount bind no socket, and search for the mount point in the path itself.
         let under_test = if remount { dir } else { &link };
         let mut command = tool(

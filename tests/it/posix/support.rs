@@ -34,7 +34,7 @@ pub fn connect(mount: &Path) -> Client {
         OFlags::PATH | OFlags::DIRECTORY,
         Mode::empty(),
     )
-    .expect("the store is there");
+    .expect("the store exists");
     Client::connect(&store).expect("the daemon listens")
 }
 
@@ -68,10 +68,12 @@ impl Slot {
             .tempdir_in("/tmp")
             .expect("a directory can be made in /tmp")
             .keep();
-        fs::set_permissions(&path, Permissions::from_mode(0o755)).expect("the directory is ours");
+        fs::set_permissions(&path, Permissions::from_mode(0o755))
+            .expect("the directory is writable");
         let pid = std::process::id();
-        let start = process::start_of(pid).expect("this process lives");
-        fs::write(path.join("owner"), format!("{pid} {start}\n")).expect("the directory is ours");
+        let start = process::start_of(pid).expect("this process is alive");
+        fs::write(path.join("owner"), format!("{pid} {start}\n"))
+            .expect("the directory is writable");
         Slot {
             path,
             _run: RunDir::get(),

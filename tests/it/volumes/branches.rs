@@ -107,7 +107,7 @@ fn what_cannot_be_branched_says_so_and_leaves_nothing() {
     rig.create("e", json!({"from": "v", "ephemeral": "true"}));
     let said = rig.error("Mount", &json!({"Name": "e@branch/try", "ID": "a"}));
     assert!(said.contains("fresh copy"), "{said}");
-    assert!(!rig.is_mounted("e"), "a mount that failed is no use");
+    assert!(!rig.is_mounted("e"), "a failed mount is not a use");
     // A sized volume is a separate filesystem, without room next to its tree.
     rig.create("s", json!({"size": "300M"}));
     rig.error("Mount", &json!({"Name": "s@branch/try", "ID": "a"}));

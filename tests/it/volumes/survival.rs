@@ -421,7 +421,7 @@ fn half_requests_keep_no_client_away() {
         let mut half = rig.half_requests(begins);
         rig.done("List", &json!({}));
         ask(&mut kept);
-        wait_until("those that were silent longest are closed", || {
+        wait_until("the connections that were idle longest are closed", || {
             let open = half.open();
             seen(open < 256, open)
         });

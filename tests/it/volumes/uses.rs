@@ -121,7 +121,7 @@ fn a_past_state_is_mounted_read_only_beside_the_volume() {
             && rig.record("v")["mounts"]
                 .as_array()
                 .is_some_and(Vec::is_empty),
-        "a mount that failed is no use"
+        "a failed mount is not a use"
     );
     rig.done("Remove", &json!({"Name": "v@1"}));
     assert_eq!(

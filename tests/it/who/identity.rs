@@ -87,7 +87,7 @@ fn a_number_that_is_used_again_is_another_process(v: Variant) {
         .expect("processes")
         .iter()
         .find(|one| one["name"] == "second")
-        .expect("it is there");
+        .expect("it exists");
     stage.take_back(&[&format!("{pid}@{}", one["start"])]);
     assert_eq!(
         (stage.get("a"), stage.get("b")),
@@ -144,7 +144,7 @@ fn a_control_group_is_a_writer(v: Variant) {
         .expect("processes")
         .iter()
         .find(|one| one["name"] == "inside")
-        .expect("it is there");
+        .expect("it exists");
     let path = inside["cgroup"].as_str().expect("a path").to_owned();
     assert!(
         path.ends_with(

@@ -123,7 +123,7 @@ fn what_was_taken_back_is_undone_and_done_again(v: Variant) {
 /// Kills the daemon at different system calls of the restore.
 fn one_that_is_cut_short_is_finished_with_the_same_paths(v: Variant) {
     if run_limited(&mut tool("strace", &["-V"]), 60).status.code() != Some(0) {
-        return skip("there is no strace");
+        return skip("strace is not installed");
     }
     let mut kills = 0;
     for nth in [2, 4, 6, 9, 12] {

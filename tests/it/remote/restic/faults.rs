@@ -117,7 +117,7 @@ fn a_push_that_is_killed(v: Variant) {
             break;
         }
     }
-    assert!(killed > 1, "it was killed before its end");
+    assert!(killed > 1, "it was killed while it ran");
     user.push(&rig, &[]);
     assert_eq!(user.log(&rig), [1]);
     if has("restic") {
