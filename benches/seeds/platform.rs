@@ -108,7 +108,7 @@ fn ranged(from: &Path, to: &Path) -> Result<(), String> {
             usize::try_from(left).unwrap_or(usize::MAX),
         );
         match copied.map_err(|errno| errno.to_string())? {
-            0 => return Err("unexpected end of the output".to_owned()),
+            0 => return Err("the copy ended early".to_owned()),
             copied => left -= copied as u64,
         }
     }

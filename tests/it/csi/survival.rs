@@ -124,7 +124,7 @@ fn a_snapshot_that_a_killed_driver_made_is_found() {
     assert_eq!(snapshot.snapshot_id, "v@1@node-1");
     let log: Vec<Value> =
         serde_json::from_str(&rig.ok(&["--volume", "v", "log", "--json"])).unwrap();
-    assert_eq!(log.len(), 1, "no second one is made");
+    assert_eq!(log.len(), 1, "no second one is created");
 }
 
 /// Returns the names in a directory.
@@ -220,7 +220,7 @@ fn half_requests_keep_no_client_away() {
     let took = began.elapsed();
     assert!(
         took < std::time::Duration::from_secs(8),
-        "it waited for clients that ask nothing: {took:?}"
+        "it waited for idle clients: {took:?}"
     );
     drop(half);
 }

@@ -80,7 +80,7 @@ fn cut(rig: &Rig, client: &mut Client, writer: &Writer, dir: &Path) -> Seen {
     }
     assert!(
         !atomic || of_one_instant(&shown),
-        "checkpoint {id} says atomic and shows {shown:?}"
+        "checkpoint {id} is reported as atomic, but shows {shown:?}"
     );
     Seen { id, atomic, shown }
 }

@@ -65,7 +65,7 @@ pub fn unavailable() -> Option<String> {
     match try_run_limited(&mut try_it, 60) {
         Ok(output) if output.status.success() => None,
         Ok(output) => Some(format!(
-            "no namespaces can be made here: {}",
+            "namespaces cannot be created: {}",
             String::from_utf8_lossy(&output.stderr).trim()
         )),
         Err(problem) => Some(problem),
@@ -131,7 +131,7 @@ impl Rig {
         let heard = BufReader::new(stdout).read_line(&mut said);
         assert!(
             heard.is_ok() && said == "ready\n",
-            "the rig does not come up: {said}{}",
+            "the rig does not start: {said}{}",
             rig.log("hold.log")
         );
         rig.init = child_of(rig.unshare.id()).expect("unshare has a child");

@@ -97,10 +97,10 @@ fn cut(
     assert_eq!(
         objects(&backing).len(),
         wanted,
-        "{shown}: the next run frees what was left: {report}"
+        "{shown}: the next run frees the rest: {report}"
     );
     story.check(shown);
     story.mount.umount();
-    fs::remove_dir_all(&backing).expect("the tree is ours");
+    fs::remove_dir_all(&backing).expect("the tree can be removed");
     fired.then(|| report["leftovers"].as_u64().unwrap_or(0))
 }

@@ -201,7 +201,7 @@ impl Story {
             .collect();
         assert!(
             there.is_empty(),
-            "what stays was removed: {there:?}\n{:#?}",
+            "versions that must stay were removed: {there:?}\n{:#?}",
             self.log
         );
         let stayed = |tree: &Tree| strip(tree, true).into_iter().collect::<BTreeSet<_>>();
@@ -209,7 +209,7 @@ impl Story {
         let changed: Vec<_> = was.symmetric_difference(&is).collect();
         assert!(
             changed.is_empty(),
-            "what stays was changed: {changed:?}\n{:#?}",
+            "versions that must stay were changed: {changed:?}\n{:#?}",
             self.log
         );
     }

@@ -147,7 +147,7 @@ impl Other {
     pub fn goes_on(&self) {
         let rounds = || self.rounds.load(Ordering::SeqCst);
         let before = rounds();
-        wait_until("somebody else goes on", || {
+        wait_until("another user continues", || {
             seen(rounds() > before + ROUNDS, rounds() - before)
         });
     }
@@ -156,16 +156,16 @@ impl Other {
     #[track_caller]
     pub fn went_on(self) {
         let waited = self.longest_wait();
-        eprintln!("somebody else waited {waited:?} for one call at most");
-        assert!(waited < WAIT, "somebody waited {waited:?} for one call");
+        eprintln!("another user waited at most {waited:?} for one call");
+        assert!(waited < WAIT, "a user waited {waited:?} for one call");
     }
 
     /// Ends the workload, and returns the longest time of one call.
     pub fn longest_wait(mut self) -> Duration {
         self.stop.store(true, Ordering::SeqCst);
         let thread = self.thread.take().expect("once");
-        wait_until("the other one goes on", || thread.is_finished());
-        let longest = thread.join().expect("nothing fails for him");
+        wait_until("the other one continues", || thread.is_finished());
+        let longest = thread.join().expect("no call of his fails");
         assert!(self.rounds.load(Ordering::SeqCst) > 0);
         longest
     }
@@ -290,7 +290,7 @@ fn a_writer_that_waits_stops_nobody(v: Variant) {
     assert_eq!(
         made[0],
         v.io == crate::common::Io::Daemon,
-        "where the kernel writes a checkpoint cannot be had"
+        "where the kernel writes, a checkpoint cannot be made"
     );
     assert_eq!(kept.status.success(), made[0], "nor a restore");
     let after = rig.mount.checkpoint();
@@ -298,7 +298,7 @@ fn a_writer_that_waits_stops_nobody(v: Variant) {
     assert_eq!(
         get(rig.view(after).join("theirs/F")),
         get(&file),
-        "what was given up is taken for no capture"
+        "an aborted capture is not used"
     );
     rig.mount.ok(&["verify", "--deep"]);
 }
@@ -342,7 +342,7 @@ fn a_reader_that_waits_stops_nobody(v: Variant) {
     assert_eq!(
         made[0],
         v.io == crate::common::Io::Daemon,
-        "where the kernel reads a checkpoint cannot be had"
+        "where the kernel reads, a checkpoint cannot be made"
     );
     rig.mount.checkpoint();
     assert_eq!(get(rig.view(id).join("theirs/F")), "1".repeat(32 << 10));

@@ -91,7 +91,7 @@ fn with_mount(test: impl FnOnce(&Rig, &Socket)) {
         test(&rig, &Socket::of(rig.path()));
         rig.mount.ok(&["log"]);
         let before = writes.load(Ordering::Relaxed);
-        crate::common::wait_until("work in the mount goes on", || {
+        crate::common::wait_until("work in the mount continues", || {
             writes.load(Ordering::Relaxed) > before + 2
         });
     });
@@ -222,7 +222,7 @@ fn silent_connections_give_way() {
             stream.set_nonblocking(true).expect("non-blocking");
             matches!((&mut &**stream).read(&mut [0]), Ok(0))
         });
-        assert!(ended.count() >= 1, "a silent one went");
+        assert!(ended.count() >= 1, "an idle connection was closed");
     });
 }
 

@@ -159,7 +159,7 @@ fn work(mount: &OwnedFd, id: u64, round: u64) {
         if beneath(mount, &path, OFlags::RDONLY)
             .is_some_and(|mut file| file.read_to_string(&mut text).is_ok())
         {
-            assert!(!text.contains(SECRET), "the daemon was led out at {path}");
+            assert!(!text.contains(SECRET), "the daemon left the tree at {path}");
         }
     }
     if let Some(mut file) = beneath(mount, "d/g", OFlags::WRONLY | OFlags::APPEND) {
@@ -270,11 +270,11 @@ fn swaps_in_the_mount_lead_nowhere(v: Variant) {
             work(&through, id, round);
             let past = fs::read_to_string(then.join("d/f"));
             assert_eq!(
-                past.expect("the past has a directory there, always"),
+                past.expect("the view always has a directory there"),
                 "inside"
             );
             assert_eq!(
-                fs::read_link(then.join("l")).expect("and a link here"),
+                fs::read_link(then.join("l")).expect("and it always has a link here"),
                 outside.dir
             );
             for verb in [

@@ -174,7 +174,7 @@ fn look_without_writing(released: &Released, store: &str) {
     assert_eq!(
         released.format(store),
         format,
-        "who only looks changes nothing"
+        "a read-only verb changes nothing"
     );
 }
 
@@ -281,7 +281,7 @@ fn every_store_of(version: u32, kills: u64) {
             assert_eq!(
                 mount.json(&["log", "--deleted"]).as_array().unwrap().len(),
                 1,
-                "one can be brought back"
+                "one can be restored"
             );
             let absences = mount
                 .log_json()
@@ -293,7 +293,7 @@ fn every_store_of(version: u32, kills: u64) {
             assert_eq!(
                 absences,
                 if version == 1 { 1 } else { 2 },
-                "from version 2 on one is on record before"
+                "since version 2, one is already recorded"
             );
         }
         let (status, report) = check(&root, &["verify", "--deep"]);

@@ -260,7 +260,7 @@ impl World {
             })
             .map_err(|error| said("delete --now", &error))?;
         self.gc(Retention::default())?;
-        let mounted = self.mounted.as_mut().expect("it was looked at");
+        let mounted = self.mounted.as_mut().expect("it exists");
         mounted.client = None;
         mounted.mount.umount();
         self.check_empty_layers()?;

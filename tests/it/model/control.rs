@@ -163,11 +163,11 @@ impl World {
             .is_none_or(|last| last.id != told.before.0)
         {
             self.keep(told.before.0, false)?;
-            let made = self.snaps.last_mut().expect("it was kept");
+            let made = self.snaps.last_mut().expect("it was added just now");
             (made.tree, made.auto) = (left.clone(), true);
         }
         self.keep(told.after.0, false)?;
-        self.snaps.last_mut().expect("it was kept").auto = true;
+        self.snaps.last_mut().expect("it was added just now").auto = true;
         let (from, to) = (
             StateName(told.before.to_string()),
             StateName(told.after.to_string()),

@@ -94,9 +94,7 @@ pub type Answer<T> = Result<T, Errno>;
 
 impl Tree {
     pub fn node(&self, id: Id) -> &Node {
-        self.nodes
-            .get(&id)
-            .expect("every id that is kept has a node")
+        self.nodes.get(&id).expect("every id has a node")
     }
 
     fn child(&self, dir: Id, name: &[u8]) -> Answer<Option<Id>> {
@@ -220,10 +218,7 @@ impl Model {
     }
 
     pub fn node_mut(&mut self, id: Id) -> &mut Node {
-        self.tree
-            .nodes
-            .get_mut(&id)
-            .expect("every id that is kept has a node")
+        self.tree.nodes.get_mut(&id).expect("every id has a node")
     }
 
     /// Changes the modification time.

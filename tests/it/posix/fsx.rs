@@ -113,7 +113,7 @@ impl Fsx {
     /// Stops fsx and waits until each of its threads is stopped; returns `false` if it has exited.
     fn stop(&mut self) -> bool {
         kill_process(self.pid, Signal::STOP)
-            .expect("it is not waited for yet, so its id is its own");
+            .expect("it has not been reaped, so its PID cannot be reused");
         wait_longer("fsx stands still", 120, || {
             self.ended().is_some() || self.stands_still()
         });
@@ -147,7 +147,7 @@ impl Fsx {
 
     fn go_on(&self) {
         kill_process(self.pid, Signal::CONT)
-            .expect("it is not waited for yet, so its id is its own");
+            .expect("it has not been reaped, so its PID cannot be reused");
     }
 
     /// Panics with the output of fsx unless it completed without a difference.
