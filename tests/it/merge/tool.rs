@@ -103,7 +103,7 @@ fn what_the_tool_makes_is_merged(v: Variant) {
     let rest = ["7", base, "live", "fix", "3", "here", "there", "700"];
     assert_eq!(same_of(0), [&["f"][..], &rest].concat());
     assert_eq!(same_of(10), [&["moved.rs"][..], &rest].concat());
-    assert!(lines[19].ends_with(".rs"), "a language is told by its end");
+    assert!(lines[19].ends_with(".rs"), "the suffix shows the language");
     // The merge is a single operation.
     rig.mount.ok(&["undo"]);
     same(rig.path(), &before);

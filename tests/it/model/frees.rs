@@ -71,7 +71,7 @@ impl World {
         let way = WAYS
             .iter()
             .find(|(word, _)| *word == op.path(0))
-            .ok_or_else(|| format!("no such way to free: {}", op.path(0)))?
+            .ok_or_else(|| format!("unknown way to free: {}", op.path(0)))?
             .1;
         // An open file of a freed view may become unreadable.
         self.views = Default::default();

@@ -233,7 +233,7 @@ impl Model {
         (node.mtime, node.entries) = (stamp, stamp);
         match &mut node.body {
             Body::Dir(names) => names,
-            _ => panic!("a name in what is no directory"),
+            _ => panic!("a name in an inode that is not a directory"),
         }
     }
 
@@ -414,7 +414,7 @@ impl Model {
     fn content_mut(&mut self, id: Id) -> &mut Vec<u8> {
         match &mut self.node_mut(id).body {
             Body::File(content) => Arc::make_mut(content),
-            _ => panic!("content of what is no file"),
+            _ => panic!("content of an inode that is not a file"),
         }
     }
 

@@ -446,7 +446,7 @@ fn on_a_full_filesystem_the_past_is_kept_and_the_live_file_untouched(v: Variant)
                 assert_eq!(error.raw_os_error(), Some(libc::ENOSPC), "f{number:02}");
                 assert!(
                     content == noise(20_000, number),
-                    "f{number:02}: the change failed, and the live file is another"
+                    "f{number:02}: the change failed, but the live file differs"
                 );
                 refused += 1;
             }

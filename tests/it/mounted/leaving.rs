@@ -52,7 +52,7 @@ fn a_branch_right_after_an_unmount_is_mounted(v: Variant) {
     let (done, said) = verb(&rig, &["branch", "mount", "one"]);
     drop(slow);
     assert!(done, "{said}");
-    assert!(is_mounted(&branch), "it was mounted and is not");
+    assert!(is_mounted(&branch), "it is no longer mounted");
     assert_eq!(fs::read(branch.join("f")).unwrap(), b"1");
     let (done, said) = verb(&rig, &["branch", "mount", "one"]);
     assert!(!done && said.contains("already mounted"), "{said}");

@@ -103,7 +103,7 @@ impl Verdicts {
         let mut problems: Vec<String> = worse
             .map(|(case, problem)| {
                 format!(
-                    "{case} passes on the plain filesystem and not through the mount: {problem}"
+                    "{case} passes on the plain filesystem but not through the mount: {problem}"
                 )
             })
             .collect();

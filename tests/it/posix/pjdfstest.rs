@@ -107,7 +107,7 @@ impl Setting {
         let results = parse(&said);
         assert!(
             said.contains("Summary"),
-            "pjdfstest did not come to its end ({}): {said}{}",
+            "pjdfstest did not finish ({}): {said}{}",
             output.status,
             String::from_utf8_lossy(&output.stderr)
         );
@@ -122,7 +122,7 @@ impl Setting {
         assert_eq!(
             results.len(),
             CASES,
-            "another number of cases than this version of the suite has"
+            "the number of cases differs from this version of the suite"
         );
         results
     }

@@ -66,7 +66,7 @@ fn make_and_remove_dirs(dir: &Path, stop: &AtomicBool, rounds: &AtomicU64) {
     assert_eq!(
         fs::read_dir(dir).expect("readdir").count(),
         0,
-        "all are gone"
+        "no entry is left"
     );
 }
 
@@ -111,7 +111,7 @@ fn write_and_read_files(dir: &Path, stop: &AtomicBool, rounds: &AtomicU64) {
         drop(file);
         assert!(
             fs::read(&path).expect("read") == content.as_bytes(),
-            "what was written is there"
+            "the written content is read"
         );
         if round % 7 == 6 {
             fs::remove_file(&path).expect("unlink");

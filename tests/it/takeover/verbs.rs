@@ -97,7 +97,7 @@ fn verbs_and_workers_that_die(v: Variant) {
             assert_ne!(rig.mount.pid(), worker);
         }
         stop.store(true, Ordering::Relaxed);
-        mapped.join().expect("stores go on");
+        mapped.join().expect("stores continue");
     });
     assert_kept(&rig, acknowledged);
 }

@@ -136,7 +136,7 @@ impl Rig {
         value["Err"]
             .as_str()
             .filter(|text| !text.is_empty())
-            .expect("it says why")
+            .expect("it has a message")
             .to_owned()
     }
 

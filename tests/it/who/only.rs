@@ -50,7 +50,7 @@ fn hard_links_and_files_that_changed_hands(v: Variant) {
     assert_eq!(
         sh(stage.rig.path(), "stat -c %i one two | uniq | wc -l").trim(),
         "1",
-        "hard links stay links"
+        "hard links are preserved"
     );
     assert_eq!(stage.get("target"), "A");
     let done = stage.take_back(&["carol", "1", "--also-shared"]);
@@ -228,7 +228,7 @@ fn one_writer_s_paths_come_back_and_the_others_stay(v: Variant) {
     assert_eq!(
         sh(stage.rig.path(), "stat -c %i a hard | uniq | wc -l").trim(),
         "1",
-        "hard links stay links"
+        "hard links are preserved"
     );
     // The guard has the previous state and restores it completely.
     let guard = done["guard"].as_u64().expect("a guard");
