@@ -151,7 +151,7 @@ fn look(mount: &Mount, operation: &Operation, states: &[(u64, Tree)], before: &T
             let wrong = compare(&now, &states[0].1, &opts);
             assert!(
                 wrong.is_empty() || same(before),
-                "{shown}: neither what was to be restored nor what was there: {wrong:?}"
+                "{shown}: neither the checkpoint nor the state before: {wrong:?}"
             );
             assert_tree_is(&mount.view(3), before, &opts);
         }

@@ -110,7 +110,7 @@ fn a_disk_that_fails_ends_the_keeping_and_loses_nothing() {
     assert!(errors > 0, "the disk fails");
     assert!(
         !mount.run(&["checkpoint", "--sync"]).status.success(),
-        "only what is on the disk is acknowledged"
+        "only synced data is acknowledged"
     );
     let status = mount.run(&["status"]);
     let said = String::from_utf8_lossy(&[status.stdout, status.stderr].concat()).into_owned();

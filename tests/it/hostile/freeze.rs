@@ -165,7 +165,7 @@ impl Other {
         self.stop.store(true, Ordering::SeqCst);
         let thread = self.thread.take().expect("once");
         wait_until("the other one continues", || thread.is_finished());
-        let longest = thread.join().expect("no call of his fails");
+        let longest = thread.join().expect("no call of that user fails");
         assert!(self.rounds.load(Ordering::SeqCst) > 0);
         longest
     }

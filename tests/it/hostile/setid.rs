@@ -313,7 +313,7 @@ fn attributes_that_could_not_be_kept_are_refused(v: Variant) {
             .err()
             .map(|error| (number, error))
     });
-    let (number, error) = refused.expect("no program can list so many");
+    let (number, error) = refused.expect("no program can list that many");
     assert!(
         number > 200 && error.raw_os_error() == Some(libc::ENOSPC),
         "{number} {error}"

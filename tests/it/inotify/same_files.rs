@@ -147,7 +147,7 @@ fn git_reads_nothing_again_after_a_remount(v: Variant) {
     assert_eq!(
         must_read(),
         "a/7\na/9\n",
-        "a restore gives new times only to what it restores"
+        "a restore gives new times only to the files that it restores"
     );
     assert_eq!(git("git status --porcelain"), "");
 }

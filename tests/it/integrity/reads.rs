@@ -131,7 +131,7 @@ const ACTS: [Act; 16] = [
         )
         .unwrap();
     }),
-    ("beside the hole", BLOCK, |file, _| {
+    ("next to the hole", BLOCK, |file, _| {
         file.write_all_at(b"byte", 2 * MIB + 10).unwrap()
     }),
     ("data in the hole", BLOCK, |file, _| {
