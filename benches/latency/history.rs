@@ -138,7 +138,7 @@ fn delete_and_undo(client: &mut Client) {
             state: StateName("5000".into()),
             now: false,
         })
-        .expect("it goes");
+        .expect("the call succeeds");
     client
         .ask(UndoOptions {
             walk: UndoWalk::Undo(1),

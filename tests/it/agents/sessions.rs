@@ -334,7 +334,7 @@ fn a_checkpoint_is_made_only_where_something_changed(v: Variant) {
         .next()
         .and_then(|pid| pid.parse().ok())
         .expect("a number");
-    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).expect("it lives");
+    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).expect("it is alive");
     assert!(name.starts_with("python3"), "{name}");
 }
 

@@ -325,7 +325,7 @@ fn who_watches_holds_up_nobody(v: Variant) {
     drop(left.stdout.take());
     wait_until("it ends", || left.try_wait().expect("a child").is_some());
     let pid = rustix::process::Pid::from_child(&watch.child);
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it lives");
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is alive");
     assert_eq!(watch.ended().1, "");
     rig.mount.umount();
     drop(deaf.stdout.take());

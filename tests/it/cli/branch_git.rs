@@ -264,7 +264,7 @@ fn several_make_one_branch_at_once() {
             })
             .collect();
         let ended = tries.into_iter().map(|one| one.wait_with_output());
-        let ended: Vec<_> = ended.map(|ended| ended.expect("its end")).collect();
+        let ended: Vec<_> = ended.map(|ended| ended.expect("its status")).collect();
         let made = ended.iter().filter(|ended| ended.status.success());
         assert_eq!(made.count(), 1, "{ended:?}");
         for lost in ended.iter().filter(|ended| !ended.status.success()) {

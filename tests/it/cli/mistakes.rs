@@ -537,8 +537,8 @@ fn a_file_that_has_other_names_outside_stays_one_or_is_named() {
     run(&sandbox, &["checkpoint"]).ok();
     // Only names that were looked up are known; the tree is not searched for others.
     let _ = [fs::metadata(at("store/x")), fs::metadata(at("store/y"))];
-    fs::rename(at("modules/moved"), at("store/moved")).expect("it goes");
-    fs::remove_dir_all(at("modules")).expect("it goes");
+    fs::rename(at("modules/moved"), at("store/moved")).expect("the call succeeds");
+    fs::remove_dir_all(at("modules")).expect("the call succeeds");
     sandbox.file("p/store/y", "changed");
     let restored = run(&sandbox, &["restore", "1", "modules"]).ok();
     let ino = |name: &str| fs::metadata(at(name)).expect(name).ino();

@@ -93,7 +93,7 @@ fn a_mount_whose_daemon_died_is_named_and_repaired() {
         .ckptfs(&["umount", "p"])
         .is(0, "", "[DIR]/p is unmounted\n");
     assert_eq!(
-        fs::read_to_string(sandbox.path.join("p/README.md")).expect("plain again"),
+        fs::read_to_string(sandbox.path.join("p/README.md")).expect("the plain directory"),
         "hello\n"
     );
 }

@@ -252,7 +252,7 @@ fn a_store_that_is_no_directory_is_refused_and_left_alone() {
     let expected = "Error: [DIR]/p/.ckptfs is not a directory\nHint: the history is stored under this name: move it out of the way\n";
     sandbox.ckptfs(&["mount", "p"]).is(1, "", expected);
     assert_eq!(
-        std::fs::read_to_string(sandbox.path.join("p/.ckptfs")).expect("still there"),
+        std::fs::read_to_string(sandbox.path.join("p/.ckptfs")).expect("it still exists"),
         "mine"
     );
 }

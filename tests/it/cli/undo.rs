@@ -192,7 +192,7 @@ fn what_is_changed_while_a_checkpoint_is_deleted_is_kept_for_it() {
     fs::write(sandbox.path.join("p/new.txt"), "new").expect("a file");
     sandbox.kill_daemons();
     sandbox.ckptfs(&["mount", "p"]).ok();
-    fs::remove_file(sandbox.path.join("p/a.txt")).expect("it goes");
+    fs::remove_file(sandbox.path.join("p/a.txt")).expect("the call succeeds");
     sandbox.does(&["undo", "2"]).ok();
     let then = |id: u64| {
         fs::read_to_string(sandbox.path.join(format!("p/.snapshots/{id}/a.txt")))

@@ -307,7 +307,7 @@ impl Mount {
             .expect("the daemon was started and not killed");
         self.holder = None;
         let number = rustix::process::Pid::from_raw(pid as i32).expect("a process");
-        rustix::process::kill_process(number, rustix::process::Signal::TERM).expect("it lives");
+        rustix::process::kill_process(number, rustix::process::Signal::TERM).expect("it is alive");
         assert!(
             process::wait_dead(pid, start, WAIT),
             "daemon {pid} does not exit"

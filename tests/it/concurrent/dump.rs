@@ -43,7 +43,7 @@ fn a_thread_that_sleeps_is_shown() {
     crate::common::wait_until("it sleeps", || {
         fs::read_to_string(format!("/proc/{}/wchan", child.id()))
             .map(|at| seen(at.contains("sleep"), at))
-            .expect("it lives")
+            .expect("it is alive")
     });
     let text = of(&[("a sleeper".to_owned(), child.id())]);
     child

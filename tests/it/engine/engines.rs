@@ -44,7 +44,7 @@ fn be_the_victim() {
         rig.init(),
         rig.dir().display()
     )
-    .expect("somebody listens");
+    .expect("a process listens");
     std::thread::sleep(Duration::from_secs(600));
 }
 

@@ -137,7 +137,7 @@ fn a_directory_with_the_number_of_a_removed_one_is_exported_whole(v: Variant) {
         dir = next();
         dir.is_some()
     });
-    fs::write(dir.expect("it was").join("new"), "new").expect("written");
+    fs::write(dir.expect("it was found").join("new"), "new").expect("written");
     let second = rig.mount.checkpoint();
     export(&rig, second, &dest);
     assert_is(&dest, &tree(rig.path()));

@@ -287,10 +287,10 @@ fn no_user_reaches_the_files_of_a_branch_past_its_mount(v: Variant) {
     rig.mount.ok(&create);
     assert!(
         fs::read_dir(&link)
-            .expect("root may")
+            .expect("root has the permission")
             .all(|entry| entry.expect("read").file_name() == ".ckptfs")
     );
-    let mode = fs::metadata(&link).expect("root may").mode();
+    let mode = fs::metadata(&link).expect("root has the permission").mode();
     assert_eq!(
         mode & 0o7777,
         0o700,

@@ -72,7 +72,7 @@ impl Attack {
 
     pub fn hear(&mut self, word: &str) {
         let mut line = String::new();
-        self.said.read_line(&mut line).expect("it speaks");
+        self.said.read_line(&mut line).expect("it prints a line");
         assert_eq!(line.trim(), word);
     }
 

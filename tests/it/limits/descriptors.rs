@@ -107,7 +107,7 @@ fn opened_until_refused(mount: &Mount, dirs: usize) {
     let second = mount.checkpoint();
     log.write_all(b"2").expect("it is captured first");
     assert_eq!(errno(File::create(root.join("new"))), libc::EMFILE);
-    fs::create_dir(root.join("directories")).expect("need none");
+    fs::create_dir(root.join("directories")).expect("directories need no descriptor");
     drop(open);
     make_once_there_is_room(&root.join("new"));
     drop(log);

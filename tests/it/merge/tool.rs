@@ -152,7 +152,7 @@ fn a_tool_that_does_not_do_it_changes_nothing(v: Variant) {
     let mut child = command(&rig, &tool, &[]).spawn().expect("it starts");
     wait_until("the tool runs", || started.exists());
     let pid = rustix::process::Pid::from_child(&child);
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it lives");
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is alive");
     let mut ended = None;
     wait_until("it ends", || {
         ended = child.try_wait().expect("a child");

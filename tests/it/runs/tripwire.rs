@@ -199,11 +199,11 @@ fn a_few_removals_leave_no_checkpoint(variant: Variant) {
     await_no_mark(&rig);
     assert_eq!(rig.mount.json(&["show", "latest"])["id"], asked);
     assert_eq!(
-        fs::read_to_string(rig.view(asked).join("many/1")).expect("the past"),
+        fs::read_to_string(rig.view(asked).join("many/1")).expect("the old content"),
         "1\n"
     );
     assert_eq!(
-        fs::read_to_string(rig.view(asked).join("many/3")).expect("the past"),
+        fs::read_to_string(rig.view(asked).join("many/3")).expect("the old content"),
         "3\n"
     );
     let link = fs::read_link(rig.path().join(".snapshots/latest")).expect("the link");

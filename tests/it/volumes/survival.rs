@@ -16,7 +16,7 @@ use crate::common::{process, tool};
 use crate::volumes::support::{Container, Rig, SECONDS, unavailable};
 
 fn kill(pid: u32) {
-    let start = process::start_of(pid).expect("it lives");
+    let start = process::start_of(pid).expect("it is alive");
     process::kill(pid);
     assert!(process::wait_dead(pid, start, Duration::from_secs(SECONDS)));
 }

@@ -79,7 +79,7 @@ fn a_reader_that_does_not_answer_is_followed_by_another(v: Variant) {
     let first = reader(mount);
     signal(first, Signal::STOP);
     until_stopped(first);
-    let error = fs::read(path.join("2")).expect_err("nothing comes");
+    let error = fs::read(path.join("2")).expect_err("no data arrives");
     assert_eq!(error.raw_os_error(), Some(libc::EIO));
     let said = lazy.warnings();
     assert!(said.contains("nothing has come for 2 s"), "{said}");
