@@ -124,15 +124,10 @@ fn measure(rig: &mut Rig<'_>, plain: &Path, rounds: usize) -> Vec<Op> {
         names(&mut both);
         let old = rig.files(BATCH);
         make_checkpoint(&mut client);
-        both(
-            "unlink of a file that a checkpoint holds",
-            BATCH,
-            &mut |root| {
-                old.iter().for_each(|file| {
-                    fs::remove_file(root.join(file)).expect("a file can be removed")
-                });
-            },
-        );
+        both("unlink of a file in a checkpoint", BATCH, &mut |root| {
+            old.iter()
+                .for_each(|file| fs::remove_file(root.join(file)).expect("a file can be removed"));
+        });
         old.iter().for_each(|file| {
             for root in [plain, &mounted] {
                 fs::write(root.join(file), [b'x'; 4096]).expect("a file can be recreated");
@@ -213,7 +208,7 @@ fn names(both: &mut Both<'_>) {
 /// Makes further hard links to `file`.
 fn link(dir: &Path, names: std::ops::Range<usize>) {
     names.for_each(|name| {
-        fs::hard_link(dir.join("file"), dir.join(name.to_string())).expect("a link can be made")
+        fs::hard_link(dir.join("file"), dir.join(name.to_string())).expect("a link can be created")
     });
 }
 

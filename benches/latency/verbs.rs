@@ -274,11 +274,11 @@ pub fn hot(rig: &mut Rig<'_>, quick: bool, report: &mut Report) {
             "mount",
             "files open for writing",
             "rounds",
-            "none written: p50 ms",
+            "no writes: p50 ms",
             "p99 ms",
-            "all written: p50 ms",
+            "writes to all: p50 ms",
             "p99 ms",
-            "each adds ms",
+            "per file ms",
         ];
         report.row(
             "hot",

@@ -78,7 +78,7 @@ impl Floor {
 
     /// Mounts a tree in memory behind our own adapter ([`crate::null`]), served by this program.
     pub fn null(point: &Path) -> Floor {
-        let this = std::env::current_exe().expect("this program has a path");
+        let this = std::env::current_exe().expect("the path of this program is known");
         Floor::start(
             Command::new(this).arg(crate::null::ARGUMENT).arg(point),
             point,

@@ -132,7 +132,7 @@ fn checkpoints(
             .ours(&socket)
             .cell("process `ckptfs checkpoint`", Value::Time(whole));
         let row = row
-            .rival("plain: mtime scan, hash what changed", &scan)
+            .rival("plain: mtime scan, hash of the changed files", &scan)
             .text(SEED, seed);
         report.add(Seed::Spike2, CHECKPOINTS, row);
     }
@@ -381,7 +381,7 @@ fn tell_clones(
     report: &mut Report,
 ) {
     let rivals = [
-        "plain: mtime scan, hash what changed",
+        "plain: mtime scan, hash of the changed files",
         "`cp --reflink=auto`",
         "`cp --reflink=auto`",
         "`cp --reflink=auto`",

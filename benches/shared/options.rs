@@ -21,7 +21,7 @@ pub fn enter_work(work: Option<&Path>) {
         eprintln!("cannot create {}: {error}", work.display());
         std::process::exit(2);
     }
-    let program = std::env::current_exe().expect("this program has a path");
+    let program = std::env::current_exe().expect("the path of this program is known");
     let error = Command::new(program)
         .args(std::env::args_os().skip(1))
         .env(VARIABLE, work)

@@ -149,7 +149,7 @@ impl Traced<'_> {
             .args(verb);
         let said = match try_run_limited(&mut strace, TRACED_SECONDS) {
             Ok(output) if output.status.success() => {
-                return calls(&fs::read_to_string(&summary).expect("strace has written a summary"))
+                return calls(&fs::read_to_string(&summary).expect("strace wrote a summary"))
                     / FILES;
             }
             Ok(output) => String::from_utf8_lossy(&output.stderr).into_owned(),

@@ -156,7 +156,7 @@ fn a_power_cut_leaves_it_whole_or_empty(v: Variant) {
     forces(&rig);
     assert!(is_unsynced(&rig, "one"));
     if !cut_power(&mut rig, &["one"]) {
-        return skip("no power cut can be made on this filesystem");
+        return skip("a power cut cannot be simulated on this filesystem");
     }
     assert!(is_made(&rig, "one"), "{:?}", listed(&rig, "one"));
     is_as_parent(&rig, "one");
@@ -195,7 +195,7 @@ fn what_was_synced_in_it_outlives_a_power_cut(v: Variant) {
     file.sync_all().unwrap();
     drop(file);
     if !cut_power(&mut rig, &["one"]) {
-        return skip("no power cut can be made on this filesystem");
+        return skip("a power cut cannot be simulated on this filesystem");
     }
     assert!(is_mounted(&one));
     assert_eq!(fs::read(one.join("new")).unwrap(), b"1");
@@ -246,7 +246,7 @@ fn a_power_cut_leaves_a_merge_and_its_base_or_neither(v: Variant) {
             forces(&rig);
         }
         if !cut_power(&mut rig, &["one"]) {
-            return skip("no power cut can be made on this filesystem");
+            return skip("a power cut cannot be simulated on this filesystem");
         }
         let is_there = into.join(&file).exists();
         assert!(
@@ -263,7 +263,7 @@ fn a_power_cut_leaves_a_merge_and_its_base_or_neither(v: Variant) {
                 "{file} is missing, and a second merge does not bring it: {said}"
             );
         }
-        assert_eq!(diff(&rig), "", "{file} came already");
+        assert_eq!(diff(&rig), "", "{file} was merged before");
         // It is the same file in both.
         fs::rename(from.join(&file), from.join(format!("{file}-moved"))).unwrap();
         fs::write(into.join(&file), "1\n2\nthree\n4\n5\n").unwrap();

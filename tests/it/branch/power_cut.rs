@@ -464,7 +464,7 @@ impl Both {
                 self.is(&shown, &self.root(), &parent);
                 verified(&self.fix());
             }
-            println!("{verb:?}: there {there}, in the trash {gone}");
+            println!("{verb:?}: at its path {there}, in the trash {gone}");
         }
     }
 }

@@ -433,7 +433,7 @@ fn one_that_has_begun_is_finished_and_says_so() {
     println!("finished {finished}, cancelled {given_up}");
     assert!(
         finished > 0,
-        "no signal came while the tree was being changed"
+        "no signal arrived while the tree was being changed"
     );
 }
 

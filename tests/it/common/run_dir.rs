@@ -111,7 +111,7 @@ pub fn scratch() -> tempfile::TempDir {
     tempfile::Builder::new()
         .prefix("ckptfs-scratch-")
         .tempdir_in(base)
-        .expect("a scratch directory can be made")
+        .expect("a scratch directory can be created")
 }
 
 /// Returns the path of the script `name` in `tests/`.

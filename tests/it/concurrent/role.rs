@@ -160,7 +160,8 @@ impl Crew {
     pub fn start(&mut self, orders: Orders) {
         let log = File::create(log_of(&orders)).expect("the notes can be written");
         let copy = log.try_clone().expect("a descriptor can be copied");
-        let mut command = Command::new(std::env::current_exe().expect("this binary has a path"));
+        let mut command =
+            Command::new(std::env::current_exe().expect("the path of this binary is known"));
         command.args([
             "concurrent::one_of_the_crew",
             "--exact",

@@ -38,7 +38,7 @@ fn calls(rig: &Rig, more: &str, log: &Path, work: impl FnOnce()) -> Option<Vec<(
         let name = rest.trim_start().split_once('(')?.0;
         Some((thread.parse().ok()?, name.to_owned()))
     };
-    let log = fs::read_to_string(log).expect("what strace has written");
+    let log = fs::read_to_string(log).expect("the output of strace");
     Some(log.lines().filter_map(call).collect())
 }
 

@@ -112,7 +112,7 @@ impl Trace {
                 .expect("the status of a child can be read")
                 .is_some()
         });
-        parse(&fs::read_to_string(&self.summary).expect("strace has written a summary"))
+        parse(&fs::read_to_string(&self.summary).expect("strace wrote a summary"))
     }
 }
 

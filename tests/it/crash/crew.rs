@@ -76,7 +76,7 @@ impl Crew {
             };
             fs::write(&orders.log, "").expect("a log");
             let mut command =
-                Command::new(std::env::current_exe().expect("this binary has a path"));
+                Command::new(std::env::current_exe().expect("the path of this binary is known"));
             command.args([
                 "crash::crew::one_of_the_crew",
                 "--exact",

@@ -108,14 +108,14 @@ impl Recorder {
             .read(true)
             .write(true)
             .open(data)
-            .expect("the image is there");
+            .expect("the image exists");
         let size = data.metadata().expect("an image").len();
         let bytes = OpenOptions::new()
             .read(true)
             .append(true)
             .create_new(true)
             .open(bytes)
-            .expect("the log can be made");
+            .expect("the log can be created");
         let log = Log(Arc::new(Mutex::new(Inner {
             data,
             bytes,

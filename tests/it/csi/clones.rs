@@ -192,7 +192,7 @@ fn clones_of_clones_are_branches_until_they_are_too_deep() {
     assert_eq!(volumes(&rig), ["c10"]);
     assert!(
         !rig.root.join("meta/c8.json").exists(),
-        "the copy needs none"
+        "the copy needs no checkpoint"
     );
     // A deep clone supports snapshots, and only it is in use.
     let at = rig.use_it("c10", "a");

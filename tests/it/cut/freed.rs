@@ -39,7 +39,7 @@ fn marks_leave_one_generation_of_captures(v: Variant) {
     }
     let now = fs::read(rig.path().join("held")).unwrap();
     let next = rig.mount.checkpoint();
-    assert!(next > first + 1, "no mark was made");
+    assert!(next > first + 1, "no mark was created");
     held.write_all_at(b"later", 0).unwrap();
     assert_eq!(fs::read(rig.view(next).join("held")).unwrap(), now);
 }

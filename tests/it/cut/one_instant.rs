@@ -68,7 +68,7 @@ fn cut(rig: &Rig, client: &mut Client, writer: &Writer, dir: &Path) -> Seen {
     let done_before = writer.done();
     let info: CheckpointInfo = client
         .ask(CheckpointOptions::default())
-        .expect("a checkpoint can be made");
+        .expect("a checkpoint can be created");
     let begun_after = writer.begun();
     let shown = shown(&rig.view(info.id.0).join(dir), writer.ways());
     let (id, atomic) = (info.id.0, info.atomic);

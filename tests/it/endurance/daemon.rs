@@ -48,10 +48,9 @@ impl Level {
                 .filter(|target| target.starts_with("socket:"))
                 .count()
         };
-        wait_until(
-            "the connections of the clients that asked are closed",
-            || seen(sockets() <= SOCKETS, sockets()),
-        );
+        wait_until("the connections of idle clients are closed", || {
+            seen(sockets() <= SOCKETS, sockets())
+        });
         let status = fs::read_to_string(format!("/proc/{}/status", rig.mount.pid()))
             .expect("the daemon is alive");
         let rss = status.lines().find_map(|line| {

@@ -74,7 +74,7 @@ fn a_run_that_is_cut_short_is_finished_by_the_next(v: Variant) {
         true
     });
     println!(
-        "{v:?}: {kills} times killed, {failures} calls failed, {left} times versions were left over, {wanted} objects are kept each time"
+        "{v:?}: {kills} times killed, {failures} calls failed, {left} times versions were left over, {wanted} objects remain each time"
     );
     assert!(left > 0, "no run left anything to the next one");
 }

@@ -74,7 +74,7 @@ fn random_work_under_tiers(v: Variant) {
     }
     story.one_that_is_dropped();
     let lost: usize = story.check();
-    assert!(lost > 0, "nothing was dropped at all: {:#?}", story.log);
+    assert!(lost > 0, "nothing was dropped: {:#?}", story.log);
     assert_eq!(
         story.rig.mount.json(&["verify", "--deep"])["findings"],
         json!([])

@@ -409,7 +409,7 @@ fn during_a_capture<T>(v: Variant, what: impl Fn(&Rig) -> T) -> (Rig, u64, T) {
             let began = Instant::now();
             (what(&rig), began.elapsed())
         });
-        eprintln!("it took {took:?} while a capture was held up for {pause:?}");
+        eprintln!("it took {took:?} while a capture was delayed for {pause:?}");
         (took < pause / 2).then_some((rig, id, got))
     });
     tried.expect("it does not wait for the capture")

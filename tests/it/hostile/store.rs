@@ -220,11 +220,11 @@ fn damages() -> Vec<Damage> {
         damage("first frame flipped", flip("journal/00000001", 100)),
         damage("a frame flipped", flip("journal/00000001", 900)),
         damage(
-            "the last segment there can be",
+            "the segment with the last number",
             content("journal/4294967295", "x"),
         ),
         damage(
-            "only the last segment there can be",
+            "only the segment with the last number",
             |store: &Path, _: &Path| {
                 fs::rename(
                     store.join("journal/00000001"),
@@ -233,7 +233,7 @@ fn damages() -> Vec<Damage> {
                 .expect("mv");
             },
         ),
-        damage("a segment too many", content("journal/00000003", "x")),
+        damage("an additional segment", content("journal/00000003", "x")),
         damage(
             "the next segment rubbish",
             content("journal/00000002", noise(100_000, 5)),

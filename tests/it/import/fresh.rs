@@ -66,7 +66,7 @@ fn a_tree_of_all_kinds_becomes_a_checkpoint(v: Variant) {
     };
     assert!(
         blocks("tree") < 4096 && blocks("project") < 4096,
-        "holes are kept"
+        "holes are preserved"
     );
     let mount = place.mount();
     assert_same(&tree(&mount.view(1)), &tree(&place.project()));

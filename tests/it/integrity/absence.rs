@@ -354,7 +354,7 @@ fn what_is_kept_goes_with_its_checkpoints(v: Variant) {
     let root = rig.path().to_owned();
     let kept = || fs::read_dir(root.join(".ckptfs/kept")).map_or(0, Iterator::count);
     let all = kept();
-    assert!(all > 10, "{all} files are kept");
+    assert!(all > 10, "{all} files are stored");
     // Unchanged files are not cloned again.
     let inodes = || {
         sh(&root, "ls -i --ignore=whole .ckptfs/kept")

@@ -104,7 +104,7 @@ fn a_changed_bit_of_a_version_is_found_and_its_path_and_checkpoints_named() {
         assert_eq!(
             look(&dir, true, of).len(),
             1,
-            "the checkpoint alone is damaged too"
+            "the checkpoint alone is also damaged"
         );
         assert!(
             look(&dir, false, None).is_empty(),

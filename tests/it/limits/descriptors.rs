@@ -105,7 +105,8 @@ fn opened_until_refused(mount: &Mount, dirs: usize) {
     // Verbs work while every descriptor is taken: the CLI reaches the store through the link
     // `.ckptfs`, below the mount, which needs no new descriptor in the daemon.
     let second = mount.checkpoint();
-    log.write_all(b"2").expect("it is captured first");
+    log.write_all(b"2")
+        .expect("the file is captured before the write");
     assert_eq!(errno(File::create(root.join("new"))), libc::EMFILE);
     fs::create_dir(root.join("directories")).expect("directories need no descriptor");
     drop(open);

@@ -53,7 +53,7 @@ impl CutDisk {
         self.disk.freeze(&copy);
         let disk = self.host.mount(self.fs, &copy);
         // Exists until its loop device is detached.
-        std::fs::remove_file(&copy).expect("it was made just now");
+        std::fs::remove_file(&copy).expect("it was created just now");
         disk
     }
 }

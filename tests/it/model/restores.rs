@@ -29,7 +29,7 @@ impl World {
             .ask(options)
             .map_err(|error| said("restore --dry-run", &error))?;
         if told.guard.is_some() {
-            return Err("a dry run made a checkpoint".to_owned());
+            return Err("a dry run created a checkpoint".to_owned());
         }
         let live = self.model.tree.reachable();
         self.check_changes(

@@ -62,7 +62,7 @@ fn a_rename_that_is_killed_leaves_its_whiteout(v: Variant) {
         rig.mount.kill();
         rig.mount.remount();
         let at = |name: &str| rig.path().join(name);
-        let over = fs::read_to_string(at("over")).expect("a file is there");
+        let over = fs::read_to_string(at("over")).expect("a file exists");
         let shown = format!("killed at call {nth} of {calls}: {over}");
         if over == "over\n" {
             assert!(!answered && get(at("from")) == "from\n", "{shown}");

@@ -295,7 +295,7 @@ fn set_id_bits_go_when_somebody_else_changes_the_file(v: Variant) {
         assert_eq!(
             sh(root, "echo x >> h; stat -c %a h"),
             "6777\n",
-            "root keeps them"
+            "root does not clear them"
         );
         let range = "python3 -c \"import os; a=os.open('h',0); b=os.open('r',1); os.copy_file_range(a,b,3)\"";
         assert_eq!(

@@ -108,7 +108,7 @@ fn a_dry_run_names_the_changes_and_makes_none(v: Variant) {
     assert_eq!(
         rig.mount.log_json().as_array().unwrap().len(),
         1,
-        "no guard was made"
+        "no guard was created"
     );
     let done = rig.mount.json(&["restore", &id.to_string()]);
     assert_eq!(
@@ -412,7 +412,7 @@ fn nothing_is_dirty_after_a_restore_of_a_checkpoint_just_made(v: Variant) {
     assert_eq!(
         rig.mount.diff_json(&id.to_string(), None),
         serde_json::json!([]),
-        "the same mode again is no change"
+        "the same mode again is not a change"
     );
 }
 

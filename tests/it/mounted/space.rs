@@ -219,7 +219,7 @@ fn what_was_captured_for_a_checkpoint_that_did_not_come_is_removed(v: Variant) {
             .parse::<u32>()
             .unwrap()
     };
-    assert!(left() > 0, "it was killed before it had captured anything");
+    assert!(left() > 0, "it was killed before its first capture");
     rig.mount.remount();
     for n in 0..4 {
         assert_eq!(
@@ -249,7 +249,7 @@ fn a_captured_file_shares_its_extents_and_its_deletion_frees_them(v: Variant) {
     rig.mount.checkpoint();
     // RELEASE may arrive after the checkpoint, which then captures the file ahead; a later settle
     // voids the capture.
-    crate::common::wait_until("one object is kept", || {
+    crate::common::wait_until("one object is left", || {
         rig.mount.ok(&["status"]);
         let left = objects(root);
         seen(left.len() == 1, left)

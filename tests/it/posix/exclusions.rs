@@ -151,7 +151,7 @@ fn the_list_can_only_shrink() {
     );
     assert!(
         parse("s case *_daemon no reason").is_err(),
-        "a reason says why"
+        "a reason has an explanation"
     );
     parse(LIST).unwrap();
 }

@@ -102,7 +102,7 @@ impl Setting {
             ),
         );
         let output = run_limited(&mut command, RUN_SECONDS);
-        fs::remove_file(&link).expect("the link is there");
+        fs::remove_file(&link).expect("the link exists");
         let said = String::from_utf8_lossy(&output.stdout);
         let results = parse(&said);
         assert!(
@@ -151,7 +151,7 @@ fn two_users() -> [(String, String); 2] {
     found.truncate(2);
     found
         .try_into()
-        .expect("the system has two users besides root, with groups")
+        .expect("the system has two users with groups in addition to root")
 }
 
 fn config(users: &[(String, String); 2], other: &Path, remount: bool) -> String {

@@ -48,7 +48,7 @@ fn every_probe(v: Variant) {
         let here = outcome(mount.path(), name, *probe);
         verdicts.add(
             name,
-            (here != *plain).then(|| format!("{here}, and there {plain}")),
+            (here != *plain).then(|| format!("{here}, on the plain filesystem {plain}")),
         );
     }
     verdicts.check("probe", v);

@@ -41,7 +41,7 @@ pub fn connect(mount: &Path) -> Client {
 pub fn checkpoint(client: &mut Client) -> CheckpointInfo {
     client
         .ask(CheckpointOptions::default())
-        .expect("a checkpoint can be made")
+        .expect("a checkpoint can be created")
 }
 
 /// A temporary directory, removed on drop, or with the run directory if this process is killed.
@@ -66,7 +66,7 @@ impl Slot {
         let path = tempfile::Builder::new()
             .prefix("ckptfs-test-")
             .tempdir_in("/tmp")
-            .expect("a directory can be made in /tmp")
+            .expect("a directory can be created in /tmp")
             .keep();
         fs::set_permissions(&path, Permissions::from_mode(0o755))
             .expect("the directory is writable");
@@ -88,7 +88,7 @@ impl Slot {
 impl Drop for Slot {
     fn drop(&mut self) {
         if let Err(error) = fs::remove_dir_all(&self.path) {
-            eprintln!("{} stays: {error}", self.path.display());
+            eprintln!("{} was not removed: {error}", self.path.display());
         }
     }
 }
@@ -122,6 +122,6 @@ pub fn between_checkpoints<T>(mount: &Path, pause: Duration, body: impl FnOnce()
             let _stop = StopOnDrop(&stop);
             body()
         };
-        (result, maker.join().expect("checkpoints can be made"))
+        (result, maker.join().expect("checkpoints can be created"))
     })
 }

@@ -46,9 +46,9 @@ struct Watch<'a> {
 impl Watch<'_> {
     fn on(&self, at: &Path) {
         while !self.stop.load(Ordering::Relaxed) {
-            let there = fs::metadata(at.join("a/b/small")).expect("an inherited file is there");
+            let there = fs::metadata(at.join("a/b/small")).expect("an inherited file exists");
             assert_eq!(there.len(), 9);
-            fs::metadata(at.join("marker")).expect("an own file is there");
+            fs::metadata(at.join("marker")).expect("a file of the branch exists");
             let nothing = fs::metadata(at.join("nothing")).unwrap_err();
             assert_eq!(nothing.raw_os_error(), Some(libc::ENOENT));
             let names = fs::read_dir(at).expect("it can be listed").count();

@@ -325,11 +325,14 @@ fn kill_workers(rig: &mut Rig, root: &Path, rounds: &[AtomicU64], kills: u32) ->
             .iter()
             .map(|rounds| rounds.load(Ordering::Relaxed))
             .collect();
-        wait_until(&format!("every program goes on after kill {kill}"), || {
-            let mut both = rounds.iter().zip(&before);
-            let on = both.all(|(now, before)| now.load(Ordering::Relaxed) > *before);
-            seen(on, (&before, rounds))
-        });
+        wait_until(
+            &format!("every program continues after kill {kill}"),
+            || {
+                let mut both = rounds.iter().zip(&before);
+                let on = both.all(|(now, before)| now.load(Ordering::Relaxed) > *before);
+                seen(on, (&before, rounds))
+            },
+        );
         let id = crate::branch::support::inside(root, &["checkpoint"]);
         let view = root.join(".snapshots").join(id.trim_end());
         let list = sh(&view, LISTING);

@@ -246,7 +246,7 @@ fn checkpoints_by_themselves_and_rules_for_keeping_them() {
     assert_eq!(
         notes,
         ["unmounted", "mounted"],
-        "newest first, and none where nothing was changed"
+        "newest first, and none without a change"
     );
     let rules = rig.ok(&["--volume", "v", "config", "show"]);
     for rule in [

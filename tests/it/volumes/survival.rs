@@ -145,7 +145,7 @@ fn the_socket_is_put_in_place_whole_and_goes_with_the_driver() {
     rig.kill();
     assert!(
         UnixStream::connect(&rig.socket).is_err() && rig.socket.exists(),
-        "a dead driver has left its socket"
+        "a dead driver leaves its socket"
     );
     rig.serve(&[]);
     rig.create("v", json!({}));
@@ -153,7 +153,7 @@ fn the_socket_is_put_in_place_whole_and_goes_with_the_driver() {
     assert_eq!(rig.end(), 0);
     assert!(
         !rig.socket.exists(),
-        "a socket without a driver makes every call of an engine wait for 15 seconds"
+        "with a socket but no driver, every call of an engine waits for 15 seconds"
     );
     assert_eq!(
         fs::read_dir(rig.socket.parent().unwrap()).unwrap().count(),

@@ -117,7 +117,7 @@ fn a_control_group_is_a_writer(v: Variant) {
     };
     let group = Group(root.join(format!("ckptfs-who-{}-{:?}", std::process::id(), v.io)));
     if fs::create_dir(&group.0).is_err() {
-        return skip("no control group can be made here");
+        return skip("a control group cannot be created here");
     }
     let stage = Stage::start(v, |dir| drop(sh(dir, "echo a > a; echo b > b; echo c > c")));
     stage.rig.mount.checkpoint();

@@ -96,7 +96,7 @@ fn what_has_not_changed_is_not_opened(v: Variant) {
         return skip("strace cannot trace the daemon");
     };
     drop(strace);
-    let text = fs::read_to_string(&log).expect("the log of strace");
+    let text = fs::read_to_string(&log).expect("the output of strace");
     // Without the daemon's accesses to its own captures.
     let opened = text
         .lines()
