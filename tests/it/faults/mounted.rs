@@ -259,7 +259,7 @@ fn a_failed_sync_ends_the_keeping(v: Variant) {
     );
     fs::write(
         rig.path("new/born"),
-        "a file in no checkpoint can be written",
+        "what no checkpoint can see can be written",
     )
     .unwrap();
     fs::write(rig.path("new/more"), "more").unwrap();

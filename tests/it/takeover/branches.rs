@@ -133,7 +133,7 @@ fn inherited_files_stay_open(v: Variant) {
     let map = Map::read_only(File::open(one.join("a/large")).unwrap(), 300_000);
     let ino = small.metadata().unwrap().ino();
     // In the parent one file is written, one removed, and one replaced.
-    fs::write(rig.path().join("a/b/small"), "the file of the parent").unwrap();
+    fs::write(rig.path().join("a/b/small"), "the parent's own").unwrap();
     fs::remove_file(rig.path().join("one")).unwrap();
     fs::remove_file(rig.path().join("a/two")).unwrap();
     fs::rename(rig.path().join("a/b/c"), rig.path().join("moved")).unwrap();
