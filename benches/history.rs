@@ -93,7 +93,7 @@ fn seal(timeline: &Timeline, id: u64) -> CheckpointId {
     };
     timeline
         .close_epoch(None, checkpoint, Vec::new(), &[])
-        .expect("there is space");
+        .expect("the disk has space");
     id
 }
 
@@ -106,18 +106,18 @@ fn frames(criterion: &mut Criterion) {
         })
         .collect();
     let from = store.journal.position();
-    store.journal.append(&records).expect("there is space");
+    store.journal.append(&records).expect("the disk has space");
     let to = store.journal.position();
     let mut group = criterion.benchmark_group("journal");
     group.throughput(Throughput::Elements(FRAMES));
     group.bench_function("encode 1,000 frames (one append)", |bencher| {
-        bencher.iter(|| store.journal.append(&records).expect("there is space"));
+        bencher.iter(|| store.journal.append(&records).expect("the disk has space"));
     });
     group.bench_function("decode 1,000 frames (scan)", |bencher| {
         bencher.iter(|| {
             let mut read = 0;
             for frame in store.journal.scan(from, Some(to)) {
-                black_box(frame.expect("it is whole"));
+                black_box(frame.expect("the frame is complete"));
                 read += 1;
             }
             assert_eq!(read, FRAMES);
@@ -135,16 +135,16 @@ fn dirty(criterion: &mut Criterion) {
             timeline
                 .epochs
                 .record(&Author::default(), written(number), Vec::new())
-                .expect("there is space")
+                .expect("the disk has space")
         });
         group.throughput(Throughput::Elements(changes));
-        group.bench_function(format!("what {changes} changes touched"), |bencher| {
+        group.bench_function(format!("paths touched by {changes} changes"), |bencher| {
             bencher.iter(|| black_box(timeline.touched(before, None).expect("it can be read")));
         });
         let mut number = 0;
         group.throughput(Throughput::Elements(1));
         group.bench_function(
-            format!("does a key need a record, {changes} have"),
+            format!("whether a key needs a record, {changes} have one"),
             |bencher| {
                 bencher.iter(|| {
                     number = (number + 7919) % (2 * changes);
@@ -167,7 +167,7 @@ fn dirty(criterion: &mut Criterion) {
                 timeline
                     .epochs
                     .record(&Author::default(), undo, Vec::new())
-                    .expect("there is space")
+                    .expect("the disk has space")
             },
             BatchSize::SmallInput,
         );
@@ -217,7 +217,7 @@ fn views(criterion: &mut Criterion) {
         timeline
             .epochs
             .record(&Author::default(), undo, Vec::new())
-            .expect("there is space");
+            .expect("the disk has space");
     }
     let present = OneDirectory(
         (0..NAMES)

@@ -71,9 +71,9 @@ fn epoch(store: &Store, epoch: u64, changes: u64) -> Batch {
         let at = store
             .journal
             .append(std::slice::from_ref(&record))
-            .expect("there is space");
+            .expect("the disk has space");
         batch
-            .add(*at.first().expect("one record, one place"), &record)
+            .add(*at.first().expect("one record has one position"), &record)
             .expect("a record fits");
     }
     batch
@@ -88,7 +88,7 @@ fn journal(criterion: &mut Criterion) {
             store
                 .journal
                 .append(&[unlinked(1, number)])
-                .expect("there is space")
+                .expect("the disk has space")
         });
     });
     criterion.bench_function("journal: append a checkpoint", |bencher| {
@@ -96,7 +96,7 @@ fn journal(criterion: &mut Criterion) {
             store
                 .journal
                 .append(&[checkpoint(1)])
-                .expect("there is space")
+                .expect("the disk has space")
         });
     });
 }
@@ -104,7 +104,7 @@ fn journal(criterion: &mut Criterion) {
 fn index(criterion: &mut Criterion) {
     let (_dir, store) = store();
     let mut batch = epoch(&store, 5, KEYS);
-    store.index.apply(&mut batch).expect("there is space");
+    store.index.apply(&mut batch).expect("the disk has space");
     let mut number = 0;
     let mut next = || {
         number = (number + 7919) % KEYS;
@@ -129,7 +129,7 @@ fn index(criterion: &mut Criterion) {
                 .index
                 .first_after(&next(), CheckpointId(3))
                 .expect("it can be read")
-                .expect("it is there");
+                .expect("it exists");
             black_box(found)
         });
     });
@@ -155,7 +155,7 @@ fn idle(criterion: &mut Criterion) {
         };
         bencher.iter_batched(
             prepare,
-            |mut batch| store.index.apply(&mut batch).expect("there is space"),
+            |mut batch| store.index.apply(&mut batch).expect("the disk has space"),
             BatchSize::PerIteration,
         );
     });

@@ -46,7 +46,13 @@ pub fn measure(fs: Fs, quick: bool, report: &mut Report) {
         samples.time(|| mount.remount());
         mount.umount();
     }
-    tell(fs, "mounting, until it answers", &samples, None, report);
+    tell(
+        fs,
+        "mounting, until the first reply",
+        &samples,
+        None,
+        report,
+    );
 }
 
 /// Returns the measured queries with their time limits.
@@ -77,19 +83,19 @@ fn asks<'a>(mount: &'a Mount, project: &Path) -> Vec<Ask<'a>> {
     };
     let queries = [
         (
-            "`find --tag` of one tag, there and back",
+            "`find --tag` of one tag, round trip",
             tagged("tag-5000"),
             1,
             Some(FIND_MS),
         ),
         (
-            "`find --tag 'tag-99*'`: eleven, there and back",
+            "`find --tag 'tag-99*'`: eleven matches, round trip",
             tagged("tag-99*"),
             11,
             Some(FIND_MS),
         ),
         (
-            "`find --tag` of one that is not there",
+            "`find --tag` of a tag that does not exist",
             tagged("none"),
             0,
             Some(FIND_MS),
@@ -109,12 +115,12 @@ fn asks<'a>(mount: &'a Mount, project: &Path) -> Vec<Ask<'a>> {
     let mut shows = client(project);
     let show = move || {
         let state = StateName("7777".into());
-        shows.ask(ShowCheckpoint { state }).expect("it is there");
+        shows.ask(ShowCheckpoint { state }).expect("it exists");
     };
     asks.push(("`show` by number".to_owned(), Box::new(show), Some(FIND_MS)));
     let mut undoes = client(project);
     let there_and_back = move || delete_and_undo(&mut undoes);
-    let what = "`delete` and `undo`, there and back twice".to_owned();
+    let what = "`delete` and `undo`, two round trips each".to_owned();
     asks.push((what, Box::new(there_and_back), None));
     asks
 }
@@ -132,7 +138,7 @@ fn delete_and_undo(client: &mut Client) {
             state: StateName("5000".into()),
             now: false,
         })
-        .expect("it goes");
+        .expect("the call succeeds");
     client
         .ask(UndoOptions {
             walk: UndoWalk::Undo(1),
@@ -140,11 +146,11 @@ fn delete_and_undo(client: &mut Client) {
             force: true,
             dry_run: false,
         })
-        .expect("it comes back");
+        .expect("the undo succeeds");
 }
 
 fn client(project: &Path) -> Client {
-    let store = std::fs::File::open(project.join(".ckptfs")).expect("the store is there");
+    let store = std::fs::File::open(project.join(".ckptfs")).expect("the store exists");
     Client::connect(&store).expect("the daemon listens")
 }
 
@@ -181,7 +187,7 @@ fn tell(fs: Fs, what: &str, samples: &Samples, bound: Option<f64>, report: &mut 
         "p50 ms",
         "p99 ms",
         "max ms",
-        "at most ms",
+        "limit ms",
     ];
     report.row(
         "history",

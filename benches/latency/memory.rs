@@ -34,7 +34,7 @@ pub fn measure(fs: Fs, report: &mut Report) {
     };
     let mut mount = Mount::start(&project, &opts);
     let stats = || -> Stats {
-        let store = File::open(project.join(".ckptfs")).expect("the store is there");
+        let store = File::open(project.join(".ckptfs")).expect("the store exists");
         Client::connect(&store)
             .expect("the daemon listens")
             .ask(GetStats)
@@ -48,7 +48,7 @@ pub fn measure(fs: Fs, report: &mut Report) {
     let known = stats();
     assert!(
         known.inodes >= (DIRS * FILES_PER_DIR) as u64,
-        "the kernel knows them all: {}",
+        "the kernel holds all inodes: {}",
         known.inodes
     );
     fs::write("/proc/sys/vm/drop_caches", "2").expect("root may drop caches");
@@ -99,7 +99,7 @@ fn tell(fs: Fs, [before, known, forgotten]: [&Stats; 3], report: &mut Report) {
             "when",
             "inodes known",
             "resident MiB",
-            "bytes for each inode",
+            "bytes per inode",
         ];
         report.row(
             "memory",

@@ -63,7 +63,7 @@ pub fn compare(rig: &mut Rig<'_>, quick: bool, report: &mut Report) {
             row,
         );
     }
-    fs::remove_dir_all(&plain).expect("the plain copy can be removed");
+    fs::remove_dir_all(&plain).expect("Plain operations, microseconds per file (median of rounds)");
 }
 
 /// Returns the operation of this name, or adds it.
@@ -124,18 +124,13 @@ fn measure(rig: &mut Rig<'_>, plain: &Path, rounds: usize) -> Vec<Op> {
         names(&mut both);
         let old = rig.files(BATCH);
         make_checkpoint(&mut client);
-        both(
-            "unlink of a file that a checkpoint holds",
-            BATCH,
-            &mut |root| {
-                old.iter().for_each(|file| {
-                    fs::remove_file(root.join(file)).expect("a file can be removed")
-                });
-            },
-        );
+        both("unlink of a file in a checkpoint", BATCH, &mut |root| {
+            old.iter()
+                .for_each(|file| fs::remove_file(root.join(file)).expect("a file can be removed"));
+        });
         old.iter().for_each(|file| {
             for root in [plain, &mounted] {
-                fs::write(root.join(file), [b'x'; 4096]).expect("a file can be made again");
+                fs::write(root.join(file), [b'x'; 4096]).expect("a file can be recreated");
             }
         });
     }
@@ -147,8 +142,8 @@ fn measure(rig: &mut Rig<'_>, plain: &Path, rounds: usize) -> Vec<Op> {
 
 fn make_many(root: &Path) {
     let dir = root.join(MANY);
-    fs::create_dir(&dir).expect("a directory can be made");
-    fs::write(dir.join("file"), "x").expect("a file can be made");
+    fs::create_dir(&dir).expect("a directory can be created");
+    fs::write(dir.join("file"), "x").expect("a file can be created");
     link(&dir, 1..NAMES);
 }
 
@@ -161,12 +156,12 @@ fn new_files(both: &mut Both<'_>, roots: [&Path; 2]) {
         .map(|index| Path::new("bench-new").join(format!("file-{index}")))
         .collect();
     for root in roots {
-        fs::create_dir(root.join("bench-new")).expect("a directory can be made");
+        fs::create_dir(root.join("bench-new")).expect("a directory can be created");
     }
     both("create, write, close", BATCH, &mut |root| {
         new.iter().for_each(|file| {
             write_stamp(
-                &File::create_new(root.join(file)).expect("a file can be made"),
+                &File::create_new(root.join(file)).expect("a file can be created"),
                 1,
             )
         })
@@ -177,11 +172,15 @@ fn new_files(both: &mut Both<'_>, roots: [&Path; 2]) {
                 .expect("a file can be renamed")
         });
     });
-    both("unlink of a file born since", BATCH, &mut |root| {
-        new.iter().for_each(|file| {
-            fs::remove_file(root.join(file).with_extension("b")).expect("a file can be removed")
-        });
-    });
+    both(
+        "unlink of a file created after the checkpoint",
+        BATCH,
+        &mut |root| {
+            new.iter().for_each(|file| {
+                fs::remove_file(root.join(file).with_extension("b")).expect("a file can be removed")
+            });
+        },
+    );
     for root in roots {
         fs::remove_dir(root.join("bench-new")).expect("a directory can be removed");
     }
@@ -209,7 +208,7 @@ fn names(both: &mut Both<'_>) {
 /// Makes further hard links to `file`.
 fn link(dir: &Path, names: std::ops::Range<usize>) {
     names.for_each(|name| {
-        fs::hard_link(dir.join("file"), dir.join(name.to_string())).expect("a link can be made")
+        fs::hard_link(dir.join("file"), dir.join(name.to_string())).expect("a link can be created")
     });
 }
 

@@ -62,7 +62,7 @@ impl Tree {
         assert_eq!(
             mount.status_json()["io"],
             io.name(),
-            "the mount does not use the I/O path it was asked for"
+            "the mount uses another I/O path than requested"
         );
         Rig {
             mount,
@@ -79,7 +79,7 @@ fn shuffled(files: &[PathBuf]) -> Vec<PathBuf> {
     const PRIME: usize = 7919;
     assert!(
         !files.len().is_multiple_of(PRIME),
-        "the tree has an unlucky size"
+        "the size of the tree is a multiple of PRIME"
     );
     (0..files.len())
         .map(|index| files[index * PRIME % files.len()].clone())
@@ -103,7 +103,7 @@ impl Rig<'_> {
             OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
             Mode::empty(),
         );
-        Client::connect(store.expect("the mount leads to its store")).expect("the daemon listens")
+        Client::connect(store.expect("the mount points to its store")).expect("the daemon listens")
     }
 
     /// Returns the next `count` relative paths; none is repeated before all were returned.
@@ -172,5 +172,5 @@ pub fn write_stamp(file: &File, stamp: u64) {
 pub fn make_checkpoint(client: &mut Client) -> CheckpointInfo {
     client
         .ask(CheckpointOptions::default())
-        .unwrap_or_else(|error| panic!("no checkpoint: {error}"))
+        .unwrap_or_else(|error| panic!("checkpoint failed: {error}"))
 }

@@ -58,7 +58,7 @@ fn checkpoint_latency(rig: &mut Rig<'_>, blocks: usize) -> Vec<(usize, Samples, 
                 );
                 measured[index].2.add_us(
                     made.duration_us
-                        .expect("the answer to checkpoint says how long it took")
+                        .expect("the reply to checkpoint has a duration")
                         as f64,
                 );
             }
@@ -180,11 +180,11 @@ pub fn restore(rig: &mut Rig<'_>, quick: bool, report: &mut Report) {
         };
         let restored = took
             .time(|| client.ask(options))
-            .unwrap_or_else(|error| panic!("no restore: {error}"));
+            .unwrap_or_else(|error| panic!("restore failed: {error}"));
         assert_eq!(
             restored.changes.len(),
             RESTORED,
-            "a restore brings back what was changed and no more"
+            "a restore changes exactly the modified files"
         );
         daemon.add_us(restored.duration_us as f64);
     }
@@ -255,7 +255,7 @@ pub fn hot(rig: &mut Rig<'_>, quick: bool, report: &mut Report) {
                     .filter(|_| writes)
                     .for_each(|file| write_stamp(file, stamp));
                 let made = samples.time(|| make_checkpoint(&mut client));
-                assert!(made.atomic, "nobody writes while the checkpoint is made");
+                assert!(made.atomic, "no process writes during the checkpoint");
             }
         }
     }
@@ -274,11 +274,11 @@ pub fn hot(rig: &mut Rig<'_>, quick: bool, report: &mut Report) {
             "mount",
             "files open for writing",
             "rounds",
-            "none written: p50 ms",
+            "no writes: p50 ms",
             "p99 ms",
-            "all written: p50 ms",
+            "writes to all: p50 ms",
             "p99 ms",
-            "each adds ms",
+            "per file ms",
         ];
         report.row(
             "hot",

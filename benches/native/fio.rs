@@ -168,5 +168,5 @@ fn fio(lane: &Lane, arguments: &[&str]) -> f64 {
     };
     1.0 / job[side]["iops"]
         .as_f64()
-        .expect("fio says how many operations a second")
+        .expect("fio reports the operations per second")
 }

@@ -89,7 +89,7 @@ impl Fixtures {
             if options.wants(name) {
                 Ok(())
             } else {
-                Err("not asked for".to_owned())
+                Err("not requested".to_owned())
             }
         };
         let git = wanted("git").and_then(|()| repository(&dir.path().join("git")));
@@ -113,19 +113,19 @@ impl Fixtures {
     pub fn git(&self) -> &Repository {
         self.git
             .as_ref()
-            .expect("without a repository nothing of git runs")
+            .expect("scenarios with git require a repository")
     }
 
     pub fn cargo(&self) -> &Crate {
         self.cargo
             .as_ref()
-            .expect("without a crate nothing of cargo runs")
+            .expect("scenarios with cargo require a crate")
     }
 
     pub fn npm(&self) -> &Packages {
         self.npm
             .as_ref()
-            .expect("without packages nothing of npm runs")
+            .expect("scenarios with npm require packages")
     }
 }
 

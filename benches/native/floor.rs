@@ -19,7 +19,7 @@ const MOUNT_SECONDS: u64 = 20;
 /// Returns the reason why it cannot be built on this machine.
 pub fn build(dir: &Path) -> Result<PathBuf, String> {
     if !Path::new(EXAMPLE).exists() {
-        return Err("libfuse3-dev, which brings passthrough_ll.c, is not installed (make bench-native installs it)".to_owned());
+        return Err("libfuse3-dev, which contains passthrough_ll.c, is not installed (make bench-native installs it)".to_owned());
     }
     try_run_limited(&mut tool("pkg-config", &["--exists", "fuse3"]), 10)
         .map_err(|_| "pkg-config is not installed".to_owned())?;
@@ -78,7 +78,7 @@ impl Floor {
 
     /// Mounts a tree in memory behind our own adapter ([`crate::null`]), served by this program.
     pub fn null(point: &Path) -> Floor {
-        let this = std::env::current_exe().expect("this program has a path");
+        let this = std::env::current_exe().expect("the path of this program is known");
         Floor::start(
             Command::new(this).arg(crate::null::ARGUMENT).arg(point),
             point,
@@ -103,7 +103,7 @@ impl Floor {
             assert!(ended.is_none(), "{command:?} ended: {ended:?}");
             assert!(
                 started.elapsed() < Duration::from_secs(MOUNT_SECONDS),
-                "{command:?} does not mount"
+                "{command:?} did not mount"
             );
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -129,7 +129,7 @@ impl Drop for Floor {
         };
         if !unmounted || !gone() {
             eprintln!(
-                "native: the daemon of {} does not end by itself",
+                "native: the daemon of {} did not exit",
                 self.point.display()
             );
             let _ = self.child.kill();

@@ -141,7 +141,7 @@ impl Lane {
         assert_eq!(
             mount.status_json()["io"],
             io.name(),
-            "the mount does not use the I/O path it was asked for"
+            "the mount uses another I/O path than requested"
         );
         Lane {
             column,
@@ -186,14 +186,14 @@ impl Lane {
         let made = self
             .client()
             .ask(CheckpointOptions::default())
-            .unwrap_or_else(|error| panic!("no checkpoint: {error}"));
+            .unwrap_or_else(|error| panic!("checkpoint failed: {error}"));
         let before = self.held.replace(Some(made.id.to_string()));
         assert!(before.is_none(), "one checkpoint at a time");
     }
 
     /// Returns the current checkpoint.
     pub fn held(&self) -> String {
-        self.held.borrow().clone().expect("a checkpoint is held")
+        self.held.borrow().clone().expect("a checkpoint exists")
     }
 
     /// Deletes the current checkpoint, if any, so that the history stays short.

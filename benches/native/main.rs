@@ -143,7 +143,7 @@ fn run(
     }
     // Report the results even if an unmount times out, which aborts its connection.
     if std::panic::catch_unwind(AssertUnwindSafe(|| drop(world))).is_err() {
-        eprintln!("native: {}: a mount did not go away", image.fs().name());
+        eprintln!("native: {}: a mount was not removed", image.fs().name());
     }
 }
 

@@ -61,7 +61,9 @@ pub fn serve(point: &Path) {
     session
         .expect("a filesystem in memory can be mounted")
         .at_end(move |served| drop(tell.send(served)));
-    ends.recv().expect("it ends").expect("it is served");
+    ends.recv()
+        .expect("it ends")
+        .expect("the session was served");
 }
 
 fn now() -> Time {

@@ -29,7 +29,7 @@ pub const SCENARIO: Scenario = Scenario {
     rounds: 3,
     pins: true,
     missing: |_| None,
-    setup: |_, lane| fs::create_dir(place(lane, DIR)).expect("a directory can be made"),
+    setup: |_, lane| fs::create_dir(place(lane, DIR)).expect("a directory can be created"),
     workloads: &[
         each_of("create", "create, write 64 bytes, close", |_, lane| {
             each(lane, |path| {

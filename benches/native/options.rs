@@ -50,7 +50,7 @@ impl Options {
                 text.parse::<usize>()
                     .ok()
                     .filter(|number| *number > 0)
-                    .ok_or(format!("{text:?} is no number above 0"))
+                    .ok_or(format!("{text:?} is not a number above 0"))
             };
             match option {
                 "--work" => options.work = Some(PathBuf::from(value()?)),
@@ -70,7 +70,9 @@ impl Options {
             options.files = if options.quick { FILES_QUICK } else { FILES };
         }
         if !options.columns.contains(&Column::Plain) {
-            return Err("--columns wants plain: everything is compared with it".to_owned());
+            return Err(
+                "--columns must include plain: all columns are compared with it".to_owned(),
+            );
         }
         Ok(options)
     }

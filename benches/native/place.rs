@@ -36,12 +36,12 @@ pub struct Places {
 impl Places {
     /// Reads the initial affinity; must be called before anything is pinned.
     pub fn new() -> Places {
-        let all = sched_getaffinity(None).expect("a process can ask where it may run");
+        let all = sched_getaffinity(None).expect("the CPU affinity of a process can be read");
         // The last CPU, because interrupts are mostly served by the first.
         let last = (0..CpuSet::MAX_CPU)
             .rev()
             .find(|cpu| all.is_set(*cpu))
-            .expect("a process may run somewhere");
+            .expect("the CPU affinity of a process is not empty");
         let mut one = CpuSet::new();
         one.set(last);
         Places { all, one }
@@ -52,7 +52,7 @@ impl Places {
             Placement::Unpinned => &self.all,
             Placement::Pinned => &self.one,
         };
-        sched_setaffinity(None, set).expect("a process may choose where it runs");
+        sched_setaffinity(None, set).expect("the CPU affinity of a process can be set");
         for thread in daemons.iter().flat_map(|pid| threads(*pid)) {
             // A thread that has exited is ignored.
             let _ = sched_setaffinity(Some(thread), set);

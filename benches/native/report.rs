@@ -16,32 +16,32 @@ use crate::tree::{Memory, Verb};
 use crate::workload::{Scenario, Workload};
 
 const INTRODUCTION: &str = "\
-# Real work beside a plain directory
+# Real work, compared with a plain directory
 
 Written by `make bench-native ARGS=--write-docs` (`benches/native/`); [native.json](native.json) has every sample and every request by kind.
 
-All columns lie on one image at the same time; each round does each step in all of them, one after the other. Shown is the median, with the least and the
-most in brackets. *Unpinned* is how a user finds it; *pinned* has the client and all threads of the daemon on one CPU, in every column alike: on two cores
-the way from one to the other decides small requests.
+All columns use one image at the same time; each round does each step in all of them, one after the other. The tables show the median, with the minimum and
+the maximum in brackets. *Unpinned* is the default scheduling; *pinned* has the client and all threads of the daemon on one CPU, in every column: on two cores
+the path between them dominates the time of small requests.
 
 - **plain**: a directory of the filesystem itself.
-- **plain, reflinked before**: the same, after `cp --reflink` of the file: what the filesystem itself takes for a first change of shared data.
-- **passthrough**: ckptfs, the kernel reads and writes; no checkpoint yet.
+- **plain, reflinked before**: the same, after `cp --reflink` of the file: the cost of a first change of shared data in the filesystem itself.
+- **passthrough**: ckptfs; the kernel reads and writes; no checkpoint yet.
 - **after a checkpoint**: the same with a checkpoint made just before each run, so that every change is a first change.
-- **daemon**: ckptfs, the daemon reads and writes; no checkpoint.
-- **floor**: libfuse's example `passthrough_ll`, from Debian's libfuse3-dev, with all caches on and the same checks of permissions (`default_permissions`); it keeps no history, opens no file by passthrough, and serves
-  no extended attributes, so that the kernel does not ask it for any: as in a mount with `--xattrs=off`, which saves two of the nine requests of an unpacked file (the columns of ckptfs have `--xattrs=all`). With one
-  thread or with many, whichever was faster in this row (named). It looks for each inode in a list, which grows with the tree.
-- **bindfs**, where asked for (`--columns`): Debian's, with many threads and all caches on.
-- **null**, where asked for: the adapter of ckptfs itself over a tree in memory, with no backing directory and no history: what the requests alone cost.
+- **daemon**: ckptfs; the daemon reads and writes; no checkpoint.
+- **floor**: libfuse's example `passthrough_ll`, from Debian's libfuse3-dev, with all caches on and the same permission checks (`default_permissions`). It has no history and no passthrough. It serves no extended attributes,
+  so the kernel requests none; this saves two of the nine requests of an unpacked file, as `--xattrs=off` does (the columns of ckptfs use `--xattrs=all`). It runs with one thread or with many: the row names the
+  faster one. It searches each inode in a list, which grows with the tree.
+- **bindfs** (only with `--columns`): Debian's, with many threads and all caches on.
+- **null** (only with `--columns`): the adapter of ckptfs over a tree in memory, without a backing directory and history: the cost of the requests alone.
 
-Requests are counted by the kernel's tracepoint `fuse_request_send` and divided by the files (or operations) of the run. Forgets, for which nobody waits, are
-not counted; otherwise `ckptfs status -v` says the same.
+Requests are counted by the kernel's tracepoint `fuse_request_send` and divided by the files (or operations) of the run. Forgets are not counted, because no
+process waits for them; apart from these, `ckptfs status -v` shows the same counts.
 
-*Warm* is after two runs of the same that are not measured: a listing that the kernel had to ask for makes it ask once more for the attributes of each
-directory listed, so the second walk of a tree makes a request for each directory and the third makes none.
+*Warm* is after two runs that are not measured. After a listing that needed a request, the kernel requests the attributes of each listed directory once more, so
+the second walk of a tree makes one request for each directory and the third makes none.
 
-fio's file is made anew before each write: a reflink, and so a capture, costs by the extents of a file, and 4 KiB written at random leave thousands of them.
+The file of fio is recreated before each write: the cost of a reflink, and so of a capture, depends on the number of extents, and random writes of 4 KiB leave thousands of them.
 ";
 
 /// The content of the JSON file.
@@ -71,7 +71,7 @@ impl Report<'_> {
         if !verdicts.is_empty() {
             _ = write!(
                 text,
-                "\n## Targets\nTimes of the base, at most and measured. The last column is *unpinned* against the best floor of either placement.\n\n{}",
+                "\n## Targets\nTime as a multiple of the base: the limit (*at most*) and the measurements. The last column compares *unpinned* with the best floor of either placement.\n\n{}",
                 targets(&verdicts)
             );
         }
@@ -97,7 +97,7 @@ impl Report<'_> {
         if !self.verbs.is_empty() {
             _ = write!(
                 text,
-                "\n## Verbs by the size of the tree\nOver the socket, passthrough, milliseconds.\n\n{}",
+                "\n## Verbs by tree size\nOver the socket, passthrough, milliseconds.\n\n{}",
                 crate::tree::verb_table(self.verbs)
             );
         }
@@ -232,8 +232,7 @@ impl Report<'_> {
             verbs: self.verbs,
             memory: self.memory,
         };
-        let json =
-            serde_json::to_string(&everything).expect("numbers and names can be written as JSON");
+        let json = serde_json::to_string(&everything).expect("the results can be written as JSON");
         fs::write(dir.join("native.json"), json + "\n").expect("the documentation is writable");
         fs::write(dir.join("native.md"), self.markdown(&charts))
             .expect("the documentation is writable");

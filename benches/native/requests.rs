@@ -112,7 +112,7 @@ impl Drop for Tracer {
     fn drop(&mut self) {
         let _ = fs::write(self.event("enable"), "0");
         if let Err(error) = fs::remove_dir(&self.dir) {
-            eprintln!("native: {} stays: {error}", self.dir.display());
+            eprintln!("native: {} was not removed: {error}", self.dir.display());
         }
     }
 }

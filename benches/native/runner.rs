@@ -179,7 +179,7 @@ impl Watchdog {
                     _ => {}
                 }
             }
-            eprintln!("native: a step takes more than {STEP_SECONDS} s: aborting the mounts");
+            eprintln!("native: a step took more than {STEP_SECONDS} s: aborting the mounts");
             points.iter().for_each(|point| abort(point));
         });
         Watchdog

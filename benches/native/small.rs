@@ -105,7 +105,7 @@ fn views(column: Column) -> bool {
 
 fn read_tar(world: &World<'_>, lane: &Lane) {
     timed(within(lane.root(), "cat", &[]).arg(&world.fixtures.tar));
-    fs::create_dir(place(lane, DIR)).expect("a directory can be made");
+    fs::create_dir(place(lane, DIR)).expect("a directory can be created");
 }
 
 fn untar(world: &World<'_>, lane: &Lane) -> f64 {

@@ -60,7 +60,7 @@ pub fn measure(image: &Image, quick: bool) -> (Vec<Verb>, Vec<Memory>) {
         let dir = image.dir(&format!("tree-{files}"));
         let paths = fill(&dir, files);
         let lane = Lane::over(&dir, Column::Passthrough);
-        let daemon = lane.daemon().expect("a mount of ours has a daemon");
+        let daemon = lane.daemon().expect("a ckptfs mount has a daemon");
         let before_bytes = resident(daemon);
         timed(&mut shell(lane.root(), "find . -printf '%s\\n'"));
         let inodes = files + files / DIRECTORY + 1;
@@ -97,8 +97,12 @@ fn fill(dir: &Path, files: usize) -> Vec<PathBuf> {
         .collect();
     for (index, path) in paths.iter().enumerate() {
         if index % DIRECTORY == 0 {
-            fs::create_dir(dir.join(path).parent().expect("a file is in a directory"))
-                .expect("a directory can be made");
+            fs::create_dir(
+                dir.join(path)
+                    .parent()
+                    .expect("a file has a parent directory"),
+            )
+            .expect("a directory can be created");
         }
         write_stamp(&dir.join(path), 0);
     }
@@ -158,7 +162,11 @@ fn round(
                 })
             })
             .unwrap_or_else(|error| fail(error));
-        assert_eq!(found.len(), dirty, "a difference is what was changed");
+        assert_eq!(
+            found.len(),
+            dirty,
+            "the difference is the set of changed files"
+        );
         let options = RestoreOptions {
             to: StateName(base.clone()),
             paths: Vec::new(),
@@ -171,7 +179,7 @@ fn round(
         assert_eq!(
             restored.changes.len(),
             dirty,
-            "a restore brings back what was changed"
+            "a restore changes exactly the modified files"
         );
         let guard = restored.guard.map(|id| id.to_string());
         for id in [Some(base), Some(made), guard].into_iter().flatten() {
@@ -192,7 +200,7 @@ fn round(
 
 /// Returns the resident memory of a process, in bytes.
 fn resident(pid: u32) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("the daemon lives");
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("the daemon is alive");
     let kb = status.lines().find_map(|line| {
         line.strip_prefix("VmRSS:")?
             .trim()
@@ -200,7 +208,7 @@ fn resident(pid: u32) -> u64 {
             .parse::<u64>()
             .ok()
     });
-    kb.expect("the kernel says how much memory is resident") * 1024
+    kb.expect("the kernel reports the resident memory") * 1024
 }
 
 pub fn verb_table(verbs: &[Verb]) -> String {

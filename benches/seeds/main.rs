@@ -61,7 +61,7 @@ fn main() {
         let mut world = World::new(*fs, &options);
         for seed in &options.seeds {
             eprintln!(
-                "== {} on {}, {} s since the beginning",
+                "== {} on {}, {} s after the start",
                 seed.name(),
                 fs.name(),
                 began.elapsed().as_secs()
@@ -75,7 +75,7 @@ fn main() {
         }
         // Report the results even if an unmount times out.
         if std::panic::catch_unwind(AssertUnwindSafe(|| drop(world))).is_err() {
-            eprintln!("seeds: {} did not go away", fs.name());
+            eprintln!("seeds: {} was not removed", fs.name());
         }
     }
     eprintln!("== done after {} s", began.elapsed().as_secs());
@@ -106,7 +106,7 @@ fn said(panic: &(dyn std::any::Any + Send)) -> String {
         .downcast_ref::<String>()
         .cloned()
         .or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-    text.unwrap_or_else(|| "it panicked without a word".to_owned())
+    text.unwrap_or_else(|| "it panicked without a message".to_owned())
         .lines()
         .take(3)
         .collect::<Vec<_>>()

@@ -38,7 +38,7 @@ const HURRY: Duration = Duration::from_secs(8 * 60);
 const LATE: Duration = Duration::from_secs(11 * 60);
 /// The text of a skipped row.
 pub const NO_TIME: &str =
-    "left out: no time for it in a run of a quarter of an hour (`--long` has)";
+    "omitted: too slow for a run of a quarter of an hour (`--long` includes it)";
 
 impl Seed {
     pub fn name(self) -> &'static str {

@@ -13,7 +13,7 @@ use crate::shapes;
 use crate::shared::stats::Samples;
 use crate::world::{SECONDS, World, cp, remove, timed};
 
-const PROBE: &str = "Platform: what was found by trying";
+const PROBE: &str = "Platform: features, found by use";
 const FILES: &str = "Platform: a copy of one file";
 const DIRECTORY: &str = "Platform: a copy of the tree";
 const SEED: &str = "Linux platform benchmark (arm64, tmpfs, another machine)";
@@ -108,7 +108,7 @@ fn ranged(from: &Path, to: &Path) -> Result<(), String> {
             usize::try_from(left).unwrap_or(usize::MAX),
         );
         match copied.map_err(|errno| errno.to_string())? {
-            0 => return Err("it ends too early".to_owned()),
+            0 => return Err("the copy ended early".to_owned()),
             copied => left -= copied as u64,
         }
     }
@@ -136,14 +136,19 @@ fn one_file(world: &World<'_>, mib: u64, report: &mut Report) {
         "1 GiB".to_owned()
     };
     let space = rustix::fs::statvfs(world.path()).expect("it is mounted");
-    let host = rustix::fs::statvfs(world.path().parent().expect("an image lies somewhere"))
-        .expect("it is mounted");
+    let host = rustix::fs::statvfs(
+        world
+            .path()
+            .parent()
+            .expect("an image has a parent directory"),
+    )
+    .expect("it is mounted");
     let free = (space.f_bavail * space.f_frsize).min(host.f_bavail * host.f_frsize);
     if world.options.quick && mib >= 1024 || free < 4 * mib * MIB {
         let why = if world.options.quick {
-            "left out of a quick run"
+            "omitted from a quick run"
         } else {
-            "left out: the disk has no room for it"
+            "omitted: not enough space on the disk"
         };
         report.add(
             Seed::Platform,

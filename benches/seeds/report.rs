@@ -434,7 +434,7 @@ impl Table {
                 continue;
             };
             if text.is_empty() {
-                text.push_str("\nWhere another is faster:\n");
+                text.push_str("\nRows in which a plain tool is faster:\n");
             }
             let why = if row.why.is_empty() {
                 "not explained yet"
@@ -457,7 +457,9 @@ impl Table {
                 continue;
             };
             if !begun {
-                text.push_str("\nWhere the seed's own figure is lower, of its machine:\n");
+                text.push_str(
+                    "\nRows in which the figure of the seed, measured on its machine, is lower:\n",
+                );
                 begun = true;
             }
             let why = if why.is_empty() {

@@ -17,7 +17,7 @@ use crate::shared::tree::regular_files;
 use crate::world::{SECONDS, World, client, cp, remove, rsync, spread, stamp, timed};
 
 const CHECKPOINTS: &str = "Spike 2: a checkpoint of the tree";
-const RESTORES: &str = "Spike 2: back to the checkpoint";
+const RESTORES: &str = "Spike 2: restore to the checkpoint";
 const BANDS_TITLE: &str = "Spike 2: 87 bands of 8 MiB";
 const DISK: &str = "Spike 2: disk cost, by `df`";
 const SEED: &str = "Spike 2 (macOS, APFS, another machine)";
@@ -62,7 +62,7 @@ fn checkpoint(mount: &Mount, samples: &mut Samples) -> u64 {
     let mut client = client(mount);
     samples
         .time(|| client.ask(CheckpointOptions::default()))
-        .unwrap_or_else(|error| panic!("no checkpoint: {error}"))
+        .unwrap_or_else(|error| panic!("checkpoint failed: {error}"))
         .id
         .0
 }
@@ -132,7 +132,7 @@ fn checkpoints(
             .ours(&socket)
             .cell("process `ckptfs checkpoint`", Value::Time(whole));
         let row = row
-            .rival("plain: mtime scan, hash what changed", &scan)
+            .rival("plain: mtime scan, hash of the changed files", &scan)
             .text(SEED, seed);
         report.add(Seed::Spike2, CHECKPOINTS, row);
     }
@@ -146,7 +146,9 @@ fn scan_and_hash(top: &Path, since: SystemTime, changed: usize) {
             .expect("a plain directory can be listed")
             .flatten()
         {
-            let meta = entry.metadata().expect("a plain file can be looked at");
+            let meta = entry
+                .metadata()
+                .expect("the metadata of a plain file can be read");
             if meta.is_dir() {
                 pending.push(entry.path());
             } else if meta.is_file() && meta.modified().is_ok_and(|modified| modified >= since) {
@@ -192,11 +194,11 @@ fn restores(
             };
             let restored = ours
                 .time(|| client.ask(options))
-                .unwrap_or_else(|error| panic!("no restore: {error}"));
+                .unwrap_or_else(|error| panic!("restore failed: {error}"));
             assert_eq!(
                 restored.changes.len(),
                 *changed,
-                "a restore brings back what was changed and no more"
+                "a restore changes exactly the modified files"
             );
             timed(rival, &mut rsync(copy, other));
         }
@@ -206,7 +208,7 @@ fn restores(
             .ours(&ours)
             .rival("`rsync -a` from a copy", &rival)
             .text(SEED, "-");
-        report.add(Seed::Spike2, RESTORES, row.why("rsync trusts sizes and times; ours keeps what was there in a guard checkpoint first"));
+        report.add(Seed::Spike2, RESTORES, row.why("rsync trusts sizes and times; ckptfs first saves the current state in a guard checkpoint"));
     }
 }
 
@@ -250,7 +252,7 @@ fn bands(world: &World<'_>, report: &mut Report) {
     };
     let (ours, plain) = (world.dir("bands"), world.dir("bands-plain"));
     for dir in [&ours, &plain] {
-        fs::create_dir(dir.join("bands")).expect("a directory can be made");
+        fs::create_dir(dir.join("bands")).expect("a directory can be created");
         (0..count).for_each(|band| {
             shapes::write(
                 &dir.join("bands").join(format!("{band:x}")),
@@ -285,7 +287,7 @@ fn reads(world: &World<'_>, mount: &Mount, plain: &Path, report: &mut Report) {
             .ours(&ours)
             .rival("plain directory", &rival)
             .text(SEED, seed);
-        report.add(Seed::Spike2, BANDS_TITLE, row.why("each first look goes through FUSE; without reflink the daemon hands over the bytes too"));
+        report.add(Seed::Spike2, BANDS_TITLE, row.why("each first look-up goes through FUSE; without reflink the daemon also transfers the data"));
     }
 }
 
@@ -297,7 +299,7 @@ fn stat(dir: &Path) {
     let sizes = fs::read_dir(dir).expect("it can be listed").map(|entry| {
         entry
             .and_then(|entry| entry.metadata())
-            .expect("it can be looked at")
+            .expect("its metadata can be read")
             .len()
     });
     std::hint::black_box(sizes.sum::<u64>());
@@ -379,16 +381,16 @@ fn tell_clones(
     report: &mut Report,
 ) {
     let rivals = [
-        "plain: mtime scan, hash what changed",
+        "plain: mtime scan, hash of the changed files",
         "`cp --reflink=auto`",
         "`cp --reflink=auto`",
         "`cp --reflink=auto`",
     ];
     let whys = [
-        "the process asks the daemon, which compares; the scan looks at 87 files only, and trusts their times",
-        "the first write records the change in the journal beside the clone; without reflink it copies the band",
+        "the process asks the daemon, which compares; the scan examines only 87 files, and trusts their times",
+        "the first write also records the change in the journal; without reflink it copies the band",
         "",
-        "a fork is whole processes that read a view through the socket, and makes a history",
+        "a fork starts processes that read a view over the socket, and creates a history",
     ];
     for (index, (ours, rival)) in all.iter().enumerate() {
         let seed = ["12 ms (scan)", "12 ms", "19 ms", "19 ms"][index];

@@ -11,9 +11,9 @@ use crate::shapes::{self, Shape};
 use crate::shared::stats::Samples;
 use crate::world::{SECONDS, World, cp, remove, rsync, timed};
 
-const EXPORTS: &str = "sy: to a directory that is not there";
-const AGAIN: &str = "sy: to where it was brought before";
-const RESTORES: &str = "sy: back, after every file was written to";
+const EXPORTS: &str = "sy: export to a new directory";
+const AGAIN: &str = "sy: repeated export to the same directory";
+const RESTORES: &str = "sy: restore after every file was modified";
 const SEED: &str = "sy (macOS, APFS, another machine): sy / rsync / cp";
 const RSYNC: &str = "`rsync -a`";
 const CP: &str = "`cp -a`";
@@ -30,9 +30,8 @@ const SHAPES: [(Shape, &str); 8] = [
     (shapes::DEEP_50, "bound 500 ms"),
 ];
 
-const WHY_EXPORT: &str = "an export is a process, a connection, and a mark that it is whole, which for so little is most of the time; without reflink the bytes \
-                          also come out of a view";
-const WHY_RESTORE: &str = "a restore first keeps what is there in a guard checkpoint, so that it can be undone; the others throw it away";
+const WHY_EXPORT: &str = "an export starts a process, opens a connection and marks the copy as complete, which is most of the time for so little data; without reflink the data is also read from a view";
+const WHY_RESTORE: &str = "a restore first saves the current state in a guard checkpoint, so that it can be undone; the others discard it";
 
 pub fn measure(world: &mut World<'_>, report: &mut Report) {
     for (shape, seed) in SHAPES {
@@ -120,7 +119,7 @@ impl<'a> Bench<'a> {
             .for_each(|to| drop(succeeds(&mut cp(&self.plain, to), SECONDS)));
         for round in self.world.options.rounds(15, 5) {
             for dir in [self.mount.path(), &work[0], &work[1]] {
-                assert!(shapes::touch_all(dir, round) > 0, "there are files");
+                assert!(shapes::touch_all(dir, round) > 0, "the tree has files");
             }
             timed(&mut ours, &mut self.mount.command(&["restore", "1"]));
             timed(&mut rsynced, &mut rsync(&self.plain, &work[0]));
@@ -169,7 +168,7 @@ fn idempotent(world: &World<'_>, report: &mut Report) {
             .rival(RSYNC, &rsynced)
             .rival("`cp -au`", &copied)
             .text(SEED, seed);
-        report.add(Seed::Sy, AGAIN, row.why("the process asks the daemon whether anything changed; `cp -au` looks at a few times only"));
+        report.add(Seed::Sy, AGAIN, row.why("the process asks the daemon whether anything changed; `cp -au` compares only timestamps"));
         bench.end();
     }
 }

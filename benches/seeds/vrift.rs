@@ -102,8 +102,12 @@ impl Program {
             .into_iter()
             .filter(|option| !self.has(option))
             .collect();
-        (!missing.is_empty())
-            .then(|| format!("this build's `ckptfs import` has no {}", missing.join(", ")))
+        (!missing.is_empty()).then(|| {
+            format!(
+                "`ckptfs import` of this build does not support {}",
+                missing.join(", ")
+            )
+        })
     }
 
     fn has(&self, option: &str) -> bool {
@@ -144,7 +148,7 @@ impl Source {
         let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
         let home = home
             .or_else(|| std::env::home_dir().map(|home| home.join(".cargo")))
-            .expect("cargo has a home");
+            .expect("the home directory of cargo is known");
         let top = home.join("registry/src");
         let files = regular_files(&top, 0);
         assert!(
@@ -164,10 +168,10 @@ impl Source {
                 &self.files[number % self.files.len()],
             );
             let to = dir.join(format!("set-{set}")).join(path);
-            fs::create_dir_all(to.parent().expect("a file lies in a directory"))
-                .expect("a directory can be made");
+            fs::create_dir_all(to.parent().expect("a file has a parent directory"))
+                .expect("a directory can be created");
             let content = fs::read(self.top.join(path)).expect("a crate's file can be read");
-            let mut file = File::create(to).expect("a file can be made");
+            let mut file = File::create(to).expect("a file can be created");
             if set > 0 {
                 writeln!(file, "// {set}").expect("a file can be written");
             }
@@ -242,7 +246,7 @@ fn tier(
             Seed::Vrift,
             TIERS,
             row.text(SEED, seed)
-                .why("an import also makes a store with a record of what it brought in"),
+                .why("an import also creates a store with a record of the imported files"),
         );
     }
     if name == TIER[0].0 {

@@ -18,15 +18,15 @@ pub fn enter_work(work: Option<&Path>) {
         return;
     }
     if let Err(error) = std::fs::create_dir_all(work) {
-        eprintln!("cannot make {}: {error}", work.display());
+        eprintln!("cannot create {}: {error}", work.display());
         std::process::exit(2);
     }
-    let program = std::env::current_exe().expect("this program has a path");
+    let program = std::env::current_exe().expect("the path of this program is known");
     let error = Command::new(program)
         .args(std::env::args_os().skip(1))
         .env(VARIABLE, work)
         .exec();
-    panic!("cannot start over: {error}");
+    panic!("cannot execute this program again: {error}");
 }
 
 /// Parses a comma-separated list of names into their values.
@@ -41,7 +41,7 @@ pub fn chosen<T: Copy>(text: &str, known: &[(&str, T)]) -> Result<Vec<T>, String
         .map(|name| {
             find(name).ok_or_else(|| {
                 format!(
-                    "{name:?} is none of {}",
+                    "{name:?} is not one of {}",
                     known
                         .iter()
                         .map(|(name, _)| *name)
@@ -62,7 +62,7 @@ pub fn each(
         let mut value = || {
             arguments
                 .next()
-                .ok_or_else(|| format!("{argument} wants a value"))
+                .ok_or_else(|| format!("{argument} requires a value"))
         };
         // `cargo bench` passes this option to every benchmark.
         if argument != "--bench" {

@@ -9,8 +9,8 @@ pub fn store() -> (tempfile::TempDir, Store) {
     let dir = tempfile::Builder::new()
         .prefix("ckptfs-bench-")
         .tempdir_in(base)
-        .expect("a directory can be made");
+        .expect("a directory can be created");
     let (store, _) = Store::open(File::open(dir.path()).expect("it can be opened"), true)
-        .expect("a store can be made");
+        .expect("a store can be created");
     (dir, store)
 }

@@ -117,7 +117,7 @@ fn a_command_that_is_shown_can_be_typed() {
     whole.build();
     for (text, is_wrong) in [
         ("`ckptfs stat 1:a` shows it", true),
-        ("to see it: ckptfs -C DIR ls 1:", true),
+        ("to see it: ckptfs -C DIR concepts 1:", true),
         ("ckptfs umount --lazily", true),
         ("`ckptfs nosuch`", true),
         ("in ckptfs this is, or ckptfs serves it", false),

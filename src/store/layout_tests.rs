@@ -97,12 +97,12 @@ fn a_newer_format_is_named_and_an_unknown_feature_too() {
     let dir = made();
     let format = dir.path().join(".ckptfs/format");
     let text = fs::read_to_string(&format).unwrap();
-    fs::write(&format, "ckptfs store\nversion 3\nwhatever comes then\n").unwrap();
+    fs::write(&format, "ckptfs store\nversion 2\nwhatever comes then\n").unwrap();
     assert!(matches!(
         open(dir.path(), false),
         Err(StoreError::NewerFormat {
-            found: 3,
-            supported: 2
+            found: 2,
+            supported: 1
         })
     ));
     fs::write(&format, text.replace("features -", "features tea coffee")).unwrap();

@@ -66,7 +66,7 @@ fn a_name_in_a_command_that_is_shown_is_one_word() {
         }
     }
     expect_none(
-        "what is not ours in a command that is shown is quoted with `engine::word`",
+        "values in a command that is shown are quoted with `engine::word`",
         &offences,
     );
 }

@@ -105,7 +105,7 @@ fn a_newcomer_follows_each_path_through_few_files() {
     let section = page
         .split("\n## ")
         .find(|section| section.starts_with("Four paths"))
-        .expect("design.md tells of four paths");
+        .expect("design.md describes four paths");
     let paths: Vec<&str> = section.split("\n**").skip(1).collect();
     assert_eq!(
         paths.len(),
@@ -120,7 +120,7 @@ fn a_newcomer_follows_each_path_through_few_files() {
         let title = path.split("**").next().unwrap_or_default();
         assert!(
             (3..=PATH_FILES_MAX).contains(&files.len()),
-            "{title} leads through {} files",
+            "{title} names {} files",
             files.len()
         );
     }

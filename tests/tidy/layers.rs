@@ -139,7 +139,7 @@ fn layers_import_downward_only() {
         };
         let Some(own) = rank(&layer) else {
             offences.push(format!(
-                "{}: `{layer}` is no layer (the table is in tests/tidy/layers.rs)",
+                "{}: `{layer}` is not a layer (the table is in tests/tidy/layers.rs)",
                 path.display()
             ));
             continue;

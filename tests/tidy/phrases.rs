@@ -185,7 +185,7 @@ fn no_text_says_a_phrase_twice() {
             .filter_map(|text| Some((doubled(text)?, text)));
         offences.extend(twice.map(|(phrase, text)| format!("{path}: {phrase:?} in {text:?}")));
     }
-    expect_none("a phrase stands once", &offences);
+    expect_none("no phrase is repeated", &offences);
 }
 
 #[test]

@@ -330,7 +330,7 @@ fn paths_are_followed_to_the_files_that_define_what_they_name() {
     assert_eq!(
         (to(&["c"]), to(&["c", "d"])),
         (set(&[]), set(&["a::b"])),
-        "by way of what is exported again"
+        "through a re-export"
     );
     assert_eq!(
         source[&vec!["a".to_owned(), "b".to_owned()]].methods["B"],

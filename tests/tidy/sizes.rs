@@ -73,7 +73,7 @@ fn lines_are_as_long_as_everywhere() {
         assert_eq!(other_widths(other).len(), 1, "{other}");
     }
     expect_none(
-        "rustfmt's own widths are good enough",
+        "the default widths of rustfmt are used",
         &other_widths(&read(Path::new("rustfmt.toml"))),
     );
 }

@@ -50,14 +50,14 @@ fn descriptor() -> Record {
 fn record(world: &World<'_>, report: &mut Report) {
     let dir = world.dir("jvs-record");
     let root = std::fs::File::open(&dir).expect("it can be opened");
-    let (store, _) = Store::open(root, true).expect("a store can be made");
+    let (store, _) = Store::open(root, true).expect("a store can be created");
     let record = descriptor();
     let at = *store
         .journal
         .append(std::slice::from_ref(&record))
-        .expect("there is space")
+        .expect("the disk has space")
         .first()
-        .expect("one record, one place");
+        .expect("one record has one position");
     let (mut encode, mut decode, mut load, mut checksum) =
         (Op::default(), Op::default(), Op::default(), Op::default());
     let mut payload = Vec::new();
@@ -196,7 +196,7 @@ fn listed(world: &World<'_>, served: &Served, checkpoints: usize) -> [Op; 5] {
         many(&mut of_tag, &|| found(served, &one, 1));
         many(&mut show, &|| {
             let state = StateName("tag-20".into());
-            served.ask(ShowCheckpoint { state }).expect("it is there");
+            served.ask(ShowCheckpoint { state }).expect("it exists");
         });
     }
     [all, by_tag, by_worktree, of_tag, show]
@@ -228,7 +228,7 @@ fn list(world: &World<'_>, name: &str, checkpoints: usize, report: &mut Report) 
             ),
             (
                 "",
-                format!("`show TAG` of {what}: also what was open for writing then"),
+                format!("`show TAG` of {what}, including the files that were open for writing"),
                 show,
             ),
         ];

@@ -21,7 +21,7 @@ pub fn measure(world: &mut World<'_>, report: &mut Report) {
         plan(
             world,
             &served,
-            (name, &format!("{checkpoints} checkpoints, none to go")),
+            (name, &format!("{checkpoints} checkpoints, none to delete")),
             None,
             0,
             report,
@@ -30,7 +30,7 @@ pub fn measure(world: &mut World<'_>, report: &mut Report) {
             plan(
                 world,
                 &served,
-                ("GCPlan_WithDeletable", "100 checkpoints, 50 to go"),
+                ("GCPlan_WithDeletable", "100 checkpoints, 50 to delete"),
                 Some(50),
                 50,
                 report,
@@ -113,7 +113,7 @@ fn lineage(world: &World<'_>, served: &Served, checkpoints: usize, report: &mut 
         });
         assert_eq!(
             steps, checkpoints,
-            "every checkpoint came from the one before"
+            "each checkpoint is the parent of the next"
         );
     }
     tell(
@@ -141,7 +141,10 @@ fn pins(world: &World<'_>, served: &Served, report: &mut Report) {
     plan(
         world,
         served,
-        ("GCWithPins", "100 checkpoints, 25 of them pinned, 25 to go"),
+        (
+            "GCWithPins",
+            "100 checkpoints, 25 of them pinned, 25 to delete",
+        ),
         Some(50),
         25,
         report,
@@ -154,8 +157,7 @@ fn pins(world: &World<'_>, served: &Served, report: &mut Report) {
             })
             .expect("it can be deleted");
     }
-    let nearest =
-        "we have no intents; nearest: 10 deleted that `undo` could bring back, beside the pins";
+    let nearest = "ckptfs has no intents; the nearest equivalent: 10 deleted checkpoints that `undo` could restore, in addition to the pins";
     plan(
         world,
         served,
@@ -185,7 +187,7 @@ fn runs(world: &World<'_>, report: &mut Report) {
             world,
             report,
             TITLE,
-            (name, &format!("{count} to go, a version each")),
+            (name, &format!("{count} to delete, one version each")),
             &op,
             |row| row,
         );

@@ -55,25 +55,25 @@ fn tell(
 fn why(name: &str) -> &'static str {
     match name {
         name if name.starts_with("VerifySnapshot") => {
-            "there is no checksum of one checkpoint alone: it stands in a chain, and the whole journal, the index and the versions are looked at"
+            "a checkpoint has no checksum of its own: it is part of a chain, so the whole journal, the index and the versions are checked"
         }
         name if name.starts_with("GCPlan")
             || name.starts_with("GCWith")
             || name == "GCEmptyRepo" =>
         {
-            "a plan reads the journal and asks the filesystem for the extents of each version, to tell what comes free; JVS's plan names snapshots and no bytes"
+            "a plan reads the journal and asks the filesystem for the extents of each version, to compute the space that a deletion frees; a plan of JVS lists snapshots without sizes"
         }
         name if name.starts_with("GCRun") => {
-            "each deletion is a record of its own, so that a run that is cut short leaves nothing half gone"
+            "each deletion is a separate record, so that an interrupted run leaves no partial deletion"
         }
         "Restore_IntegrityVerification" => {
-            "the verification is of the whole journal, and reads every byte that the checkpoint has a version of"
+            "the whole journal is verified, and every byte of each version that the checkpoint uses is read"
         }
         name if name.starts_with("Restore") => {
-            "a restore makes a guard checkpoint, so that it can be undone, and a record and a version of each file that it replaces; JVS's swaps a copied tree in"
+            "a restore creates a guard checkpoint, so that it can be undone, and a record and a version of each file that it replaces; JVS swaps in a copied tree"
         }
         name if name.starts_with("Find") || name.starts_with("List") => {
-            "everything about a checkpoint is copied into the answer"
+            "the reply contains all metadata of a checkpoint"
         }
         _ => "",
     }

@@ -14,7 +14,7 @@ use crate::shared::tree::regular_files;
 use crate::world::{SECONDS, World, cp, remove, timed};
 
 const TITLE: &str = "JVS: Restore Operations";
-const WHY: &str = "a restore keeps what was there in a guard checkpoint, finds what differs and writes records; cp replaces blindly and cannot be undone";
+const WHY: &str = "a restore saves the current state in a guard checkpoint, finds the differences and writes records; cp overwrites everything and cannot be undone";
 
 pub fn measure(world: &mut World<'_>, report: &mut Report) {
     let sizes = [
@@ -71,7 +71,7 @@ fn every_file(
         assert_eq!(
             op.run(|| served.restore(id)),
             files,
-            "what was changed is restored"
+            "all changed files are restored"
         );
     }
     let mut copied = Samples::default();
@@ -84,7 +84,7 @@ fn every_file(
         );
     }
     tell(world, report, TITLE, name, &op, |row| {
-        row.rival("`cp -a` over it", &copied).why(WHY)
+        row.rival("`cp -a` over the tree", &copied).why(WHY)
     });
     [&plain, &work].iter().for_each(|to| remove(to));
     served.end();

@@ -37,7 +37,7 @@ pub struct Served {
 impl Served {
     pub fn open(dir: &Path) -> Served {
         let config = Config::bare(
-            sys::open_root(dir).expect("the directory is there"),
+            sys::open_root(dir).expect("the directory exists"),
             dir.to_owned(),
         );
         let engine =
@@ -98,7 +98,7 @@ impl Served {
 
     pub fn checkpoint_with(&self, options: CheckpointOptions) -> CheckpointInfo {
         self.ask(options.clone())
-            .unwrap_or_else(|error| panic!("no checkpoint: {error}"))
+            .unwrap_or_else(|error| panic!("checkpoint failed: {error}"))
     }
 
     pub fn restore(&self, id: u64) -> usize {
@@ -109,7 +109,7 @@ impl Served {
             times: None,
         };
         self.ask(options.clone())
-            .unwrap_or_else(|error| panic!("no restore: {error}"))
+            .unwrap_or_else(|error| panic!("restore failed: {error}"))
             .changes
             .len()
     }
@@ -127,7 +127,7 @@ impl Served {
                 .unwrap_or_else(|error| panic!("cannot verify: {error}"));
             assert!(
                 verified.findings.is_empty(),
-                "no damage found: {:?}",
+                "damage found: {:?}",
                 verified.findings
             );
             if verified.finished {
@@ -142,7 +142,7 @@ impl Served {
         loop {
             let report = self
                 .ask(options.clone())
-                .unwrap_or_else(|error| panic!("no gc: {error}"));
+                .unwrap_or_else(|error| panic!("gc failed: {error}"));
             if report.finished {
                 return report;
             }

@@ -19,8 +19,7 @@ pub const MEDIUM_BYTES: usize = 1 << 20;
 /// Files changed where changing the whole tree would take too long.
 pub const SOME: usize = 1000;
 /// The reason for that.
-const SLOWLY: &str =
-    "left out: each capture is a copy that is on disk before the change, minutes in all";
+const SLOWLY: &str = "omitted: each capture is a copy that is synced before the change, which takes minutes in total";
 /// Size of each of many files.
 pub const EACH_BYTES: usize = 1 << 10;
 

@@ -72,7 +72,7 @@ impl Model {
         let stdout = child.stdout.take().expect("stdout");
         BufReader::new(stdout)
             .read_line(&mut port)
-            .expect("it says its port");
+            .expect("it prints its port");
         Model {
             child,
             port: port.trim().to_owned(),

@@ -294,7 +294,7 @@ fn a_checkpoint_is_made_only_where_something_changed(v: Variant) {
     alice.prompt("Look again");
     let all = rig.mount.log_json();
     let all = all.as_array().expect("checkpoints");
-    assert_eq!(all.len(), 2, "one for each prompt: {all:?}");
+    assert_eq!(all.len(), 2, "one per prompt: {all:?}");
     assert_eq!(
         (
             all[0]["note"].as_str().map(|note| note.lines().next()),
@@ -321,7 +321,7 @@ fn a_checkpoint_is_made_only_where_something_changed(v: Variant) {
     assert_eq!(
         all.len(),
         4,
-        "before the tool that followed, and at the end: {all:?}"
+        "one before the next tool, and one at the end: {all:?}"
     );
     assert_eq!(label(&all[1], "tool"), Some("Bash"));
     assert!(
@@ -334,7 +334,7 @@ fn a_checkpoint_is_made_only_where_something_changed(v: Variant) {
         .next()
         .and_then(|pid| pid.parse().ok())
         .expect("a number");
-    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).expect("it lives");
+    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).expect("it is alive");
     assert!(name.starts_with("python3"), "{name}");
 }
 

@@ -78,7 +78,7 @@ fn from_nothing_to_installed_and_back_to_nothing() {
         );
         assert_tree_is(&dir, &before, &TreeOpts::default());
         agent(&sandbox, &["uninstall", name]).ok();
-        assert_eq!(sh(&dir, "find . -mindepth 1"), "", "{name} leaves nothing");
+        assert_eq!(sh(&dir, "find . -mindepth 1"), "", "{name} leaves no files");
         assert!(states(&sandbox).is_empty());
     }
 }

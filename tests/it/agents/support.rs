@@ -53,7 +53,7 @@ pub fn hook_of(mut command: Command, said: &[u8]) -> Output {
     let _ = stdin.write_all(said);
     drop(stdin);
     wait_limited(&mut child, Duration::from_secs(SECONDS)).expect("a hook ends");
-    child.wait_with_output().expect("what it said")
+    child.wait_with_output().expect("its output can be read")
 }
 
 /// A session of an agent: a separate process, which calls the hooks around its actions.
@@ -106,7 +106,7 @@ impl Session {
     }
 
     fn does(&mut self, what: &Value) -> Value {
-        let stdin = self.stdin.as_mut().expect("it goes on");
+        let stdin = self.stdin.as_mut().expect("stdin is open");
         writeln!(stdin, "{what}").expect("it listens");
         let mut said = String::new();
         self.stdout.read_line(&mut said).expect("it answers");

@@ -105,16 +105,16 @@ impl Worker {
     }
 
     fn name(&self) -> String {
-        let start = start_of(self.child.id()).expect("it lives");
+        let start = start_of(self.child.id()).expect("it is alive");
         format!("{}@{start}", self.child.id())
     }
 
     /// Makes a file in this process.
     fn makes(&mut self, file: &str) {
         let stdin = self.child.stdin.as_mut().expect("stdin");
-        writeln!(stdin, "echo made > {file}.new; mv {file}.new {file}").expect("it reads");
+        writeln!(stdin, "echo made > {file}.new; mv {file}.new {file}").expect("stdin is open");
         let path = self.dir.join(file);
-        wait_until("the file is made", || path.exists());
+        wait_until("the file exists", || path.exists());
     }
 }
 

@@ -44,7 +44,7 @@ fn a_branch_is_made_and_dropped(v: Variant) {
     });
     let path = path_of(create(rig.path(), "bold/oak"));
     assert_eq!(
-        std::fs::read_to_string(path.join("data")).expect("the branch has ignored files too"),
+        std::fs::read_to_string(path.join("data")).expect("the branch also has ignored files"),
         "ignored\n"
     );
     // A resumed session gets its existing branch.

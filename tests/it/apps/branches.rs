@@ -33,7 +33,9 @@ fn after(mut before: Command, command: &Command) -> Command {
 
 /// Returns the command for a run with the branch at the project's path.
 fn in_branch(rig: &Rig, name: &str, command: &Command) -> Command {
-    let dir = command.get_current_dir().expect("where it runs");
+    let dir = command
+        .get_current_dir()
+        .expect("the working directory is known");
     let mut run = rig
         .mount
         .command(&["branch", "run", name, "--", "env", "-C"]);
@@ -99,7 +101,7 @@ fn test_suites_at_once(v: Variant) {
     });
     assert!(
         !again(&build).contains("Compiling"),
-        "nothing was changed here"
+        "nothing is rebuilt without a change"
     );
     assert!(output(&app, "target/debug/app", &[] as &[&str]).starts_with("here 3"));
 }
@@ -156,7 +158,7 @@ impl Postgres {
             .flatten()
             .map(|entry| entry.path().join("bin"))
             .max();
-        let programs = newest.expect("the programs are where Debian has them");
+        let programs = newest.expect("the programs are at Debian's path");
         fs::create_dir(data).unwrap();
         run(
             Path::new("/"),
@@ -194,7 +196,7 @@ impl Postgres {
             .stdout(log.try_clone().unwrap())
             .stderr(log);
         let started = Postgres {
-            child: command.spawn().expect("setpriv is there"),
+            child: command.spawn().expect("setpriv is installed"),
             sockets,
             programs: programs.to_owned(),
         };
@@ -264,7 +266,7 @@ fn postgres_under_load(v: Variant) {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    wait_longer("there is load", PROGRAM_SECONDS, || here.count() > 100);
+    wait_longer("the load has begun", PROGRAM_SECONDS, || here.count() > 100);
 
     let before = here.count();
     let there = branch(&rig, "try").join("pg");

@@ -139,7 +139,10 @@ pub fn npm_project(rig: &Rig, project: &Path, cache: &Path) -> Option<String> {
     let outside = rig.image.dir("packages");
     let global = PathBuf::from(output(Path::new("/"), "npm", &["root", "-g"]).trim());
     if !global.join("npm/package.json").exists() {
-        return Some("npm's own package, to be installed, is not where npm says".into());
+        return Some(
+            "npm's own package, which is to be installed, is not at the path that npm reports"
+                .into(),
+        );
     }
     succeeds(
         npm(&outside, cache, &["pack"]).arg(global.join("npm")),
@@ -148,7 +151,7 @@ pub fn npm_project(rig: &Rig, project: &Path, cache: &Path) -> Option<String> {
     let tarball = fs::read_dir(&outside)
         .unwrap()
         .next()
-        .expect("npm pack made a tarball")
+        .expect("npm pack creates a tarball")
         .unwrap()
         .path();
     fs::create_dir(project).unwrap();

@@ -76,7 +76,7 @@ fn copying(v: Variant) {
     let listed = output(dir, "bash", &["-c", "find . | LC_ALL=C sort"]);
     assert!(
         !listed.contains(".snapshots") && !listed.contains(".ckptfs"),
-        "find walks into what is ours"
+        "find descends into .ckptfs"
     );
     shell(
         dir,

@@ -186,7 +186,7 @@ fn previous_versions_of_a_share_and_of_one_below(v: Variant) {
     assert_eq!(
         samba.versions("docs", letter),
         names,
-        "of a share of a directory below"
+        "a share of a subdirectory"
     );
     assert_eq!(
         (samba.get("all", "f"), samba.get("docs", letter)),

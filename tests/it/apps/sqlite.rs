@@ -185,13 +185,13 @@ fn under_load(v: Variant, mode: &str) {
             );
             assert!(
                 last >= before,
-                "checkpoint {id} ends with transaction {last}, but {before} was committed before it was made"
+                "checkpoint {id} ends with transaction {last}, but {before} was committed before the checkpoint"
             );
             atomic += 1;
         }
         made.push((id, said, bytes(&rig.view(id))));
         let next = writer.committed() + 1;
-        wait_until("the writer goes on", || writer.committed() >= next);
+        wait_until("the writer continues", || writer.committed() >= next);
     }
     println!("{v:?} {mode}: {} checkpoints, {atomic} atomic", made.len());
     assert!(

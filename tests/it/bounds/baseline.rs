@@ -84,8 +84,7 @@ pub fn holds(name: &str, bound: impl Fn(f64) -> f64, mut session: impl FnMut(f64
     let most = bound(known);
     assert!(
         found.is_ok(),
-        "{name}: {:.2?} in {SESSIONS} sessions, and at most {most:.2} is allowed (the baseline is {known:.2}). Find what made it dearer; the baseline is \
-         not raised to make this pass",
+        "{name}: {:.2?} in {SESSIONS} sessions, and at most {most:.2} is allowed (the baseline is {known:.2}). Find the cause of the increase; do not raise the baseline to make this test pass",
         found.unwrap_err()
     );
 }

@@ -96,10 +96,7 @@ fn an_export_makes_few_system_calls_for_each_file_and_no_requests() {
         |_| traced.calls(&["export", &id, "-"]),
     );
     if let Some(reason) = traced.missing {
-        return skip(&format!(
-            "strace cannot follow an export: {}",
-            reason.trim()
-        ));
+        return skip(&format!("strace cannot trace an export: {}", reason.trim()));
     }
     requests(&rig.mount, &id, &to.to_string_lossy());
     requests(&rig.mount, &id, "-");
@@ -109,7 +106,7 @@ fn an_export_makes_few_system_calls_for_each_file_and_no_requests() {
 #[test]
 fn a_process_starts_with_few_page_faults() {
     let faults = || {
-        let usage = getrusage(UsageWho::RUSAGE_CHILDREN).expect("the usage of children");
+        let usage = getrusage(UsageWho::RUSAGE_CHILDREN).expect("the resource usage of children");
         usage.minor_page_faults() as f64
     };
     // Other tests of this process have children: the minimum of many runs is that of one alone.
@@ -152,7 +149,7 @@ impl Traced<'_> {
             .args(verb);
         let said = match try_run_limited(&mut strace, TRACED_SECONDS) {
             Ok(output) if output.status.success() => {
-                return calls(&fs::read_to_string(&summary).expect("strace has written a summary"))
+                return calls(&fs::read_to_string(&summary).expect("strace wrote a summary"))
                     / FILES;
             }
             Ok(output) => String::from_utf8_lossy(&output.stderr).into_owned(),
@@ -171,7 +168,7 @@ impl Traced<'_> {
 /// The export uses only the socket: the kernel requests the root of the mount, and no file.
 fn requests(mount: &crate::common::Mount, id: &str, to: &str) {
     let asked = || -> u64 {
-        let store = fs::File::open(mount.path().join(".ckptfs")).expect("the store is there");
+        let store = fs::File::open(mount.path().join(".ckptfs")).expect("the store exists");
         let stats = Client::connect(&store)
             .expect("the daemon listens")
             .ask(GetStats)

@@ -82,7 +82,7 @@ fn deep(dir: &Path, levels: usize, files: usize) {
     let mut at = dir.to_owned();
     for level in 0..levels {
         at.push(format!("level_{level}"));
-        fs::create_dir(&at).expect("a directory can be made");
+        fs::create_dir(&at).expect("a directory can be created");
         (0..files)
             .for_each(|number| write(&at.join(format!("file_{number}")), 100 + number, number));
     }
@@ -129,7 +129,7 @@ pub fn touch_all(dir: &Path, round: usize) -> usize {
     let mut touched = 0;
     for entry in fs::read_dir(dir).expect("it can be listed") {
         let entry = entry.expect("it can be listed");
-        let kind = entry.file_type().expect("it can be looked at");
+        let kind = entry.file_type().expect("its metadata can be read");
         if kind.is_dir() && entry.file_name() != ".ckptfs" {
             touched += touch_all(&entry.path(), round);
         } else if kind.is_file() {

@@ -119,7 +119,7 @@ impl Subject {
         };
         let before = compare(&now, &self.inherited(number), &opts);
         let found = if before.is_empty() {
-            assert!(!answered, "{shown}: it was answered and not done");
+            assert!(!answered, "{shown}: it succeeded without a change");
             "as before"
         } else {
             self.is_after(&now, change, &format!("{shown}: {before:?}"));
@@ -268,7 +268,7 @@ fn found(rig: &Rig, shown: &str, [parent, branch]: [&Tree; 2]) -> Found {
     let found = if there {
         Found::AtItsPlace
     } else {
-        assert!(!one.exists(), "{shown}: something is at its place");
+        assert!(!one.exists(), "{shown}: its path exists");
         rig.mount.ok(&["branch", "restore", "one"]);
         Found::InTheTrash
     };
@@ -323,7 +323,7 @@ fn dropping_is_killed_at_calls(v: Variant) {
             rig.mount.kill();
             rig.mount.remount();
             let found = found(&rig, &shown, whole);
-            assert!(!answered || found == after, "{shown}: it was answered");
+            assert!(!answered || found == after, "{shown}: it succeeded");
             *seen.entry(found).or_default() += 1;
         }
         println!("{v:?}: {verb:?} after {first:?}: {calls} calls, {seen:?}");

@@ -130,9 +130,12 @@ fn it_is_on_the_disk_before_it_is_changed(v: Variant) {
         // Large files and programs are copied up at open.
         assert_eq!(names(&dir), names(rig.path()));
         fs::read(dir.join("small")).unwrap();
-        assert!(is_unsynced(&rig, name), "to read it waits for the disk");
+        assert!(is_unsynced(&rig, name), "a read waits for the disk");
         change(&dir);
-        assert!(is_made(&rig, name), "{name} comes before it is on the disk");
+        assert!(
+            is_made(&rig, name),
+            "{name} appears before it is on the disk"
+        );
     }
     // Operations on the whole branch.
     create(&rig, "umount");
@@ -153,7 +156,7 @@ fn a_power_cut_leaves_it_whole_or_empty(v: Variant) {
     forces(&rig);
     assert!(is_unsynced(&rig, "one"));
     if !cut_power(&mut rig, &["one"]) {
-        return skip("no power cut can be made on this filesystem");
+        return skip("a power cut cannot be simulated on this filesystem");
     }
     assert!(is_made(&rig, "one"), "{:?}", listed(&rig, "one"));
     is_as_parent(&rig, "one");
@@ -192,7 +195,7 @@ fn what_was_synced_in_it_outlives_a_power_cut(v: Variant) {
     file.sync_all().unwrap();
     drop(file);
     if !cut_power(&mut rig, &["one"]) {
-        return skip("no power cut can be made on this filesystem");
+        return skip("a power cut cannot be simulated on this filesystem");
     }
     assert!(is_mounted(&one));
     assert_eq!(fs::read(one.join("new")).unwrap(), b"1");
@@ -243,21 +246,24 @@ fn a_power_cut_leaves_a_merge_and_its_base_or_neither(v: Variant) {
             forces(&rig);
         }
         if !cut_power(&mut rig, &["one"]) {
-            return skip("no power cut can be made on this filesystem");
+            return skip("a power cut cannot be simulated on this filesystem");
         }
         let is_there = into.join(&file).exists();
-        assert!(is_there || !on_disk, "{file}: all of it was on the disk");
+        assert!(
+            is_there || !on_disk,
+            "{file}: it was complete on the disk and is missing"
+        );
         let done = merges(&into) - before;
         // The journal may be ahead of the tree.
-        assert!(done == 1 || !is_there, "{file}: half of it is there");
+        assert!(done == 1 || !is_there, "{file}: the merge is incomplete");
         if !is_there {
             let said = rig.mount.ok(verb);
             assert!(
                 said.contains(&file),
-                "{file} is not there, and does not come again: {said}"
+                "{file} is missing, and a second merge does not bring it: {said}"
             );
         }
-        assert_eq!(diff(&rig), "", "{file} came already");
+        assert_eq!(diff(&rig), "", "{file} was merged before");
         // It is the same file in both.
         fs::rename(from.join(&file), from.join(format!("{file}-moved"))).unwrap();
         fs::write(into.join(&file), "1\n2\nthree\n4\n5\n").unwrap();

@@ -61,7 +61,7 @@ fn a_branch_goes_though_a_namespace_has_a_copy_of_its_mount(v: Variant) {
     assert!(!other.exists());
     assert!(
         started.elapsed().as_secs() < 25,
-        "it is not waited for until nobody has a copy"
+        "the drop waits for the copies of other processes"
     );
     drop(child.stdin.take());
     assert!(child.wait().expect("it ends").success());

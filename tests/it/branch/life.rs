@@ -22,7 +22,7 @@ fn a_branch_is_a_tree_of_its_own(v: Variant) {
     fs::write(one.join("both"), "1").unwrap();
     fs::write(two.join("both"), "2").unwrap();
     fs::write(two.join("alone"), "2").unwrap();
-    assert!(!rig.path().join("both").exists(), "the parent has it too");
+    assert!(!rig.path().join("both").exists(), "the parent also has it");
     assert_eq!(fs::read(one.join("here")).unwrap(), b"parent");
     assert_eq!(fs::read(one.join("both")).unwrap(), b"1");
     let (root, like) = (
@@ -133,7 +133,7 @@ fn a_dropped_branch_comes_back_until_gc(v: Variant) {
     // With `--force` open files do not prevent it.
     let open = fs::File::open(one.join("work")).unwrap();
     rig.mount.ok(&["branch", "drop", "--force", "one"]);
-    assert!(open.sync_all().is_err(), "it is served still");
+    assert!(open.sync_all().is_err(), "it is still served");
     drop(open);
     let plan = rig.mount.json(&["gc", "-n", "--keep-last", "1"]);
     assert!(plan["kept"].to_string().contains("\"branch\""), "{plan}");
@@ -154,7 +154,7 @@ fn what_nobody_has_merged_is_told(v: Variant) {
         let status = rig.mount.json(&["status"]);
         let all = status["branches"].as_array().expect("branches").clone();
         let found = all.into_iter().find(|one| one["name"] == name);
-        found.expect("it is there")["unmerged"].clone()
+        found.expect("it exists")["unmerged"].clone()
     };
     let told = || rig.mount.ok(&["status"]);
     assert_eq!((unmerged("one"), unmerged("two")), (0.into(), 0.into()));
@@ -272,7 +272,7 @@ fn the_daemon_is_killed(v: Variant) {
     assert_eq!(rig.mount.ok(&["branch", "diff", "one"]), "A f\nA g\n");
     let table = mount_table("self");
     let mounts = table.matches(one.to_str().unwrap()).count();
-    assert_eq!(mounts, 2, "one mount, as source and place: {table}");
+    assert_eq!(mounts, 2, "one mount, as source and target: {table}");
 }
 
 fn everything_is_killed(v: Variant) {
@@ -304,7 +304,7 @@ fn taken(dir: &Path) -> (u64, u64) {
 
 fn it_takes_little(v: Variant) {
     if v.fs != Fs::Xfs {
-        return skip("only XFS counts what is taken to the block, and inodes");
+        return skip("only XFS counts the space exactly, in blocks and inodes");
     }
     let git = |dir: &Path, arguments: &[&str]| {
         let mut git = tool(

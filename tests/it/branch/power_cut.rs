@@ -258,7 +258,11 @@ fn wrong(power: &Power, cut: &Cut, parent: &Tree, id: u64) -> Vec<String> {
         .map(|state| compare(&now, state, &opts()))
         .collect();
     if !found.iter().any(Vec::is_empty) {
-        wrong.extend(found.iter().map(|one| format!("not as after: {one:?}")));
+        wrong.extend(
+            found
+                .iter()
+                .map(|one| format!("not the state after it: {one:?}")),
+        );
     }
     wrong
 }
@@ -349,7 +353,7 @@ fn no_name_goes_without_its_whiteout(v: Variant) {
         // A commit in between hides the failure.
         let mut tries = (0..10).map(|_| names_after_a_cut(v, "whiteouts"));
         let wrong = tries.find(|wrong| !wrong.is_empty());
-        let wrong = wrong.expect("without it all is right too");
+        let wrong = wrong.expect("the check without it finds an error");
         println!("{v:?} without whiteouts: {wrong:?}");
     }
 }
@@ -417,7 +421,7 @@ impl Both {
             } else {
                 not += 1;
                 if *must {
-                    self.problems.push(format!("{shown}: it is not done"));
+                    self.problems.push(format!("{shown}: it was not done"));
                 }
                 self.is(&format!("{shown}: not done"), &into, &before);
                 self.power.mount().ok(arguments);
@@ -449,7 +453,7 @@ impl Both {
                 let shown = format!("{verb:?}, cut {number}");
                 self.power.show(copy);
                 if dropped(self) {
-                    assert!(!self.fix().exists(), "{shown}: it is at both places");
+                    assert!(!self.fix().exists(), "{shown}: it is at both paths");
                     self.power.mount().ok(&["branch", "restore", "fix"]);
                     gone += 1;
                 } else {
@@ -460,7 +464,7 @@ impl Both {
                 self.is(&shown, &self.root(), &parent);
                 verified(&self.fix());
             }
-            println!("{verb:?}: there {there}, in the trash {gone}");
+            println!("{verb:?}: at its path {there}, in the trash {gone}");
         }
     }
 }

@@ -325,7 +325,7 @@ fn who_watches_holds_up_nobody(v: Variant) {
     drop(left.stdout.take());
     wait_until("it ends", || left.try_wait().expect("a child").is_some());
     let pid = rustix::process::Pid::from_child(&watch.child);
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it lives");
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is alive");
     assert_eq!(watch.ended().1, "");
     rig.mount.umount();
     drop(deaf.stdout.take());
@@ -356,10 +356,14 @@ fn a_command_is_run_for_each(v: Variant) {
     fs::write(rig.path().join(hostile), "here").unwrap();
     assert_eq!(watch.next(), format!("changed {hostile}*: one two here"));
     let expected = format!("appeared|{hostile}|one two|\nchanged|{hostile}|one two|1\n");
-    wait_until("both are told", || {
+    wait_until("both events are reported", || {
         fs::read_to_string(&out).is_ok_and(|told| told == expected)
     });
-    assert_eq!(fs::read_dir(&work).unwrap().count(), 0, "a name was run");
+    assert_eq!(
+        fs::read_dir(&work).unwrap().count(),
+        0,
+        "a file name was executed"
+    );
     // A failing command is reported and does not end the watch; its output is not data.
     let refused = rig.mount.run(&["branch", "conflicts", "--exec", "true"]);
     assert_eq!(refused.status.code(), Some(2));

@@ -23,7 +23,7 @@ fn what_cannot_be_a_branch_is_refused(v: Variant) {
         &["branch", "create", "two", "--at", "99"],
         "unknown-checkpoint",
     );
-    assert!(!place(&rig, "two").exists(), "its directory is taken back");
+    assert!(!place(&rig, "two").exists(), "its directory is removed");
     let full = rig.image.dir("full");
     fs::write(full.join("f"), "").unwrap();
     let path = |path: &std::path::Path| path.to_str().unwrap().to_owned();

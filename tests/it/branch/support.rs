@@ -16,7 +16,7 @@ pub fn place(rig: &Rig, name: &str) -> PathBuf {
 pub fn create(rig: &Rig, name: &str) -> PathBuf {
     let said = rig.mount.ok(&["branch", "create", name]);
     let path = PathBuf::from(said.trim_end());
-    assert_eq!(path, place(rig, name), "it is printed where it is");
+    assert_eq!(path, place(rig, name), "the printed path is its path");
     path
 }
 
@@ -46,7 +46,7 @@ pub fn verb(rig: &Rig, arguments: &[&str]) -> (bool, String) {
 pub fn refused(rig: &Rig, arguments: &[&str], code: &str) -> String {
     let output = rig.mount.run(&[&["--json"], arguments].concat());
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success(), "{arguments:?} was done");
+    assert!(!output.status.success(), "{arguments:?} succeeded");
     let error: Value = serde_json::from_str(said.lines().last().unwrap_or_default())
         .unwrap_or_else(|_| panic!("{arguments:?}: {said}"));
     assert_eq!(error["error"]["code"], code, "{arguments:?}: {said}");

@@ -78,7 +78,7 @@ impl Side {
                 .read(access != open_flags::WRONLY)
                 .write(access != open_flags::RDONLY)
                 .open(format!("/proc/self/fd/{}", file.as_raw_fd()));
-            again.expect("what is given for the kernel's I/O can be opened")
+            again.expect("the backing file for the kernel's I/O can be opened")
         });
         let shared = self.handles.iter().flatten();
         let shared = shared.filter(|open| open.node == node);
@@ -170,7 +170,7 @@ impl Side {
                     let expected = expected.map_or(0, |expected| expected.len());
                     let bytes = content.len();
                     return Err(format!(
-                        "an open file has {bytes} bytes, which are not the {expected} expected"
+                        "an open file has {bytes} bytes, but {expected} were expected"
                     ));
                 }
             }

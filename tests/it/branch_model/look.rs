@@ -132,17 +132,19 @@ impl Looker<'_> {
             Some(plus) if plus.told => plus.entry,
             _ => self
                 .child(dir, &listed.name)
-                .map_err(|errno| format!("listed, and looking it up: {errno}"))?,
+                .map_err(|errno| format!("listed, but the look-up fails: {errno}"))?,
         };
         if entry.node != listed.node || entry.stat.ino != entry.node.0 {
             let numbers = (listed.node.0, entry.node.0, entry.stat.ino);
             return Err(format!(
-                "listed, looked up and shown with numbers {numbers:?}"
+                "readdir, lookup and getattr return different inode numbers: {numbers:?}"
             ));
         }
         if entry.stat.kind != listed.kind {
             let kinds = (listed.kind, entry.stat.kind);
-            return Err(format!("listed and looked up as {kinds:?}"));
+            return Err(format!(
+                "readdir and lookup return different types: {kinds:?}"
+            ));
         }
         Ok(entry)
     }

@@ -105,7 +105,7 @@ impl FromStr for Act {
         match act.split_once(' ') {
             None if act == "remount" => Ok(Act::Remount),
             None if act == "kill" => Ok(Act::Kill),
-            None => Err(format!("no such step: {act}")),
+            None => Err(format!("unknown step: {act}")),
             Some((on, what)) => of(on, what),
         }
     }
@@ -310,7 +310,7 @@ impl Forest {
         };
         works(&parent.world.root, &["branch", "drop", &name])?;
         if place.exists() {
-            return Err(format!("{} is still there", place.display()));
+            return Err(format!("{} still exists", place.display()));
         }
         parent.check()
     }
@@ -467,7 +467,7 @@ fn once(
 ) -> Result<(), (Vec<Act>, String)> {
     let dir = image.dir(&format!("m{number}"));
     let project = dir.join("project");
-    std::fs::create_dir(&project).expect("it is fresh");
+    std::fs::create_dir(&project).expect("the directory is new");
     let mut done = Vec::new();
     let result = catch_unwind(AssertUnwindSafe(|| {
         let opts = MountOpts {
@@ -492,7 +492,7 @@ fn once(
         Err(format!("panic: {}", text.unwrap_or_default()))
     });
     if let Err(error) = std::fs::remove_dir_all(&dir) {
-        eprintln!("branch_model: {} stays: {error}", dir.display());
+        eprintln!("branch_model: {} was not removed: {error}", dir.display());
     }
     result.map_err(|told| (done, told))
 }

@@ -151,7 +151,7 @@ fn once(list: &[Step]) -> Result<Outcome, String> {
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| merged(base, ours, theirs)));
     let told = told
         .map_err(|_| "the code panics".to_owned())?
-        .map_err(|errno| format!("the code answers {errno}"))?;
+        .map_err(|errno| format!("the code returns {errno}"))?;
     match (merge(&base.0, &ours.0, &theirs.0), told) {
         (Merged::Unclear(why), _) => Ok(Outcome::Unclear(why)),
         (Merged::Conflict(_), Err(_)) => Ok(Outcome::Conflict),

@@ -58,7 +58,7 @@ impl Side {
 
     /// Caches the inode created at a path of the model.
     fn learn(&mut self, path: &[u8], entry: ckptfs::internals::engine::request::Entry) -> NodeId {
-        let id = self.model.tree.lookup(path).expect("it was made");
+        let id = self.model.tree.lookup(path).expect("it was created");
         self.enter(path);
         self.know(id, entry)
     }
@@ -235,7 +235,7 @@ impl Side {
                     ..SetAttr::default()
                 }
             }
-            _ => panic!("{op} is none of these"),
+            _ => panic!("unexpected operation {op}"),
         };
         engine.setattr(CALLER, node, None, set).map(drop)
     }

@@ -80,9 +80,12 @@ impl FromStr for Step {
     type Err = String;
 
     fn from_str(line: &str) -> Result<Step, String> {
-        let (on, op) = line.trim().split_once(' ').ok_or("a tree and a step")?;
+        let (on, op) = line
+            .trim()
+            .split_once(' ')
+            .ok_or("a tree and a step are expected")?;
         Ok(Step {
-            on: on.parse().map_err(|_| format!("{on} is no tree"))?,
+            on: on.parse().map_err(|_| format!("{on} is not a tree"))?,
             op: match op {
                 "branch" => None,
                 op => Some(op.parse()?),
@@ -234,7 +237,7 @@ impl Bench {
             Err(format!("panic: {}", text.unwrap_or_default()))
         });
         if let Err(error) = std::fs::remove_dir_all(&dir) {
-            eprintln!("branch_model: {} stays: {error}", dir.display());
+            eprintln!("branch_model: {} was not removed: {error}", dir.display());
         }
         result.map_err(|problem| Failure {
             steps: done,
@@ -267,7 +270,7 @@ impl Bench {
         let run = |list: &[Step]| self.list(list).err().map(|failure| failure.problem);
         let (list, problem) = shrink(failure.steps, failure.problem, SHRINK, run);
         panic!(
-            "{name}: {what} failed; shrunk to {} steps:\n{}{problem}\n(CKPTFS_REPLAY=FILE runs a list; a fixed one belongs in tests/it/branch_model/cases.rs)",
+            "{name}: {what} failed; shrunk to {} steps:\n{}{problem}\n(CKPTFS_REPLAY=FILE replays a list; the list of a fixed bug belongs in tests/it/branch_model/cases.rs)",
             list.len(),
             text(&list)
         );

@@ -227,9 +227,9 @@ impl Side {
             Ok(Looked::Absent(_)) => Ok(()),
             Ok(Looked::Found(entry)) => {
                 self.engine().forget(entry.node, 1);
-                Err("it is there".to_owned())
+                Err("it exists".to_owned())
             }
-            Err(errno) => Err(format!("look-up of what is not there: {errno}")),
+            Err(errno) => Err(format!("look-up of a missing name: {errno}")),
         }
     }
 
@@ -321,12 +321,16 @@ impl Side {
             let (seen, shown) = (sight[&path].ino, path.escape_ascii());
             match self.numbers.get(&id) {
                 Some(known) if *known == seen => {}
-                Some(known) => return Err(format!("{shown}: number {seen}, it was {known}")),
+                Some(known) => {
+                    return Err(format!("{shown}: inode number {seen}, previously {known}"));
+                }
                 None => {
                     let is_another =
                         |from: &From| from.numbers.get(&seen).is_some_and(|other| *other != id);
                     if self.from.as_ref().is_some_and(is_another) {
-                        return Err(format!("{shown}: number {seen} is of the parent's"));
+                        return Err(format!(
+                            "{shown}: inode number {seen} belongs to the parent"
+                        ));
                     }
                     self.numbers.insert(id, seen);
                 }

@@ -50,7 +50,7 @@ impl Side {
                 let is_new = !common.contains_key(child);
                 let known = *common.entry(*child).or_insert(found);
                 if known != found {
-                    side.unclear = Some("what has two new names stands for two");
+                    side.unclear = Some("an inode with two new names has two counterparts");
                 }
                 if is_new
                     && side
@@ -58,7 +58,7 @@ impl Side {
                         .insert(known, tree.node(*child).clone())
                         .is_some()
                 {
-                    side.unclear = Some("two stand for one");
+                    side.unclear = Some("two inodes have the same counterpart");
                 }
                 side.places.entry(known).or_default().insert(at);
                 if is_new && tree.node(*child).is_dir() {
@@ -143,7 +143,7 @@ fn part(base: &mut Side, ours: &mut Side, theirs: &mut Side) -> Option<&'static 
             let others = apart.keys().filter(|pair| *pair != &(*here, *there));
             let mut others = others.flat_map(|(here, there)| [*here, *there]);
             if others.any(|id| id != file && (id == *here || id == *there)) {
-                unclear = Some("parted in two ways");
+                unclear = Some("separated in two ways");
                 continue;
             }
             let one = if *here == file { *there } else { *here };
@@ -247,7 +247,7 @@ impl Merge {
         let (there_at, base_at) = (side.places(id), self.base.places(id));
         let came = !there_at.is_subset(&base_at);
         if !came && there_at != base_at {
-            self.unclear = Some("a name was removed of what is gone on the other side");
+            self.unclear = Some("one side removed a name of an inode that the other removed");
         }
         if came || dress(base) != dress(there) || !same_body(base, there) {
             self.clash(id, "removed and changed");
@@ -266,7 +266,7 @@ impl Merge {
         if is_dir || !self.base.nodes.contains_key(&id) && ours != theirs {
             return three(&base, &ours, &theirs).unwrap_or_else(|| {
                 if !is_dir {
-                    self.unclear = Some("made by both, with other names beside");
+                    self.unclear = Some("created by both, with different other names");
                 }
                 self.clash(id, "moved twice");
                 ours
@@ -277,7 +277,7 @@ impl Merge {
         let moved_by_both = went(&ours).intersection(&went(&theirs)).count() > 0;
         if moved_by_both && came(&ours) != came(&theirs) {
             if came(&ours).is_empty() || came(&theirs).is_empty() {
-                self.unclear = Some("a name was removed here and moved there");
+                self.unclear = Some("one side removed a name that the other moved");
             } else {
                 self.clash(id, "moved twice");
             }
@@ -289,7 +289,7 @@ impl Merge {
         merged.extend(came(&ours));
         merged.extend(came(&theirs));
         if merged.is_empty() {
-            self.unclear = Some("each side removed another name");
+            self.unclear = Some("each side removed a different name");
         }
         merged
     }
@@ -306,7 +306,7 @@ impl Merge {
         };
         let before = base.unwrap_or(&nothing);
         if base.is_none() && !ours.is_dir() && dress(ours) != dress(theirs) {
-            self.unclear = Some("made by both, and one has more attributes");
+            self.unclear = Some("created by both, and one has more attributes");
         }
         match three(&before.mode, &ours.mode, &theirs.mode) {
             Some(mode) => node.mode = mode,
@@ -352,7 +352,7 @@ impl Merge {
         match lines::merge(base, a, b) {
             lines::Lines::Clean(text) => return Body::File(Arc::new(text)),
             lines::Lines::Conflict => self.clash(id, "content"),
-            lines::Lines::Unclear => self.unclear = Some("lines side by side"),
+            lines::Lines::Unclear => self.unclear = Some("changes in adjacent lines"),
         }
         ours.body.clone()
     }

@@ -59,7 +59,7 @@ fn files_written_and_closed_do_not_wait_for_the_checkpoint(v: Variant) {
     // On a busy machine the last RELEASE requests may arrive late.
     assert!(number(&made, "open_files") <= FILES as u64 / 2, "{made}");
     wait_until(
-        "nothing is in use, so nothing is captured inside the freeze",
+        "no file is in use, and nothing is captured during the freeze",
         || same(number(&rig.mount.checkpoint_json(&[]), "open_files"), 0),
     );
     for path in paths.iter().step_by(50) {
@@ -103,7 +103,7 @@ fn the_file_that_took_longest_is_named(v: Variant) {
         captures.then(|| "of many extents".to_owned()),
         "{made}"
     );
-    wait_until("what is old and left alone is captured no more", || {
+    wait_until("old files without changes are no longer captured", || {
         same(slowest(&rig.mount.checkpoint_json(&[])), None)
     });
 }

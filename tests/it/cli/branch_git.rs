@@ -64,7 +64,7 @@ fn a_branch_is_a_working_tree_of_the_repository() {
     );
     assert_eq!(git(&sandbox, "p@fix", &["branch", "--show-current"]), "fix");
     assert_eq!(
-        fs::read_to_string(sandbox.path.join("p@fix/ignored")).expect("it comes along"),
+        fs::read_to_string(sandbox.path.join("p@fix/ignored")).expect("it is in the new tree"),
         "as it was\n"
     );
     let json = sandbox
@@ -264,7 +264,7 @@ fn several_make_one_branch_at_once() {
             })
             .collect();
         let ended = tries.into_iter().map(|one| one.wait_with_output());
-        let ended: Vec<_> = ended.map(|ended| ended.expect("its end")).collect();
+        let ended: Vec<_> = ended.map(|ended| ended.expect("its status")).collect();
         let made = ended.iter().filter(|ended| ended.status.success());
         assert_eq!(made.count(), 1, "{ended:?}");
         for lost in ended.iter().filter(|ended| !ended.status.success()) {

@@ -88,7 +88,7 @@ fn content(sandbox: &Sandbox, path: &str) -> Option<String> {
 #[test]
 fn what_each_checkpoint_changed_is_seen_and_a_file_comes_back() {
     if !has("tmux") {
-        skip("there is no tmux");
+        skip("tmux is not installed");
         return;
     }
     let sandbox = mounted();
@@ -136,7 +136,7 @@ fn what_each_checkpoint_changed_is_seen_and_a_file_comes_back() {
 #[test]
 fn a_branch_and_a_tag_are_made_and_what_is_hostile_is_shown_harmless() {
     if !has("tmux") {
-        skip("there is no tmux");
+        skip("tmux is not installed");
         return;
     }
     let sandbox = mounted();

@@ -27,7 +27,7 @@ fn run_page(page: &Path) {
         assert_eq!(ran.code, 0, "{}: $ {command}\n{out}", page.display());
         assert!(
             fits(said, &out.lines().collect::<Vec<_>>()),
-            "{}: $ {command}\nsaid\n{out}\nand the page has\n{}",
+            "{}: $ {command}\nprinted\n{out}\nbut the page has\n{}",
             page.display(),
             said.join("\n")
         );

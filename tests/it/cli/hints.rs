@@ -15,7 +15,7 @@ fn a_merge_that_was_taken_back_by_hand_is_said_to_be_done_already() {
     sandbox.file("p@fix/new.js", "new");
     run(&sandbox, &["merge", "fix"]).ok();
     let new = sandbox.path.join("p/new.js");
-    fs::remove_file(&new).expect("it goes");
+    fs::remove_file(&new).expect("the call succeeds");
     let already =
         "nothing to merge: fix was merged already (operation 3), and has nothing new since\n";
     let again = "to merge it again, take that merge back first: ckptfs undo --to 2\n";
@@ -46,7 +46,7 @@ fn a_merge_that_was_taken_back_by_hand_is_said_to_be_done_already() {
     // The other direction.
     sandbox.file("p/later", "later");
     run(&sandbox, &["branch", "update", "fix"]).ok();
-    fs::remove_file(sandbox.path.join("p@fix/later")).expect("it goes");
+    fs::remove_file(sandbox.path.join("p@fix/later")).expect("the call succeeds");
     let said = run(&sandbox, &["branch", "update", "fix"]).ok().out();
     assert!(
         said.starts_with("nothing to update: fix was updated already (its operation "),

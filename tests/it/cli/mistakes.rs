@@ -124,7 +124,7 @@ fn after_a_restore_status_compares_with_what_was_restored() {
     assert_eq!(
         compared(&sandbox),
         (Some(1), Some(2), 0),
-        "a daemon that comes after knows it too"
+        "the next daemon knows it also"
     );
     // A restore without changes still sets the base.
     sandbox.file("p/a.txt", "two\n");
@@ -297,7 +297,7 @@ fn interrupted(
     let status = wait_until("it ends", || child.try_wait().expect("wait"));
     (
         status.code(),
-        fs::read_to_string(out).expect("what it said"),
+        fs::read_to_string(out).expect("its output can be read"),
     )
 }
 
@@ -338,7 +338,7 @@ fn a_restore_that_has_not_begun_is_given_up_with_whoever_asked() {
         // The client has time to cancel.
         let goes_on = || {
             std::thread::sleep(Duration::from_millis(1500));
-            fs::write(&go, "").expect("it goes on");
+            fs::write(&go, "").expect("the file can be written");
         };
         let (code, said) = interrupted(&sandbox, &["restore", "1"], in_hook, signal, goes_on);
         assert_eq!(code, status, "{signal}: {said}");
@@ -357,7 +357,7 @@ fn a_restore_that_has_not_begun_is_given_up_with_whoever_asked() {
     assert_eq!(
         content(&sandbox, "a.txt"),
         "one\n",
-        "the next one is not given up"
+        "the next restore is not cancelled"
     );
 }
 
@@ -430,8 +430,11 @@ fn one_that_has_begun_is_finished_and_says_so() {
             }
         }
     }
-    println!("finished {finished}, given up {given_up}");
-    assert!(finished > 0, "none was met while it changed the tree");
+    println!("finished {finished}, cancelled {given_up}");
+    assert!(
+        finished > 0,
+        "no signal arrived while the tree was being changed"
+    );
 }
 
 /// Failed before: a source restored with its old mtime was older than the output of the other
@@ -444,14 +447,9 @@ fn what_is_made_from_restored_paths_is_made_again() {
     sandbox.file("p/src/same.c", "same");
     sandbox.file("p/src/gone.c", "gone");
     sandbox.file("p/src/named.c", "named");
-    let age = |name: &str| {
-        let mut touch = sandbox.hermetic("touch", "p");
-        touch.args(["-d", "2020-01-01", name]);
-        assert_eq!(sandbox.run(touch).code, 0);
-    };
-    ["src/a.c", "src/same.c", "src/gone.c", "src/named.c"]
-        .into_iter()
-        .for_each(age);
+    let mut touch = sandbox.hermetic("touch", "p/src");
+    touch.args(["-d", "2020-01-01", "a.c", "same.c", "gone.c", "named.c"]);
+    assert_eq!(sandbox.run(touch).code, 0);
     sandbox.ckptfs(&["mount", "p"]).ok();
     run(&sandbox, &["checkpoint"]).ok();
     let time = |name: &str| {
@@ -476,13 +474,13 @@ fn what_is_made_from_restored_paths_is_made_again() {
     for name in ["src/a.c", "src/gone.c", "src/named.c"] {
         assert!(
             time(name) > time("out"),
-            "{name} is newer than what was made of the other one"
+            "{name} is newer than the output made from the other one"
         );
     }
     assert_eq!(
         (content(&sandbox, "src/a.c").as_str(), time("src/same.c")),
         ("A", old),
-        "what was not changed is not touched"
+        "unchanged files are not touched"
     );
     // Nothing differs but the time.
     run(&sandbox, &["restore", "1", "src"]).is(
@@ -534,8 +532,8 @@ fn a_file_that_has_other_names_outside_stays_one_or_is_named() {
     run(&sandbox, &["checkpoint"]).ok();
     // Only names that were looked up are known; the tree is not searched for others.
     let _ = [fs::metadata(at("store/x")), fs::metadata(at("store/y"))];
-    fs::rename(at("modules/moved"), at("store/moved")).expect("it goes");
-    fs::remove_dir_all(at("modules")).expect("it goes");
+    fs::rename(at("modules/moved"), at("store/moved")).expect("the call succeeds");
+    fs::remove_dir_all(at("modules")).expect("the call succeeds");
     sandbox.file("p/store/y", "changed");
     let restored = run(&sandbox, &["restore", "1", "modules"]).ok();
     let ino = |name: &str| fs::metadata(at(name)).expect(name).ino();

@@ -49,7 +49,8 @@ fn the_story_of_a_project() {
         .ckptfs_in("p", &["diff", "1"])
         .is(0, "M README.md\nD src\nD src/main.rs\n", "");
     assert_eq!(
-        fs::read_to_string(sandbox.path.join("p/.snapshots/v1/README.md")).expect("the past"),
+        fs::read_to_string(sandbox.path.join("p/.snapshots/v1/README.md"))
+            .expect("the old content"),
         "hello\n"
     );
     let restored = sandbox.ckptfs_in("p", &["restore", "1"]).ok().out();
@@ -205,7 +206,7 @@ fn stats_count_each_kind_of_request() {
     assert_eq!(
         stats()["requests"],
         before["requests"],
-        "asking is no request"
+        "a status query is not a request"
     );
     for number in 0..10 {
         fs::create_dir(sandbox.path.join(format!("m/d{number}"))).expect("mkdir");

@@ -93,7 +93,7 @@ fn a_mount_whose_daemon_died_is_named_and_repaired() {
         .ckptfs(&["umount", "p"])
         .is(0, "", "[DIR]/p is unmounted\n");
     assert_eq!(
-        fs::read_to_string(sandbox.path.join("p/README.md")).expect("plain again"),
+        fs::read_to_string(sandbox.path.join("p/README.md")).expect("the plain directory"),
         "hello\n"
     );
 }
@@ -107,11 +107,7 @@ fn the_daemon_holds_nothing_of_its_caller() {
     let ran = sandbox.run(command).ok();
     assert!(ran.out().ends_with("free\n"), "{}", ran.out());
     let daemons = sandbox.daemons();
-    assert_eq!(
-        daemons.len(),
-        2,
-        "the holder, and the worker that it started"
-    );
+    assert_eq!(daemons.len(), 2, "the holder and its worker");
     for daemon in &daemons {
         let process = format!("/proc/{daemon}");
         assert_eq!(
@@ -132,7 +128,7 @@ fn the_daemon_holds_nothing_of_its_caller() {
             .expect("session");
         assert!(
             daemons.iter().any(|pid| pid.to_string() == session),
-            "a session of their own"
+            "they have their own session"
         );
     }
 }
@@ -178,7 +174,7 @@ fn a_busy_mount_is_kept_and_its_user_named_until_lazy() {
         "{}",
         status.err()
     );
-    wait_until("the daemon ends with the last user", || {
+    wait_until("the daemon exits with the last user", || {
         same(sandbox.daemons(), Vec::<u32>::new())
     });
 }
@@ -202,7 +198,7 @@ fn an_unmount_tells_for_whom_the_daemon_goes_on() {
         && ran.err().contains(" has it mounted too, at [DIR]/q, and");
     assert!(told, "{}", ran.err());
     assert_eq!(while_mounted, 2, "the daemon and its holder");
-    wait_longer("the daemon ends when nobody has it mounted", 120, || {
+    wait_longer("the daemon exits after the last unmount", 120, || {
         same(sandbox.daemons(), Vec::<u32>::new())
     });
 }

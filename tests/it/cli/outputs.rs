@@ -135,7 +135,7 @@ impl Story {
     /// `cd DIR`; `$ COMMAND`, a shell command that must succeed; `= VERB` and `=json VERB`, once;
     /// `+ VERB`, as text and as JSON.
     fn line(&mut self, line: &str) {
-        let (what, rest) = line.split_once(' ').expect("what, and the rest");
+        let (what, rest) = line.split_once(' ').expect("a keyword and its argument");
         match what {
             "cd" => self.dir = rest.to_owned(),
             "$" => drop(self.bash(&format!("set -e; {rest}\n{SETTLE}")).ok()),
@@ -145,7 +145,7 @@ impl Story {
                 self.command(rest, false);
                 self.command(rest, true);
             }
-            _ => panic!("{line}: no line of a story begins so"),
+            _ => panic!("{line}: a line of a story begins with another keyword"),
         }
     }
 }
@@ -180,7 +180,7 @@ fn compare(texts: &Texts, kind: &str) {
     for line in lines_of(&redacted) {
         let (shown, varies) = line
             .split_once('\t')
-            .expect("what is shown, a tab, a regex");
+            .expect("a placeholder, a tab, a regex");
         settings.add_filter(varies, shown);
     }
     let differs = |(name, text): &(&String, &String)| {
@@ -191,8 +191,7 @@ fn compare(texts: &Texts, kind: &str) {
     let differ: Vec<&String> = texts.iter().filter(differs).map(|(name, _)| name).collect();
     assert!(
         differ.is_empty(),
-        "the output of {differ:?} has changed (the diffs are above). Is it right now? Then accept it:\n  \
-         INSTA_UPDATE=always cargo test --features remote --test it -- cli::outputs"
+        "the output of {differ:?} has changed (see the diffs above). If the new output is correct, accept it:\n  INSTA_UPDATE=always cargo test --features remote --test it -- cli::outputs"
     );
     let there = fs::read_dir(here().join("snapshots")).expect("snapshots");
     let left: Vec<String> = there
@@ -204,7 +203,7 @@ fn compare(texts: &Texts, kind: &str) {
         .collect();
     assert!(
         left.is_empty(),
-        "snapshots of verbs that are gone: {left:?}"
+        "snapshots of verbs that no longer exist: {left:?}"
     );
 }
 
@@ -254,7 +253,7 @@ fn every_verb_prints_what_is_known() {
         let image = &image;
         let stories = STORIES.map(|name| scope.spawn(move || Story::told(name, image)));
         let told = stories.into_iter().map(|story| story.join());
-        told.map(|story| story.expect("it is told to its end"))
+        told.map(|story| story.expect("the story runs to its end"))
             .collect()
     });
     let (mut texts, mut seen) = (Texts::new(), Seen::new());

@@ -27,7 +27,7 @@ fn a_pinned_checkpoint_is_not_deleted_by_whomever() {
         sandbox.ckptfs_in("p", &["delete", "1"]).is(1, "", says);
         assert!(
             std::fs::remove_dir(sandbox.path.join("p/.snapshots/1")).is_err(),
-            "rmdir(2) is no way around it"
+            "rmdir(2) does not bypass a pin"
         );
     };
     refused();

@@ -51,7 +51,10 @@ fn every_verb_has_help_and_is_in_the_overview() {
             );
         }
     }
-    assert!(!told.contains(&"daemon".to_owned()), "it is not for people");
+    assert!(
+        !told.contains(&"daemon".to_owned()),
+        "it is not a command for users"
+    );
 }
 
 #[test]
@@ -249,7 +252,7 @@ fn a_store_that_is_no_directory_is_refused_and_left_alone() {
     let expected = "Error: [DIR]/p/.ckptfs is not a directory\nHint: the history is stored under this name: move it out of the way\n";
     sandbox.ckptfs(&["mount", "p"]).is(1, "", expected);
     assert_eq!(
-        std::fs::read_to_string(sandbox.path.join("p/.ckptfs")).expect("still there"),
+        std::fs::read_to_string(sandbox.path.join("p/.ckptfs")).expect("it still exists"),
         "mine"
     );
 }

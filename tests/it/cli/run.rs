@@ -277,7 +277,7 @@ fn ended(mut child: Child) -> i32 {
         }
         if began.elapsed() > TIME_LIMIT {
             let _ = child.kill();
-            panic!("it has not ended");
+            panic!("it has not exited");
         }
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -326,7 +326,7 @@ fn signals_reach_the_command_once_and_its_end_is_ours() {
         .filter(|made| made["reason"]["kind"] == "guard");
     let got = |id: &serde_json::Value| {
         fs::read_to_string(sandbox.path.join(format!("p/.snapshots/{id}/got")))
-            .expect("what the trap wrote")
+            .expect("the output of the trap")
     };
     let mut all: Vec<String> = guards.map(|made| got(&made["id"])).collect();
     all.sort();

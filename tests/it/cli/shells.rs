@@ -128,7 +128,7 @@ fn completes(shell: &[&str], register: &str) {
 #[test]
 fn bash_completes_what_only_the_tree_knows() {
     if !has("python3") {
-        skip("there is no python3 to type with");
+        skip("python3 is not installed");
         return;
     }
     completes(

@@ -169,7 +169,7 @@ impl Sandbox {
             if began.elapsed() > TIME_LIMIT {
                 // It may hang in the kernel: do not wait for it.
                 let _ = child.kill();
-                panic!("{command:?} has not ended within {TIME_LIMIT:?}");
+                panic!("{command:?} has not exited within {TIME_LIMIT:?}");
             }
             std::thread::sleep(Duration::from_millis(2));
         };

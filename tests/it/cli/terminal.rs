@@ -346,5 +346,5 @@ fn the_picture_of_the_readme_is_what_a_run_prints() {
     let made = std::fs::read_to_string(sandbox.path.join("demo.svg")).expect("a picture");
     let shown = picture(include_str!("../../../docs/demo.svg"));
     assert!(shown.len() > 20, "{shown:?}");
-    assert_eq!(picture(&made), shown, "docs/demo.py makes it anew");
+    assert_eq!(picture(&made), shown, "docs/demo.py regenerates it");
 }

@@ -24,7 +24,7 @@ impl Sandbox {
     }
 
     fn content(&self) -> String {
-        fs::read_to_string(self.path.join("p/a.txt")).expect("it is there")
+        fs::read_to_string(self.path.join("p/a.txt")).expect("it exists")
     }
 
     fn ids(&self) -> Vec<u64> {
@@ -47,7 +47,7 @@ impl Sandbox {
                 number,
                 what,
                 op["undoes"].as_u64(),
-                op["in_effect"].as_bool().expect("yes or no"),
+                op["in_effect"].as_bool().expect("a boolean"),
             )
         };
         list.as_array().expect("a list").iter().map(one).collect()
@@ -116,7 +116,7 @@ fn a_restore_of_paths_is_undone_for_those_paths() {
     assert_eq!(
         fs::read_to_string(sandbox.path.join("p/b.txt")).expect("b"),
         "written since\n",
-        "what was not restored is not touched"
+        "the restore does not touch other files"
     );
 }
 
@@ -165,7 +165,7 @@ fn everything_else_is_undone_and_done_again() {
         assert_eq!(sandbox.ids(), [3, 2]);
         assert_eq!(
             fs::read_to_string(sandbox.path.join("p/.snapshots/three/a.txt"))
-                .expect("made by mkdir"),
+                .expect("created by mkdir"),
             "three\n"
         );
     }
@@ -192,11 +192,11 @@ fn what_is_changed_while_a_checkpoint_is_deleted_is_kept_for_it() {
     fs::write(sandbox.path.join("p/new.txt"), "new").expect("a file");
     sandbox.kill_daemons();
     sandbox.ckptfs(&["mount", "p"]).ok();
-    fs::remove_file(sandbox.path.join("p/a.txt")).expect("it goes");
+    fs::remove_file(sandbox.path.join("p/a.txt")).expect("the call succeeds");
     sandbox.does(&["undo", "2"]).ok();
     let then = |id: u64| {
         fs::read_to_string(sandbox.path.join(format!("p/.snapshots/{id}/a.txt")))
-            .expect("as it was")
+            .expect("it is unchanged")
     };
     assert_eq!((then(1), then(2)), ("one\n".to_owned(), "two\n".to_owned()));
     assert!(!sandbox.path.join("p/.snapshots/2/new.txt").exists());
@@ -213,7 +213,11 @@ fn a_line_that_was_left_is_reached_by_its_operations() {
         .does(&["undo", "--force"])
         .is(0, "undone: 2 checkpoint 2\n", "");
     sandbox.does(&["checkpoint"]).is(0, "3\n", "");
-    assert_eq!(sandbox.does(&["redo"]).code, 1, "the line was left");
+    assert_eq!(
+        sandbox.does(&["redo"]).code,
+        1,
+        "nothing can be redone after a new operation"
+    );
     assert_eq!(sandbox.ids(), [3, 1]);
     sandbox.does(&["undo", "--to", "2", "--dry-run"]).is(
         0,
@@ -226,7 +230,7 @@ fn a_line_that_was_left_is_reached_by_its_operations() {
         (vec![4, 2, 1], "two\n")
     );
     assert_eq!(
-        fs::read_to_string(sandbox.path.join("p/.snapshots/2/a.txt")).expect("as it was"),
+        fs::read_to_string(sandbox.path.join("p/.snapshots/2/a.txt")).expect("it is unchanged"),
         "two\n"
     );
     sandbox.does(&["undo", "--to", "4"]).ok();

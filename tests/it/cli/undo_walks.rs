@@ -210,7 +210,7 @@ fn walked(seed: u64) {
     }
     assert!(
         states.len() > STEPS / 2,
-        "seed {seed}: {} operations only",
+        "seed {seed}: only {} operations",
         states.len()
     );
     for _ in 0..WALKS {

@@ -335,6 +335,6 @@ fn a_node_uses_volumes_and_deletes_them() {
     drop(cluster);
     assert!(
         !dir.exists(),
-        "the namespaces have ended, and with them all that ran in them"
+        "the namespaces and all their processes have ended"
     );
 }

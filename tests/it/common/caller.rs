@@ -38,7 +38,7 @@ impl Caller {
     pub fn does<T: Send>(self, act: impl FnOnce() -> T + Send) -> T {
         std::thread::scope(|scope| {
             let thread = scope.spawn(|| {
-                self.become_it().expect("root may be anybody");
+                self.become_it().expect("root can take any identity");
                 act()
             });
             thread.join().expect("no panic")

@@ -58,7 +58,7 @@ pub fn try_run_closing(
         ));
     };
     let held = |what: &str| {
-        format!("{line} ended ({status}), but something it left behind keeps its {what} open")
+        format!("{line} ended ({status}), but a process that it started keeps its {what} open")
     };
     let stdout = stdout.recv_timeout(pipes).map_err(|_| held("stdout"))?;
     let stderr = stderr.recv_timeout(pipes).map_err(|_| held("stderr"))?;
@@ -206,5 +206,8 @@ pub fn check(dir: &Path, arguments: &[&str]) -> (i32, Value) {
             String::from_utf8_lossy(&output.stderr)
         )
     });
-    (output.status.code().expect("it ended by itself"), value)
+    (
+        output.status.code().expect("it was not killed by a signal"),
+        value,
+    )
 }

@@ -150,7 +150,7 @@ impl Image {
             let file = slot.join("disk.img");
             File::create_new(&file)
                 .and_then(|file| file.set_len(bytes))
-                .unwrap_or_else(|error| panic!("cannot make an image of {bytes} bytes: {error}"));
+                .unwrap_or_else(|error| panic!("cannot create an image of {bytes} bytes: {error}"));
             succeeds(tool(mkfs, options).args(arguments).arg(&file), TOOL_SECONDS);
             match &memory {
                 Some(memory) => move_to_memory(&file, memory),
@@ -197,14 +197,14 @@ impl Image {
     pub fn dir(&self, name: &str) -> PathBuf {
         let dir = self.point.join(name);
         fs::create_dir_all(&dir)
-            .unwrap_or_else(|error| panic!("cannot make {}: {error}", dir.display()));
+            .unwrap_or_else(|error| panic!("cannot create {}: {error}", dir.display()));
         dir
     }
 
     /// Mounts its content without the mounts in it.
     pub fn below(&self) -> Below {
         let below = Below(self.slot.join("below"));
-        fs::create_dir(&below.0).expect("the slot has none");
+        fs::create_dir(&below.0).expect("the slot has no such directory");
         succeeds(
             tool("mount", &["--bind"]).arg(&self.point).arg(&below.0),
             TOOL_SECONDS,
@@ -252,7 +252,7 @@ fn move_to_memory(file: &Path, memory: &Path) -> PathBuf {
         tool("cp", &["--sparse=always"]).arg(file).arg(memory),
         TOOL_SECONDS,
     );
-    fs::remove_file(file).expect("it is ours");
+    fs::remove_file(file).expect("the file can be removed");
     memory.join("disk.img")
 }
 
@@ -307,7 +307,7 @@ impl Drop for Image {
             );
         }
         if let Err(error) = fs::remove_dir(&self.point) {
-            eprintln!("harness: {} stays: {error}", self.point.display());
+            eprintln!("harness: {} was not removed: {error}", self.point.display());
             return;
         }
         if let Some(memory) = &self.memory
@@ -319,7 +319,7 @@ impl Drop for Image {
             );
         }
         if let Err(error) = fs::remove_dir_all(&self.slot) {
-            eprintln!("harness: {} stays: {error}", self.slot.display());
+            eprintln!("harness: {} was not removed: {error}", self.slot.display());
         }
     }
 }

@@ -108,7 +108,7 @@ impl Mount {
     pub fn adopt(&mut self) {
         assert!(
             minor_of(self.path()).is_some(),
-            "ckptfs mount said that it serves, but nothing is mounted on {}: {}{}",
+            "ckptfs mount reported success, but nothing is mounted on {}: {}{}",
             self.path().display(),
             mount_table("self"),
             self.log_tail()
@@ -307,10 +307,10 @@ impl Mount {
             .expect("the daemon was started and not killed");
         self.holder = None;
         let number = rustix::process::Pid::from_raw(pid as i32).expect("a process");
-        rustix::process::kill_process(number, rustix::process::Signal::TERM).expect("it lives");
+        rustix::process::kill_process(number, rustix::process::Signal::TERM).expect("it is alive");
         assert!(
             process::wait_dead(pid, start, WAIT),
-            "daemon {pid} does not end"
+            "daemon {pid} does not exit"
         );
     }
 
@@ -375,9 +375,7 @@ impl Mount {
         if said == "right\n" {
             Ok(true)
         } else {
-            Err(format!(
-                "a walk says something else than the baseline: {said}"
-            ))
+            Err(format!("a walk contradicts the baseline: {said}"))
         }
     }
 

@@ -12,7 +12,7 @@ pub struct OpenStore(OwnedFd);
 impl OpenStore {
     /// Opens the store of the tree that is mounted at `root`.
     pub fn of(root: &Path) -> OpenStore {
-        let link = File::open(root.join(".ckptfs")).expect("the store is there");
+        let link = File::open(root.join(".ckptfs")).expect("the store exists");
         let mut client = Client::connect(link).expect("the daemon answers");
         OpenStore(client.open_store().expect("the daemon opens its store"))
     }
@@ -24,6 +24,6 @@ impl OpenStore {
 
     /// Writes its configuration.
     pub fn configure(&self, text: &str) {
-        fs::write(self.file("ckptfs.toml"), text).expect("the store is ours");
+        fs::write(self.file("ckptfs.toml"), text).expect("the store is writable");
     }
 }

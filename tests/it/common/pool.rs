@@ -38,7 +38,7 @@ pub fn unavailable() -> bool {
     let why = if Path::new("/dev/fuse").exists() {
         Fs::Xfs.unavailable()
     } else {
-        Some("there is no /dev/fuse".to_owned())
+        Some("/dev/fuse does not exist".to_owned())
     };
     why.map(|why| skip(&why)).is_some()
 }
@@ -48,7 +48,7 @@ impl Pool {
     pub fn new(fs: Fs, socket: &str) -> Pool {
         let image = Image::of(fs);
         let socket = image.path().join(socket);
-        fs::create_dir(socket.parent().expect("a directory")).expect("the disk is ours");
+        fs::create_dir(socket.parent().expect("a directory")).expect("the disk is writable");
         Pool {
             driver: None,
             root: image.dir("pool"),
@@ -103,7 +103,7 @@ impl Pool {
             .create(true)
             .append(true)
             .open(self.log_path())
-            .expect("the disk is ours");
+            .expect("the disk is writable");
         command
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("a copy"))
@@ -139,8 +139,8 @@ impl Pool {
     /// Kills the driver as a crash would.
     pub fn kill(&mut self) {
         let mut driver = self.driver.take().expect("it runs");
-        driver.kill().expect("it is ours");
-        driver.wait().expect("it is ours");
+        driver.kill().expect("the driver can be killed");
+        driver.wait().expect("the driver can be waited for");
     }
 
     /// Kills the driver while others call it.
@@ -152,11 +152,12 @@ impl Pool {
     pub fn end(&mut self) -> i32 {
         let mut driver = self.driver.take().expect("it runs");
         let pid = rustix::process::Pid::from_child(&driver);
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is ours");
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM)
+            .expect("the driver can be signalled");
         wait_until("the driver ends", || {
             driver.try_wait().expect("a child").is_some()
         });
-        let status = driver.wait().expect("it is ours");
+        let status = driver.wait().expect("the driver can be waited for");
         status.code().expect("no signal")
     }
 

@@ -23,7 +23,7 @@ print(json.dumps([[sample.name, family.type, sample.labels, sample.value] for fa
 pub fn samples(text: &str) -> Option<Vec<Value>> {
     let python = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tools/python/bin/python3");
     if !python.exists() {
-        skip("there is no parser: tests/tools.sh could not install prometheus-client");
+        skip("no parser: tests/tools.sh could not install prometheus-client");
         return None;
     }
     let dir = scratch();

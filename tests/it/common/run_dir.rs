@@ -47,14 +47,17 @@ impl RunDir {
             .prefix("ckptfs-test-")
             .tempdir_in(&base)
             .unwrap_or_else(|error| {
-                panic!("cannot make a run directory in {}: {error}", base.display())
+                panic!(
+                    "cannot create a run directory in {}: {error}",
+                    base.display()
+                )
             })
             .keep();
         // Tests that act as another user need to traverse it.
         fs::set_permissions(&path, Permissions::from_mode(0o755))
-            .expect("the run directory is ours");
+            .expect("the run directory is writable");
         let pid = std::process::id();
-        let start = process::start_of(pid).expect("this process lives");
+        let start = process::start_of(pid).expect("this process is alive");
         fs::write(path.join("owner"), format!("{pid} {start}\n"))
             .expect("the run directory is writable");
         RunDir { path }
@@ -71,7 +74,7 @@ impl RunDir {
             NEXT_SLOT.fetch_add(1, Ordering::Relaxed)
         ));
         fs::create_dir(&slot)
-            .unwrap_or_else(|error| panic!("cannot make {}: {error}", slot.display()));
+            .unwrap_or_else(|error| panic!("cannot create {}: {error}", slot.display()));
         slot
     }
 
@@ -108,7 +111,7 @@ pub fn scratch() -> tempfile::TempDir {
     tempfile::Builder::new()
         .prefix("ckptfs-scratch-")
         .tempdir_in(base)
-        .expect("a scratch directory can be made")
+        .expect("a scratch directory can be created")
 }
 
 /// Returns the path of the script `name` in `tests/`.

@@ -51,7 +51,7 @@ impl Strace {
             .stdout(Stdio::null())
             .stderr(Stdio::null());
         let strace = Strace(command.spawn().ok()?);
-        wait_until("strace has hold of every thread of the daemon", || {
+        wait_until("strace is attached to every thread of the daemon", || {
             !strace.runs() || all_traced(pid)
         });
         Some(strace)
@@ -63,7 +63,7 @@ impl Strace {
         let strace = Strace::attach(pid, calls, &["-e", &fault], log).expect("strace starts");
         // The process may be killed before every thread is traced.
         let is_at_work = || strace.runs() || start_of(pid).is_none();
-        assert!(is_at_work(), "strace may not follow the daemon");
+        assert!(is_at_work(), "strace cannot trace the daemon");
         strace
     }
 

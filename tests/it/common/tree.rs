@@ -234,7 +234,7 @@ pub fn assert_tree_is(path: &Path, expected: &Tree, opts: &TreeOpts) {
     assert!(
         differences.is_empty(),
         "{}",
-        report(path, Path::new("what was expected"), &differences)
+        report(path, Path::new("the expected tree"), &differences)
     );
 }
 
@@ -350,7 +350,7 @@ fn report(a: &Path, b: &Path, differences: &[String]) -> String {
 ///
 /// Creates `to`, with the mode, owner, times and attributes of `from`.
 pub fn copy_tree(from: &Path, to: &Path) {
-    fs::create_dir(to).unwrap_or_else(|error| panic!("cannot make {}: {error}", to.display()));
+    fs::create_dir(to).unwrap_or_else(|error| panic!("cannot create {}: {error}", to.display()));
     let ours = [".ckptfs", ".snapshots"];
     let names: Vec<OsString> = fs::read_dir(from)
         .expect("the tree can be listed")

@@ -78,7 +78,7 @@ impl Variant {
     /// Returns the reason why it cannot run on this machine, if any.
     pub fn unavailable(self) -> Option<String> {
         if !Path::new("/dev/fuse").exists() {
-            return Some("there is no /dev/fuse".to_owned());
+            return Some("/dev/fuse does not exist".to_owned());
         }
         if self.io == Io::Passthrough && kernel() < PASSTHROUGH_KERNEL {
             return Some("this kernel has no FUSE passthrough with times that show every change (6.13 or later)".to_owned());
@@ -106,7 +106,7 @@ impl Variant {
         assert_eq!(
             io,
             opts.io.name(),
-            "the mount does not use the I/O path it was asked for"
+            "the mount uses another I/O path than requested"
         );
         Rig { mount, image }
     }

@@ -73,7 +73,7 @@ pub fn wait_longer<L: Look>(what: &str, seconds: u64, mut look: impl FnMut() -> 
             Ok(found) => return found,
             Err(state) => assert!(
                 began.elapsed() < Duration::from_secs(seconds),
-                "after {seconds} s and {looks} looks still not: {what}; seen: {state}"
+                "after {seconds} s and {looks} checks still not: {what}; seen: {state}"
             ),
         }
         thread::sleep(PAUSE);

@@ -39,17 +39,17 @@ pub fn of(processes: &[(String, u32)]) -> String {
 #[test]
 fn a_thread_that_sleeps_is_shown() {
     let child = std::process::Command::new("sleep").arg("60").spawn();
-    let mut child = child.expect("sleep is everywhere");
+    let mut child = child.expect("sleep is installed");
     crate::common::wait_until("it sleeps", || {
         fs::read_to_string(format!("/proc/{}/wchan", child.id()))
             .map(|at| seen(at.contains("sleep"), at))
-            .expect("it lives")
+            .expect("it is alive")
     });
     let text = of(&[("a sleeper".to_owned(), child.id())]);
     child
         .kill()
         .and_then(|()| child.wait())
-        .expect("it is ours");
+        .expect("the child can be waited for");
     assert!(
         text.contains("a sleeper") && text.contains("nanosleep"),
         "{text}"

@@ -121,7 +121,7 @@ fn look(rng: &mut Rng, path: &Path, dir: &Path) {
         );
         assert!(
             names.is_some_and(|names| names.len() <= FILES + DIRS),
-            "more names than there are in {}",
+            "more names than exist in {}",
             dir.display()
         );
         return;
@@ -133,7 +133,7 @@ fn look(rng: &mut Rng, path: &Path, dir: &Path) {
             data.is_empty() || data.len() == LEN && data.iter().all(|byte| *byte == data[0]);
         assert!(
             whole,
-            "{} was written in one go, and is read in part",
+            "{}: only a part of a single write is visible",
             path.display()
         );
     }

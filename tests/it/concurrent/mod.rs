@@ -59,10 +59,10 @@ fn nothing_is_lost(v: Variant) {
     fs::write("/proc/sys/vm/drop_caches", "2").unwrap();
     assert!(
         walk::walk(rig.path()).unwrap() == first,
-        "the live tree, seen anew"
+        "the live tree, read again"
     );
     let mut views: BTreeMap<String, String> = role::read_note(notes, "walker");
-    assert!(!views.is_empty(), "the walker came to the end of no view");
+    assert!(!views.is_empty(), "the walker reached the end of no view");
     all_views(&rig, &mut views);
     no_panic(&rig);
 
@@ -114,13 +114,13 @@ fn live_is(expected: &BTreeMap<String, Shown>, root: &Path, what: &str) {
     for (path, shown) in expected {
         match found.remove(path) {
             Some(there) if there == *shown => {}
-            there => wrong.push(format!("{path}: {there:?} and not {shown:?}")),
+            there => wrong.push(format!("{path}: found {there:?}, expected {shown:?}")),
         }
     }
     wrong.extend(
         found
             .iter()
-            .map(|(path, shown)| format!("{path}: {shown:?} is nobody's")),
+            .map(|(path, shown)| format!("{path}: {shown:?} belongs to no worker")),
     );
     assert!(
         wrong.is_empty(),

@@ -55,7 +55,7 @@ impl Orders {
     /// Returns the orders of this process, if any.
     pub fn given() -> Option<Orders> {
         let text = std::env::var(VARIABLE).ok()?;
-        Some(serde_json::from_str(&text).expect("orders are what the crew wrote"))
+        Some(serde_json::from_str(&text).expect("the orders are valid"))
     }
 
     /// Returns the duration of the run.
@@ -82,7 +82,7 @@ pub fn run(orders: &Orders) {
 }
 
 fn write_note(orders: &Orders, note: &impl Serialize) {
-    let text = serde_json::to_string(note).expect("a note is plain data");
+    let text = serde_json::to_string(note).expect("notes can be serialized");
     fs::write(orders.notes.join(format!("{}.json", orders.name())), text)
         .expect("the notes are outside the mount");
 }
@@ -90,8 +90,8 @@ fn write_note(orders: &Orders, note: &impl Serialize) {
 /// Reads the result of a process.
 pub fn read_note<T: DeserializeOwned>(notes: &Path, name: &str) -> T {
     let text = fs::read_to_string(notes.join(format!("{name}.json")))
-        .unwrap_or_else(|error| panic!("{name} wrote nothing down: {error}"));
-    serde_json::from_str(&text).expect("a note is plain data")
+        .unwrap_or_else(|error| panic!("{name} left no notes: {error}"));
+    serde_json::from_str(&text).expect("notes can be serialized")
 }
 
 fn checkpoints(orders: &Orders) {
@@ -142,7 +142,7 @@ fn walk_views(orders: &Orders) -> BTreeMap<String, String> {
         let before = known.entry(name.clone()).or_insert_with(|| hash.clone());
         assert!(
             *before == hash,
-            "the view {name} has changed while everybody worked"
+            "the view {name} changed while the workers ran"
         );
         walk::going(&dir, GOING);
     }
@@ -160,7 +160,8 @@ impl Crew {
     pub fn start(&mut self, orders: Orders) {
         let log = File::create(log_of(&orders)).expect("the notes can be written");
         let copy = log.try_clone().expect("a descriptor can be copied");
-        let mut command = Command::new(std::env::current_exe().expect("this binary has a path"));
+        let mut command =
+            Command::new(std::env::current_exe().expect("the path of this binary is known"));
         command.args([
             "concurrent::one_of_the_crew",
             "--exact",
@@ -169,7 +170,7 @@ impl Crew {
         ]);
         command.env(
             VARIABLE,
-            serde_json::to_string(&orders).expect("orders are plain data"),
+            serde_json::to_string(&orders).expect("orders can be serialized"),
         );
         let child = command
             .stdin(Stdio::null())

@@ -62,7 +62,7 @@ fn walk_below(dir: &Path, at: &str, text: &mut String) -> io::Result<()> {
         let stat = named(&path, fs::symlink_metadata(&path))?;
         if stat.file_type() != entry.file_type()? {
             return Err(io::Error::other(format!(
-                "{} is listed as another kind than it is",
+                "{} is listed with a wrong type",
                 path.display()
             )));
         }
@@ -87,7 +87,7 @@ fn walk_below(dir: &Path, at: &str, text: &mut String) -> io::Result<()> {
             let data = named(&path, fs::read(&path))?;
             if data.len() as u64 != stat.len() {
                 return Err(io::Error::other(format!(
-                    "{} has {} bytes and not {}",
+                    "{} has {} bytes, expected {}",
                     path.display(),
                     data.len(),
                     stat.len()

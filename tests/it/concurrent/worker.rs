@@ -63,7 +63,7 @@ pub fn steps_follow(snapshots: &Path, views: &[String]) {
             let step: u64 = steps[0].parse().expect("a step is a number");
             assert!(
                 step >= *last,
-                "{} is at step {step}, the view before at {last}",
+                "{} is at step {step}, the previous view at {last}",
                 dir.display()
             );
             *last = step;

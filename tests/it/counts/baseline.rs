@@ -51,7 +51,7 @@ impl Baseline {
             .unwrap_or_default();
         if !blesses() && !text.is_empty() && written_on != kernel() {
             return Err(format!(
-                "the baseline is of Linux {written_on}, and this is {}",
+                "the baseline is for Linux {written_on}, and this is {}",
                 kernel()
             ));
         }
@@ -103,7 +103,7 @@ impl Baseline {
             .keys()
             .filter(|known| !self.counted.iter().any(|(workload, _)| workload == *known));
         self.problems
-            .extend(stale.map(|workload| format!("{workload}: nobody counts it any more")));
+            .extend(stale.map(|workload| format!("{workload}: no test counts it any more")));
         self.problems.is_empty()
     }
 
@@ -166,10 +166,10 @@ impl Baseline {
             );
         }
         let name = &self.name;
-        let hint = "if it must be so: CKPTFS_BLESS=1 cargo test --test it counts::";
+        let hint = "if this is intended: CKPTFS_BLESS=1 cargo test --test it counts::";
         assert!(
             self.problems.is_empty(),
-            "more than the baseline {name} ({hint}):\n{}\n\nall of it:\n{}",
+            "more than the baseline {name} ({hint}):\n{}\n\nall counts:\n{}",
             self.problems.join("\n"),
             self.text()
         );

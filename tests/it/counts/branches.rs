@@ -38,7 +38,7 @@ fn calls(rig: &Rig, more: &str, log: &Path, work: impl FnOnce()) -> Option<Vec<(
         let name = rest.trim_start().split_once('(')?.0;
         Some((thread.parse().ok()?, name.to_owned()))
     };
-    let log = fs::read_to_string(log).expect("what strace has written");
+    let log = fs::read_to_string(log).expect("the output of strace");
     Some(log.lines().filter_map(call).collect())
 }
 
@@ -50,7 +50,7 @@ fn syncs(calls: &[(u32, String)], of: &str) -> (usize, usize) {
         .filter(|(_, name)| name == of)
         .map(|(thread, _)| *thread)
         .collect();
-    assert!(!answers.is_empty(), "nobody called {of}: {calls:?}");
+    assert!(!answers.is_empty(), "no call of {of}: {calls:?}");
     let all = calls.iter().filter(|(_, name)| is_of(name));
     let mine = all.clone().filter(|(thread, _)| answers.contains(thread));
     (mine.count(), all.count())
@@ -79,16 +79,16 @@ fn a_branch_is_made_and_dropped_without_a_sync() {
         };
         let log = dir.path().join(format!("made-{round}"));
         let Some(made) = calls(&rig, "mount", &log, create) else {
-            return skip("strace cannot follow the daemon");
+            return skip("strace cannot trace the daemon");
         };
         let (waited, all) = syncs(&made, "mount");
-        assert_eq!(waited, 0, "whoever asked waits for the disk: {made:?}");
+        assert_eq!(waited, 0, "the caller waits for the disk: {made:?}");
         assert!(all <= MADE_MAX, "{all} syncs for a branch: {made:?}");
         let log = dir.path().join(format!("dropped-{round}"));
         let drop = || drop(rig.mount.ok(&["branch", "drop", &name]));
-        let dropped = calls(&rig, "umount2", &log, drop).expect("strace has followed it before");
+        let dropped = calls(&rig, "umount2", &log, drop).expect("strace could trace it before");
         let (waited, _) = syncs(&dropped, "umount2");
-        assert_eq!(waited, 0, "whoever asked waits for the disk: {dropped:?}");
+        assert_eq!(waited, 0, "the caller waits for the disk: {dropped:?}");
     }
 }
 
@@ -147,7 +147,7 @@ fn a_branch_is_merged_and_updated_without_a_sync() {
             let log = dir.path().join(format!("{}-{round}", verb.len()));
             let merge = || drop(rig.mount.ok(verb));
             let Some(made) = calls(&rig, "renameat2", &log, merge) else {
-                return skip("strace cannot follow the daemon");
+                return skip("strace cannot trace the daemon");
             };
             let renames = made.iter().filter(|(_, name)| name == "renameat2");
             assert!(renames.count() >= CHANGED, "{verb:?} changed too little");
@@ -194,17 +194,17 @@ fn branches_that_nobody_uses_cost_little() {
         seen(now <= before + IDLE * THREADS_MAX + SHARED_MAX, now)
     });
     let each = rss().saturating_sub(rss_before) / IDLE as u64;
-    assert!(each <= RSS_MAX, "{each} bytes of memory for each branch");
+    assert!(each <= RSS_MAX, "{each} bytes of memory per branch");
     let status = |log: &str| {
         let log = dir.path().join(log);
         let status = || drop(rig.mount.ok(&["status"]));
         calls(&rig, "openat,openat2", &log, status).map(|calls| calls.len())
     };
     let (Some(first), Some(second)) = (status("first"), status("second")) else {
-        return skip("strace cannot follow the daemon");
+        return skip("strace cannot trace the daemon");
     };
     println!(
-        "{before} threads, then {}; {each} bytes for each branch; {first} files opened, then {second}",
+        "{before} threads, then {}; {each} bytes per branch; {first} files opened, then {second}",
         threads()
     );
     assert!(second <= OPENED_MAX * IDLE, "{first}, then {second}");

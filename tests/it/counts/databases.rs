@@ -18,14 +18,15 @@ const BLOCK: usize = 8192;
 const REST: Duration = Duration::from_secs(4);
 
 fn end(mut file: &File) -> u64 {
-    file.seek(SeekFrom::End(0)).expect("a file has an end")
+    file.seek(SeekFrom::End(0))
+        .expect("the end of a file is known")
 }
 
 /// Returns a new file of a hundred blocks.
 fn filled(path: &Path) -> File {
     std::fs::write(path, vec![0; 100 * BLOCK]).expect("a file");
     let mut how = OpenOptions::new();
-    how.read(true).write(true).open(path).expect("it is there")
+    how.read(true).write(true).open(path).expect("it exists")
 }
 
 /// A table, its index and its log, open for reading and writing for some time.

@@ -37,7 +37,7 @@ fn an_inode_that_the_kernel_knows_costs_little_and_nothing_once_it_is_gone() {
     assert_eq!(tree::stat_walk(rig.path()), FILES);
     let known = rig.stats();
     let inodes = known.inodes - before.inodes;
-    assert!(inodes >= FILES as u64, "{inodes} inodes are known");
+    assert!(inodes >= FILES as u64, "the kernel knows {inodes} inodes");
     let each = known.rss_bytes.saturating_sub(before.rss_bytes) / inodes;
     assert!(
         each <= BYTES_PER_INODE_MAX,
@@ -51,7 +51,7 @@ fn an_inode_that_the_kernel_knows_costs_little_and_nothing_once_it_is_gone() {
         fs::remove_dir_all(entry.expect("an entry").path()).expect("rm -rf");
     }
     // The kernel forgets unlinked inodes at once, but FORGET has no reply to wait for.
-    crate::common::wait_until("the inodes that are gone are forgotten", || {
+    crate::common::wait_until("removed inodes are forgotten", || {
         let now = rig.stats().inodes;
         seen(now <= before.inodes + 2, now)
     });
@@ -97,8 +97,8 @@ fn a_restore_takes_little_memory_for_each_file() {
             break;
         }
     }
-    assert!(each <= RESTORED_BYTES_MAX, "{each} bytes for each file");
-    println!("{each} bytes for each file");
+    assert!(each <= RESTORED_BYTES_MAX, "{each} bytes per file");
+    println!("{each} bytes per file");
 }
 
 /// Returns the peak memory per file of a new daemon that restores many changed files.
@@ -124,7 +124,7 @@ fn restored_bytes(variant: Variant) -> u64 {
     }
     rig.sync();
     let before = rig.stats().rss_bytes;
-    fs::write(format!("/proc/{}/clear_refs", rig.pid()), "5").expect("the peak begins anew");
+    fs::write(format!("/proc/{}/clear_refs", rig.pid()), "5").expect("the peak can be reset");
     rig.restore(id);
     assert_eq!(
         fs::read(rig.path().join(name(FILES - 1))).expect("a file"),

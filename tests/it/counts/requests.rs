@@ -85,7 +85,7 @@ fn session_without_xattrs(variant: Variant, baseline: Baseline) -> Baseline {
     // The first request of this kind returns ENOSYS, which ends all later ones.
     let first = session.rig.path().join("first");
     std::fs::write(&first, "x").expect("a file");
-    std::fs::remove_file(&first).expect("it is there");
+    std::fs::remove_file(&first).expect("it exists");
     new_files(&mut session);
     databases(&mut session);
     archives(&mut session);
@@ -194,7 +194,7 @@ fn databases(session: &mut Session) {
         .expect("a log");
     session.about("redis: 1000 appends", |_| databases::redis(&mut log));
     drop((postgres, sqlite, log));
-    std::fs::remove_dir_all(&dir).expect("nobody has it open");
+    std::fs::remove_dir_all(&dir).expect("no process has it open");
 }
 
 /// Common archive tools.

@@ -61,7 +61,7 @@ impl Counted {
         assert_eq!(
             counted.stats().io,
             variant.io.name(),
-            "the mount does not use the I/O path it was asked for"
+            "the mount uses another I/O path than requested"
         );
         counted
     }
@@ -98,7 +98,7 @@ impl Counted {
 
     /// Syncs the backing filesystem.
     pub fn sync(&self) {
-        let backing = fs::File::open(&self.backing).expect("the directory is there");
+        let backing = fs::File::open(&self.backing).expect("the directory exists");
         rustix::fs::syncfs(backing).expect("syncfs");
     }
 
@@ -135,8 +135,8 @@ impl Counted {
     /// Waits until the daemon is idle and the background work of a checkpoint or restore is done.
     pub fn rest(&self) {
         let used = || {
-            let stat =
-                fs::read_to_string(format!("/proc/{}/stat", self.pid())).expect("the daemon lives");
+            let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid()))
+                .expect("the daemon is alive");
             let ticks = |field: usize| {
                 stat.rsplit_once(") ")
                     .and_then(|(_, rest)| rest.split(' ').nth(field - 3))
@@ -168,7 +168,7 @@ impl Counted {
 
 fn connect(backing: &Path) -> Client {
     // The path of a socket is limited to 108 bytes; a path through a descriptor always fits.
-    let store = fs::File::open(backing.join(STORE_NAME)).expect("the store is there");
+    let store = fs::File::open(backing.join(STORE_NAME)).expect("the store exists");
     let client = Client::connect(&store);
     client.unwrap_or_else(|error| panic!("the daemon does not listen on {SOCKET_NAME}: {error}"))
 }

@@ -80,20 +80,23 @@ impl Trace {
             .stderr(stderr);
         let mut strace = command
             .spawn()
-            .map_err(|error| format!("there is no strace ({error})"))?;
+            .map_err(|error| format!("strace cannot be started ({error})"))?;
         let mut ended = false;
         let attached = || {
             fs::read_to_string(&said)
                 .unwrap_or_default()
                 .contains(" attached")
         };
-        wait_until("strace follows the daemon or says why not", || {
-            ended = strace.try_wait().expect("a child can be asked").is_some();
+        wait_until("strace traces the daemon or reports an error", || {
+            ended = strace
+                .try_wait()
+                .expect("the status of a child can be read")
+                .is_some();
             ended || attached()
         });
         if ended {
             return Err(format!(
-                "strace cannot follow the daemon: {}",
+                "strace cannot trace the daemon: {}",
                 fs::read_to_string(&said).unwrap_or_default().trim()
             ));
         }
@@ -106,10 +109,10 @@ impl Trace {
         wait_until("strace has ended", || {
             self.strace
                 .try_wait()
-                .expect("a child can be asked")
+                .expect("the status of a child can be read")
                 .is_some()
         });
-        parse(&fs::read_to_string(&self.summary).expect("strace has written a summary"))
+        parse(&fs::read_to_string(&self.summary).expect("strace wrote a summary"))
     }
 }
 

@@ -16,7 +16,7 @@ pub const FILES: usize = DIRS * FILES_PER_DIR;
 /// Creates the tree in `root`.
 pub fn fill(root: &Path) {
     for path in paths(root) {
-        fs::create_dir_all(path.parent().expect("it is in a directory")).expect("a directory");
+        fs::create_dir_all(path.parent().expect("it has a parent directory")).expect("a directory");
         fs::write(&path, content(&path)).expect("a file");
     }
 }
@@ -153,7 +153,7 @@ pub fn link(file: &Path, names: Range<usize>) {
 
 /// Removes such links.
 pub fn unlink_names(dir: &Path, names: Range<usize>) {
-    names.for_each(|name| fs::remove_file(dir.join(name.to_string())).expect("the name is there"));
+    names.for_each(|name| fs::remove_file(dir.join(name.to_string())).expect("the name exists"));
 }
 
 /// Stats and opens such links.
@@ -162,6 +162,6 @@ pub fn open_names(dir: &Path, names: Range<usize>) {
         let path = dir.join(name.to_string());
         fs::symlink_metadata(&path)
             .and_then(|_| File::open(&path))
-            .expect("the name is there");
+            .expect("the name exists");
     });
 }

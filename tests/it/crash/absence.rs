@@ -161,13 +161,13 @@ fn a_mount_is_killed_at_each_call(v: Variant) {
         let made_by = mount.log_json()[0]["by"]["pid"].as_u64();
         assert!(
             !in_tail || made_by != Some(mount.pid().into()),
-            "killed at call {nth}: it was not on record"
+            "killed at call {nth}: the absence was not recorded"
         );
         if over {
             break;
         }
         nth += stride;
-        assert!(nth < CALLS_MAX, "what was changed is never taken in");
+        assert!(nth < CALLS_MAX, "the changes are never recorded");
     }
     println!(
         "{v:?}: killed at calls up to {nth}, {begun_again} times with changes before the next mount"
@@ -270,7 +270,7 @@ fn power_cuts_while_an_absence_is_taken_in(v: Variant) {
             .for_each(|file| fs::remove_file(file).unwrap());
     }
     println!(
-        "{v:?}: {cuts} cuts, {exact} of {} views exact, {begun} absences taken in",
+        "{v:?}: {cuts} cuts, {exact} of {} views exact, {begun} absences recorded",
         2 * cuts
     );
     assert!(wrong.is_empty(), "{wrong:#?}");

@@ -87,7 +87,7 @@ fn check(mount: &Mount, promised: &Promised, known: &[Known]) -> Result<Found, S
         else {
             if must {
                 return Err(format!(
-                    "checkpoint {} was acknowledged with --sync and is gone",
+                    "checkpoint {} was acknowledged with --sync, but is gone",
                     known.id
                 ));
             }
@@ -97,7 +97,7 @@ fn check(mount: &Mount, promised: &Promised, known: &[Known]) -> Result<Found, S
         if is_named(entry) {
             if must {
                 return Err(format!(
-                    "checkpoint {} was acknowledged with --sync and is named as not whole",
+                    "checkpoint {} was acknowledged with --sync, but is reported as incomplete",
                     known.id
                 ));
             }
@@ -130,7 +130,7 @@ fn check(mount: &Mount, promised: &Promised, known: &[Known]) -> Result<Found, S
     for (place, (found, promised)) in synced.iter().zip(&promised.synced).enumerate() {
         if found < promised {
             return Err(format!(
-                "the application had synced {promised} at place {place}, and {found} is there"
+                "the application had synced {promised} at place {place}, but {found} was found"
             ));
         }
     }
@@ -143,8 +143,9 @@ fn check(mount: &Mount, promised: &Promised, known: &[Known]) -> Result<Found, S
 fn readable(mount: &Mount, entries: &[Value]) -> Result<(), String> {
     for entry in entries.iter().filter(|entry| !is_named(entry)) {
         let id = entry["id"].as_u64().expect("a checkpoint has an id");
-        try_tree_without(&mount.view(id), &TreeOpts::default().ignore)
-            .map_err(|problem| format!("checkpoint {id} is not named as not whole: {problem}"))?;
+        try_tree_without(&mount.view(id), &TreeOpts::default().ignore).map_err(|problem| {
+            format!("checkpoint {id} is not reported as incomplete: {problem}")
+        })?;
     }
     Ok(())
 }
@@ -204,7 +205,7 @@ fn goes_on(mount: &Mount, promised: &Promised, known: &[Known]) -> Result<(), St
         });
         if !wrong.is_empty() {
             return Err(format!(
-                "checkpoint {} is wrong once the live files were written:\n  {}",
+                "checkpoint {} is wrong after writes to the live files:\n  {}",
                 known.id,
                 wrong.join("\n  ")
             ));
@@ -227,7 +228,7 @@ fn goes_on(mount: &Mount, promised: &Promised, known: &[Known]) -> Result<(), St
             String::from_utf8_lossy(&restored.stderr)
         ));
     }
-    let expected = last.tree.as_ref().expect("it was chosen for that");
+    let expected = last.tree.as_ref().expect("chosen because it has one");
     let mut wrong = differences(mount.path(), expected);
     wrong.extend(compare(
         &tree(&mount.view(now)),

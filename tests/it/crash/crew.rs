@@ -76,7 +76,7 @@ impl Crew {
             };
             fs::write(&orders.log, "").expect("a log");
             let mut command =
-                Command::new(std::env::current_exe().expect("this binary has a path"));
+                Command::new(std::env::current_exe().expect("the path of this binary is known"));
             command.args([
                 "crash::crew::one_of_the_crew",
                 "--exact",
@@ -86,7 +86,7 @@ impl Crew {
             command
                 .env(
                     VARIABLE,
-                    serde_json::to_string(&orders).expect("orders are plain data"),
+                    serde_json::to_string(&orders).expect("orders can be serialized"),
                 )
                 .current_dir("/");
             let log = File::create(dir.join(format!("said-{index}"))).expect("a log");
@@ -155,7 +155,7 @@ impl Crew {
                     break status;
                 }
                 if began.elapsed() > LIMIT {
-                    return Err(format!("worker {index} does not end"));
+                    return Err(format!("worker {index} does not exit"));
                 }
                 thread::sleep(Duration::from_millis(1));
             };
@@ -256,7 +256,7 @@ impl Done {
             .map(|answered| format!("{answered:?}"))
             .collect();
         Err(format!(
-            "not what was answered (under way: {:?}):\n  {}\nof:\n  {}",
+            "not the state that the replies imply (in progress: {:?}):\n  {}\nof:\n  {}",
             self.under_way,
             without.join("\n  "),
             concerned.join("\n  ")
@@ -311,7 +311,7 @@ pub fn again((op, answered): &(Op, i32), plain: &Path) -> Result<(), String> {
         Ok(())
     } else {
         Err(format!(
-            "{op:?} was answered with error {answered}, and on the plain directory with {here}"
+            "{op:?} failed with error {answered}, and on the plain directory with {here}"
         ))
     }
 }
@@ -354,7 +354,7 @@ fn work(orders: &Orders) {
             continue;
         }
         let op = random_op(&mut random);
-        let line = serde_json::to_string(&op).expect("an operation is plain data");
+        let line = serde_json::to_string(&op).expect("an operation can be serialized");
         log.write_all(format!("{line}\n").as_bytes())
             .expect("the log");
         match op.carry_out(&orders.tree) {
@@ -381,7 +381,7 @@ fn note_parts(log: &mut File, op: Op, error: &std::io::Error) {
     else {
         panic!("{op:?}: {error}")
     };
-    let written = written_of(error).expect("it was asked for");
+    let written = written_of(error).expect("only a write can be partial");
     for (offset, length, answer) in [
         (offset, written, "answer 0\n"),
         (offset + written, length - written, ""),
@@ -402,6 +402,6 @@ fn note_parts(log: &mut File, op: Op, error: &std::io::Error) {
 #[test]
 fn one_of_the_crew() {
     if let Ok(orders) = std::env::var(VARIABLE) {
-        work(&serde_json::from_str(&orders).expect("orders are what the crew wrote"));
+        work(&serde_json::from_str(&orders).expect("the orders are valid"));
     }
 }

@@ -123,7 +123,7 @@ impl Disk {
         succeeds(&mut tool("umount", &[&self.point]), TOOL_SECONDS);
         self.mounted = false;
         // A process in another mount namespace may keep a copy of the mount for a moment.
-        wait_until("nobody has it mounted", || {
+        wait_until("no process has it mounted", || {
             let mut exclusive = OpenOptions::new();
             let exclusive = exclusive.read(true).custom_flags(libc::O_EXCL);
             exclusive.open(&self.device).map(drop)

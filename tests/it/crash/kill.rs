@@ -195,7 +195,7 @@ impl Life<'_> {
             assert_eq!(
                 compare(shown, expected, &TreeOpts::default()),
                 Vec::<String>::new(),
-                "checkpoint {id} and the tree that nobody changed"
+                "checkpoint {id} and the unchanged tree"
             );
         }
         self.world.made(
@@ -264,14 +264,14 @@ impl Life<'_> {
             assert_eq!(
                 restored["changes"],
                 serde_json::json!([]),
-                "only a restore of nothing has no guard"
+                "only a restore without changes has no guard"
             );
             return;
         };
         let from = self.world.known[&id]
             .plain
             .clone()
-            .expect("it was chosen for that");
+            .expect("chosen because it has one");
         self.world.restore_plain(&from, &paths);
         self.world.made(
             guard,
@@ -314,7 +314,7 @@ fn settle(rig: &Rig, world: &mut World, done: &[Done]) -> Result<(), String> {
     let new: Vec<u64> = ids.iter().copied().filter(|id| *id > world.last).collect();
     if new.len() > 1 {
         return Err(format!(
-            "checkpoints {new:?} were never answered, and only one was under way"
+            "no reply came for the checkpoints {new:?}, but only one was in progress"
         ));
     }
     let before = world.plain.clone();
@@ -322,7 +322,9 @@ fn settle(rig: &Rig, world: &mut World, done: &[Done]) -> Result<(), String> {
     assert_eq!(before, world.plain);
     let expected: Vec<u64> = world.known.keys().copied().collect();
     if ids != expected {
-        return Err(format!("the checkpoints are {ids:?} and not {expected:?}"));
+        return Err(format!(
+            "the checkpoints are {ids:?}, expected {expected:?}"
+        ));
     }
     for entry in entries {
         let known = &world.known[&entry["id"].as_u64().expect("an id")];
@@ -370,7 +372,7 @@ fn settle_under_way(
                 let from = world.known[&to]
                     .plain
                     .clone()
-                    .expect("it was chosen for that");
+                    .expect("chosen because it has one");
                 world.restore_plain(&from, &paths);
             }
             world.made(
@@ -386,7 +388,7 @@ fn settle_under_way(
         (_, None) => {}
         (under_way, Some(id)) => {
             return Err(format!(
-                "checkpoint {id} was not asked for: {under_way:?} was under way"
+                "checkpoint {id} was not requested: {under_way:?} was in progress"
             ));
         }
     }
@@ -531,7 +533,7 @@ fn killed_at_any_moment(v: Variant) {
         };
         checked.unwrap_or_else(|problem| {
             let log = fs::read_to_string(rig.mount.path().join(".ckptfs/daemon.log")).unwrap_or_default();
-            panic!("round {round}, CKPTFS_SEED={seed}: {problem}\nthe last verbs, backwards:\n  {}\nthe daemon's log:\n{log}", last())
+            panic!("round {round}, CKPTFS_SEED={seed}: {problem}\nthe last verbs, newest first:\n  {}\nthe daemon's log:\n{log}", last())
         });
     }
     println!("{v:?}: {kills} kills, {} checkpoints", world.last);

@@ -298,7 +298,7 @@ impl Load {
         known
             .iter_mut()
             .find(|known| known.id == id)
-            .expect("it was made")
+            .expect("it was created")
             .tree = Some(tree);
     }
 
@@ -331,7 +331,7 @@ impl Load {
             return assert_eq!(
                 restored["changes"],
                 serde_json::json!([]),
-                "only a restore of nothing has no guard"
+                "only a restore without changes has no guard"
             );
         };
         self.put(guard, false);

@@ -25,15 +25,15 @@ struct Operation {
 
 const OPERATIONS: [Operation; 8] = [
     Operation {
-        what: "unlink of a file with a past",
+        what: "unlink of a file with versions",
         script: "rm y",
     },
     Operation {
-        what: "unlink of an open file with a past",
+        what: "unlink of an open file with versions",
         script: "exec 3<y; rm y",
     },
     Operation {
-        what: "rename over a file with a past",
+        what: "rename over a file with versions",
         script: "mv -T x y",
     },
     Operation {
@@ -86,15 +86,11 @@ fn killed_at_each_call(v: Variant) {
                 nth.next_power_of_two()
             };
             nth += step;
-            assert!(nth < CALLS_MAX, "{} never gets by", operation.what);
+            assert!(nth < CALLS_MAX, "{} never completes", operation.what);
         }
         mounts += 1;
         println!("{v:?}: {}, killed at calls up to {nth}", operation.what);
-        assert!(
-            nth > 1,
-            "{}: the daemon was not killed at all",
-            operation.what
-        );
+        assert!(nth > 1, "{}: the daemon was never killed", operation.what);
     }
 }
 
@@ -155,7 +151,7 @@ fn look(mount: &Mount, operation: &Operation, states: &[(u64, Tree)], before: &T
             let wrong = compare(&now, &states[0].1, &opts);
             assert!(
                 wrong.is_empty() || same(before),
-                "{shown}: neither what was to be restored nor what was there: {wrong:?}"
+                "{shown}: neither the checkpoint nor the state before: {wrong:?}"
             );
             assert_tree_is(&mount.view(3), before, &opts);
         }

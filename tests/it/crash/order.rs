@@ -110,7 +110,7 @@ fn holds_and_fails_mounted(v: Variant, left_out: &str, id: u64, change: impl Fn(
         .unwrap_or_default();
     assert!(
         !wrong.is_empty(),
-        "{v:?}: without {left_out} the past is still right: this test shows nothing"
+        "{v:?}: without {left_out} the checkpoints are still correct: this test shows nothing"
     );
     println!("{v:?} without {left_out}: {wrong:?}");
 }
@@ -351,7 +351,7 @@ fn move_is_taken_back(v: Variant, nth: u64, found: impl Fn(&Path) -> String) {
         assert_eq!(
             client().ask(Fault { plan: None }).unwrap().1,
             1,
-            "nothing was held up"
+            "no call was delayed"
         );
         ckptfs(root, "checkpoint");
         thread::sleep(JOURNAL_SYNCED);
@@ -478,12 +478,12 @@ fn what_the_filesystem_alone_loses(v: Variant) {
     let disk = host.mount(Fs::Btrfs, &cuts[0]);
     assert!(
         !there(&disk, "linked"),
-        "btrfs has learned to keep both: link and unlink would do"
+        "btrfs now preserves both: link and unlink would suffice"
     );
     drop(disk);
     assert!(
         (0..FLUSHES_MAX).any(|number| loses_a_flush(&host, number)),
-        "sled's flush reaches the disk: the index could be believed after a power cut"
+        "the flush of sled reaches the disk: the index could be trusted after a power cut"
     );
 }
 

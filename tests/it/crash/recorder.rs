@@ -108,21 +108,21 @@ impl Recorder {
             .read(true)
             .write(true)
             .open(data)
-            .expect("the image is there");
+            .expect("the image exists");
         let size = data.metadata().expect("an image").len();
         let bytes = OpenOptions::new()
             .read(true)
             .append(true)
             .create_new(true)
             .open(bytes)
-            .expect("the log can be made");
+            .expect("the log can be created");
         let log = Log(Arc::new(Mutex::new(Inner {
             data,
             bytes,
             logged: 0,
             events: Vec::new(),
         })));
-        std::fs::create_dir_all(point).expect("a directory can be made");
+        std::fs::create_dir_all(point).expect("a directory can be created");
         let mut config = Config::default();
         config.mount_options = vec![
             MountOption::FSName("ckptfs-test-recorder".to_owned()),

@@ -192,7 +192,7 @@ impl<'a> Replay<'a> {
                     for (offset, bytes) in self.waiting.drain(..) {
                         self.flushed
                             .write_all_at(&bytes, offset)
-                            .expect("the host has room");
+                            .expect("the host has space");
                     }
                 }
             }
@@ -222,7 +222,7 @@ impl<'a> Replay<'a> {
             };
             image
                 .write_all_at(&bytes[..keep.min(bytes.len())], *offset)
-                .expect("the host has room");
+                .expect("the host has space");
         }
         self.waiting.len()
     }

@@ -49,7 +49,7 @@ fn what_stays_is_there_after_a_kill(v: Variant) {
     }
     assert!(found.iter().all(|count| *count > 0), "{found:?}");
     println!(
-        "{v:?}: killed {} times before it was done, {} times after",
+        "{v:?}: killed {} times before the commit, {} times after it",
         found[0], found[1]
     );
 }
@@ -103,7 +103,7 @@ fn restore_killed(v: Variant, root: &Path, nth: u32) -> (bool, bool) {
     assert_eq!(
         fs::read_dir(root.join(".ckptfs/tmp/restore")).map_or(0, Iterator::count),
         0,
-        "call {nth}: nothing is left aside"
+        "call {nth}: no staged file is left"
     );
     mount.umount();
     fs::remove_dir_all(root).unwrap();

@@ -381,7 +381,7 @@ impl<'a> Story<'a> {
             .then(|| load.doom(&mut self.random, true))
             .flatten();
         let id = self.closed_checkpoint();
-        let open = change_files(&dir).expect("the files that were made");
+        let open = change_files(&dir).expect("the large files can be listed");
         match event {
             Event::Nothing => {}
             Event::Kill => self.kill(),

@@ -89,7 +89,11 @@ fn undo_killed_at_each_call(v: Variant) {
             mounts += 1;
             let (killed, done) = killed_at(v, &image.dir(&format!("project-{mounts}")), case, nth);
             if !killed {
-                assert!(done, "{}: nobody was in its way", case.what);
+                assert!(
+                    done,
+                    "{}: it failed although no call was interrupted",
+                    case.what
+                );
                 break;
             }
             both[usize::from(done)] += 1;
@@ -99,10 +103,10 @@ fn undo_killed_at_each_call(v: Variant) {
                 nth.next_power_of_two()
             };
         }
-        assert!(nth > 1, "{}: the daemon was not killed at all", case.what);
+        assert!(nth > 1, "{}: the daemon was never killed", case.what);
     }
     println!(
-        "{v:?}: killed {} times before it was done, {} times after",
+        "{v:?}: killed {} times before the commit, {} times after it",
         both[0], both[1]
     );
 }

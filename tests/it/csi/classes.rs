@@ -147,7 +147,7 @@ fn any_name_is_a_volume_of_its_own() {
         assert_eq!(
             rig.record(&id)["claim"]["name"],
             name,
-            "asked again, it is the same one"
+            "a repeated request returns the same volume"
         );
         // The id is itself a valid name, of another volume.
         if id != name {
@@ -181,7 +181,7 @@ fn sizes_are_kept_to() {
     assert_eq!(
         ranged("v", 1, 0).unwrap().capacity_bytes,
         5,
-        "what is there is enough"
+        "the size of the volume is in the range"
     );
     assert_eq!(code(ranged("v", 6, 0)), Code::AlreadyExists);
     assert_eq!(code(ranged("v", 1, 4)), Code::AlreadyExists);
@@ -199,7 +199,7 @@ fn sizes_are_kept_to() {
     assert_eq!(
         code(rig.try_create(from(1, 4))),
         Code::OutOfRange,
-        "what it begins with would not fit"
+        "the initial content would not fit"
     );
     assert_eq!(rig.try_create(from(1, 0)).unwrap().capacity_bytes, 5);
     let capacity = |request: GetCapacityRequest| {
@@ -320,7 +320,11 @@ fn nonsense_is_answered_with_an_error_and_nothing_else() {
             .into_iter()
             .map(|one| one.join().unwrap().unwrap())
             .collect();
-        assert_eq!(made.len(), 3, "two of a name are one");
+        assert_eq!(
+            made.len(),
+            3,
+            "two requests with one name create one volume"
+        );
     });
     assert!(
         !rig.is_mounted("v")

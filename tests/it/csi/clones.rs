@@ -98,7 +98,7 @@ fn a_clone_is_a_branch_and_outlives_its_source() {
     assert_eq!(volumes(&rig), ["c"]);
     reads(&clone, "d/f", "clone");
     rig.leave("c", "b");
-    assert!(!rig.is_mounted("v"), "nobody uses the clone any more");
+    assert!(!rig.is_mounted("v"), "the clone is no longer in use");
     let clone = rig.use_it("c", "b");
     reads(&clone, "d/f", "clone");
     assert_eq!(
@@ -110,7 +110,7 @@ fn a_clone_is_a_branch_and_outlives_its_source() {
     rig.leave("c", "b");
     rig.delete("c").unwrap();
     rig.delete("c").unwrap();
-    assert_eq!(left(&rig), Vec::<String>::new(), "all is gone");
+    assert_eq!(left(&rig), Vec::<String>::new(), "nothing is left");
 }
 
 #[test]
@@ -192,7 +192,7 @@ fn clones_of_clones_are_branches_until_they_are_too_deep() {
     assert_eq!(volumes(&rig), ["c10"]);
     assert!(
         !rig.root.join("meta/c8.json").exists(),
-        "the copy needs none"
+        "the copy needs no checkpoint"
     );
     // A deep clone supports snapshots, and only it is in use.
     let at = rig.use_it("c10", "a");
@@ -266,7 +266,7 @@ fn the_name_of_a_volume_that_is_kept_for_its_clones_is_free() {
         reads(&rig.use_it(&clone.volume_id, "a"), "f", "first");
         rig.leave(&clone.volume_id, "a");
         rig.delete(&clone.volume_id).unwrap();
-        assert_eq!(rig.create(name).volume_id, second, "asked for again");
+        assert_eq!(rig.create(name).volume_id, second, "the repeated request");
         rig.leave(&second, "a");
         rig.delete(&second).unwrap();
     }
@@ -302,9 +302,7 @@ fn what_a_kill_leaves_of_a_clone_is_finished_or_taken_back() {
     unfinished(&rig, "e");
     rig.kill();
     rig.serve();
-    crate::common::wait_until("the pool is put in order", || {
-        !rig.record_path("e").exists()
-    });
+    crate::common::wait_until("the pool is cleaned up", || !rig.record_path("e").exists());
     assert_eq!(branches(&rig, "v"), ["volume.c"]);
     // The branch was dropped, and the record remains.
     rig.ok(&["--volume", "v", "branch", "drop", "volume.c"]);
@@ -358,9 +356,9 @@ fn a_clone_costs_the_same_whatever_the_number_of_files() {
         return;
     }
     let Some(few) = cost(10) else {
-        return skip("strace cannot follow the daemon");
+        return skip("strace cannot trace the daemon");
     };
-    let many = cost(2000).expect("strace has followed one before");
+    let many = cost(2000).expect("strace could trace it before");
     assert!(few.0 > 0);
     // Tolerates calls of other threads; a call for every tenth file would be detected.
     assert!(many.0 < few.0 + 200, "{few:?} {many:?}");

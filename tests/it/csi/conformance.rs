@@ -13,49 +13,49 @@ const RAN_MIN: usize = 68;
 const ALLOWED: [(&str, &str); 12] = [
     (
         "ControllerPublishVolume not supported",
-        "a volume is where its files are: nothing is attached",
+        "a volume is local to its files: nothing is attached",
     ),
     (
         "ControllerUnpublishVolume not supported",
-        "a volume is where its files are: nothing is attached",
+        "a volume is local to its files: nothing is attached",
     ),
     (
         "Controller Publish, UnpublishVolume not supported",
-        "a volume is where its files are: nothing is attached",
+        "a volume is local to its files: nothing is attached",
     ),
     (
         "ControllerExpandVolume not supported",
-        "the node does it, for the controller of another node could not",
+        "the node expands it, because the controller of another node could not",
     ),
     (
         "GroupControllerService not supported",
-        "a checkpoint is of one volume",
+        "a checkpoint covers one volume",
     ),
     (
         "ControllerModifyVolume not supported",
-        "nothing of a volume can be changed later",
+        "no parameter of a volume can be changed later",
     ),
     (
         "Modify volume not supported",
-        "nothing of a volume can be changed later",
+        "no parameter of a volume can be changed later",
     ),
     (
         "Modify Volume not supported",
-        "nothing of a volume can be changed later",
+        "no parameter of a volume can be changed later",
     ),
     (
         "VolumeHealth not supported",
-        "alpha, and nothing in Kubernetes asks for it yet",
+        "alpha, and not yet used by Kubernetes",
     ),
     (
         "NodeGetStorageHealth not supported",
-        "alpha, and nothing in Kubernetes asks for it yet",
+        "alpha, and not yet used by Kubernetes",
     ),
     (
         "SNAPSHOT_ACCESSIBILITY_CONSTRAINTS not supported",
-        "alpha; a snapshot is where its volume is",
+        "alpha; a snapshot is on the node of its volume",
     ),
-    ("pending", "switched off by the suite itself"),
+    ("pending", "disabled by the suite"),
 ];
 
 /// A spec in the report.
@@ -90,7 +90,7 @@ fn specs(report: &str) -> Vec<Spec> {
                 message: String::new(),
             });
         } else if line.starts_with("<skipped") || line.starts_with("<failure") {
-            found.last_mut().expect("it is of a spec").message = attribute(line, "message");
+            found.last_mut().expect("it belongs to a spec").message = attribute(line, "message");
         }
     }
     found.retain(|spec| spec.name.starts_with("[It]"));

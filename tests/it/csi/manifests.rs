@@ -34,7 +34,7 @@ fn documents(files: &[&str]) -> Option<Vec<Value>> {
         tried.is_ok_and(|output| output.status.success())
     });
     let Some(python) = python else {
-        skip("there is no python3 with yaml (make deps)");
+        skip("python3 with yaml is not installed (make deps)");
         return None;
     };
     let output =
@@ -227,7 +227,7 @@ fn the_driver_in_the_pod_fits_to_the_rest() {
     let (base, patch) = (sets[0], sets[1]);
     assert_eq!(
         base["metadata"], patch["metadata"],
-        "a patch is for what it names"
+        "a patch applies to the object that it names"
     );
     let pod = |set: &'_ Value| set["spec"]["template"]["spec"].clone();
     let mut volumes: BTreeSet<String> = BTreeSet::new();

@@ -102,7 +102,7 @@ fn who_may_only_read_cannot_write() {
     assert_eq!(
         code(rig.try_publish("v", "reader", WRITER, false)),
         Code::FailedPrecondition,
-        "it is there with other rights"
+        "it is mounted with other permissions"
     );
     // A read-only volume of a past state.
     let snapshot = rig.snapshot("v", "s");
@@ -187,7 +187,7 @@ fn what_cannot_be_is_refused() {
     assert_eq!(
         code(rig.try_stage("v", Mode::MultiNodeMultiWriter)),
         Code::InvalidArgument,
-        "it is on one node"
+        "a volume is on one node"
     );
     assert_eq!(code(rig.try_stage("nothing", WRITER)), Code::NotFound);
     // Another volume is mounted at the target.
@@ -221,7 +221,7 @@ fn stats(rig: &Rig, path: &str) -> Result<NodeGetVolumeStatsResponse, Status> {
 fn usage(rig: &Rig, at: &Path, unit: Unit) -> VolumeUsage {
     let told = stats(rig, &text(at)).expect("it is mounted there").usage;
     let mut found = told.into_iter().filter(|one| one.unit() == unit);
-    found.next().expect("both units are told")
+    found.next().expect("both units are reported")
 }
 
 #[test]
@@ -281,7 +281,7 @@ fn stats_and_sizes_are_those_of_the_filesystem() {
     assert_eq!(
         fs::read(rig.use_it("v", "pod").join("f")).unwrap().len(),
         1 << 20,
-        "it is what it was"
+        "its content is unchanged"
     );
     rig.leave("v", "pod");
     rig.delete("v").unwrap();

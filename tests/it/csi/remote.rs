@@ -67,7 +67,7 @@ fn from(name: &str, id: &str) -> CreateVolumeRequest {
 /// Requests a volume from a snapshot until it exists, like the provisioner.
 #[track_caller]
 fn restored(rig: &Rig, name: &str, id: &str) {
-    wait_until("the volume is there", || {
+    wait_until("the volume exists", || {
         match rig.try_create(from(name, id)) {
             Ok(made) => {
                 assert_eq!(made.content_source, from_snapshot(id));
@@ -134,7 +134,11 @@ fn a_snapshot_is_a_volume_of_another_node_after_its_own_is_gone() {
         snapshot.creation_time
     );
     assert_eq!(list(&second, &id), [(id.clone(), true)]);
-    assert_eq!(list(&second, ""), [], "what others have sent is not listed");
+    assert_eq!(
+        list(&second, ""),
+        [],
+        "snapshots from other nodes are not listed"
+    );
     restored(&second, "a", &id);
     assert_same(&tree_of_volume(&second.use_it("a", "pod")), &expected);
     for (name, id, expected) in [("b", &later, "later"), ("c", &branch, "of the branch")] {
@@ -286,9 +290,12 @@ fn a_repository_that_is_away_is_an_error_until_it_is_back() {
     fs::write(at.join("plain.txt"), "later").unwrap();
     assert!(
         rig.delete_snapshot(&id).is_err(),
-        "nobody knows what is there"
+        "the content of the remote is unknown"
     );
-    assert!(rig.try_create(from("x", &id)).is_ok(), "here it is there");
+    assert!(
+        rig.try_create(from("x", &id)).is_ok(),
+        "the local one is found"
+    );
     remotes.set_away(false);
     assert_eq!(sent(&rig, "v", "s").snapshot_id, id);
     remotes.set_away(true);
@@ -330,9 +337,9 @@ fn a_server_that_says_nothing_keeps_nobody_waiting() {
         rig.leave("w", "pod");
         rig.use_it("y", "pod");
         assert!(others.elapsed() < WAIT, "{others:?}");
-        let told = fetch.join().expect("it is answered").unwrap_err();
+        let told = fetch.join().expect("the fetch returns").unwrap_err();
         assert_eq!(told.code(), Code::Aborted, "{told}");
-        push.join().expect("it is answered").unwrap()
+        push.join().expect("the push returns").unwrap()
     });
     assert!(
         !one.ready_to_use && list(&rig, &one.snapshot_id) == [(one.snapshot_id.clone(), false)]
@@ -347,7 +354,7 @@ fn a_server_that_says_nothing_keeps_nobody_waiting() {
     let children = children_of(rig.driver_pid());
     assert!(children.len() >= 2, "{children:?}");
     rig.kill();
-    wait_until("what it had started has ended", || {
+    wait_until("its child processes have ended", || {
         children
             .iter()
             .all(|(pid, start)| process::start_of(*pid) != Some(*start))
@@ -420,7 +427,7 @@ fn what_a_kill_cuts_short_is_gone_on_with() {
         kills += u32::from(asking.join().expect("it ends").is_err());
         rig.serve();
     }
-    assert!(kills > 1, "it was killed before its end");
+    assert!(kills > 1, "it was killed while it ran");
     let id = sent(&rig, "v", "s").snapshot_id;
     assert_eq!(remotes.log("home").len(), 1);
     let mut other = node("node-2", &remotes);
@@ -432,7 +439,7 @@ fn what_a_kill_cuts_short_is_gone_on_with() {
         assert_eq!(
             made,
             other.root.join("volumes/w").exists(),
-            "half is nothing"
+            "an incomplete fetch is not a volume"
         );
         let _ = asking.join().expect("it ends");
         other.serve();
@@ -475,15 +482,15 @@ fn what_a_kill_leaves_of_a_sized_volume_is_nobody_s() {
     asking
         .join()
         .expect("it ends")
-        .expect_err("it was cut short");
+        .expect_err("the connection is closed");
     assert!(rig.record("w")["making"] == true);
     assert_eq!(
         rig.ok(&["volumes", "ls"]).lines().count(),
         1,
-        "it is no volume"
+        "it is not a volume"
     );
     rig.serve();
-    wait_until("the volume is there", || rig.try_create(sized()));
+    wait_until("the volume exists", || rig.try_create(sized()));
     assert_eq!(rig.record("w")["making"], Value::Null);
     assert_same(&tree_of_volume(&rig.use_it("w", "pod")), &expected);
     assert!(!rig.root.join("trash").exists());
@@ -515,7 +522,7 @@ fn a_bucket_is_as_good_and_that_it_is_gone_is_said() {
     drop(server);
     // The driver retries for some seconds; a later request receives the result.
     let mut told = None;
-    wait_until("it is said", || {
+    wait_until("it is reported", || {
         told = ask(&rig, "v", "later", "home").err();
         told.is_some()
     });

@@ -77,14 +77,14 @@ fn a_snapshot_of_a_volume_under_write_is_one_instant() {
         let (first, second) = pair(&rig.use_it(&name, "reader"));
         assert!(
             first == second || first == second + 1,
-            "{first} {second}: not one instant"
+            "{first} {second}: not the same instant"
         );
-        assert!(first >= before, "snapshots are in their order");
+        assert!(first >= before, "snapshots are in order");
         before = first;
         rig.leave(&name, "reader");
         rig.delete(&name).unwrap();
     }
-    assert_eq!(pair(&at).0, pair(&at).1, "the volume itself went on");
+    assert_eq!(pair(&at).0, pair(&at).1, "the volume itself continued");
     rig.leave("v", "pod");
 }
 
@@ -131,7 +131,7 @@ fn a_volume_of_a_snapshot_has_its_bytes_and_outlives_it() {
     assert_eq!(
         fs::read_dir(&at).unwrap().count(),
         0,
-        "what is written there is not seen here"
+        "writes to it are not visible here"
     );
     // A clone contains the current state.
     fs::write(at.join("g"), "now").unwrap();
@@ -193,7 +193,7 @@ fn a_volume_is_deleted_before_its_snapshots_and_they_go_on() {
     rig.delete_snapshot(&second.snapshot_id).unwrap();
     assert!(
         !rig.root.join("meta/v.json").exists() && !rig.root.join("volumes/v").exists(),
-        "it goes with the last of them"
+        "it is removed with the last of them"
     );
     rig.delete_snapshot(&second.snapshot_id).unwrap();
 }
@@ -222,7 +222,7 @@ fn a_snapshot_is_a_pinned_checkpoint_with_its_name_and_time() {
     assert_eq!(
         rig.snapshot("v", "nightly/ä"),
         snapshot,
-        "asked again, it is the same"
+        "the repeated request returns the same"
     );
     rig.create("w");
     assert_eq!(
@@ -248,7 +248,7 @@ fn a_snapshot_is_a_pinned_checkpoint_with_its_name_and_time() {
     assert_eq!(
         rig.snapshot("v", "nightly/ä").snapshot_id,
         "v@2@node-1",
-        "the name is free again, and the number is not"
+        "the name is reused, and the number is not"
     );
     // Deleting a nonexistent snapshot succeeds.
     for none in ["v@1", "v@99", "nothing@1", "nonsense", "../v@1"] {
@@ -299,7 +299,7 @@ fn a_checkpoint_that_somebody_made_is_a_snapshot_for_whoever_knows_its_number() 
     assert_eq!(
         code(rig.delete_snapshot("v@1")),
         Code::FailedPrecondition,
-        "somebody else has pinned it"
+        "another user has pinned it"
     );
 }
 
@@ -374,7 +374,7 @@ fn a_snapshot_of_another_node_says_so() {
     assert_eq!(
         deleted.code(),
         Code::FailedPrecondition,
-        "said to be done, it would be there for ever"
+        "if reported as deleted, it would stay forever"
     );
     assert_eq!(
         list(

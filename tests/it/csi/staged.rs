@@ -30,7 +30,7 @@ fn references(at: &Path) -> Vec<PathBuf> {
         .collect();
     let around = table.iter().rev().find(|mount| at.starts_with(mount[4]));
     let around = around.expect("something is mounted at /");
-    let below = at.strip_prefix(around[4]).expect("it is around");
+    let below = at.strip_prefix(around[4]).expect("it is above the path");
     let root = Path::new(around[3]).join(below);
     let same = |mount: &&Vec<&str>| {
         mount[0] != around[0] && mount[2] == around[2] && Path::new(mount[3]) == root
@@ -62,7 +62,7 @@ impl Rig {
 
     fn is_put_in_order(&self, id: &str) {
         let (staging, pods) = (self.staging(id), [self.target(id, "a")]);
-        wait_until("it is where it is staged only", || {
+        wait_until("it is mounted only at its staging path", || {
             same(references(&staging), pods.to_vec())
         });
     }
@@ -117,7 +117,7 @@ const STEPS: [Step; 9] = [
 fn branch(id: &str, rig: &Rig) {
     let target = rig.target(id, "a");
     let made = rig.ok(&["--volume", id, "branch", "create", "try"]);
-    let dir = PathBuf::from(made.lines().next().expect("where it is"));
+    let dir = PathBuf::from(made.lines().next().expect("the mount is listed"));
     fs::write(dir.join("g"), "x").unwrap();
     rig.ok(&["--volume", id, "merge", "try"]);
     assert_eq!(fs::read(target.join("g")).unwrap(), b"x");
@@ -214,7 +214,7 @@ fn in_order(steps: &[Step], source_first: bool) {
     let listed = rig.json(&["volumes", "ls", "--json"]);
     let mounted = |id: &str| {
         let mut all = listed.as_array().expect("a list").iter();
-        all.find(|one| one["name"] == id).expect("it is there")["mountpoint"].clone()
+        all.find(|one| one["name"] == id).expect("it exists")["mountpoint"].clone()
     };
     let mut order = [("v", of_volume), ("c", of_clone)];
     for (id, _) in &order {
@@ -283,7 +283,11 @@ fn the_kubelet_finds_no_other_mount() {
         let mut command = Command::new(&tool);
         let found = stdout_of(command.arg(&staging), SECONDS);
         let found: Vec<PathBuf> = found.lines().map(PathBuf::from).collect();
-        assert_eq!(found, references(&staging), "the rule of the other tests");
+        assert_eq!(
+            found,
+            references(&staging),
+            "the assumption of the other tests"
+        );
         found
     };
     assert_eq!(finds("v"), [rig.target("v", "a")]);
@@ -338,8 +342,9 @@ fn what_a_killed_driver_left_is_put_in_order_soon_where_somebody_worked_on_it() 
     for id in ["v", "w"] {
         rig.mount_in_the_pool(id, &rig.point(id));
     }
-    let lock = File::open(rig.root.join("locks/v")).expect("it has been worked on");
-    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("nobody has it");
+    let lock = File::open(rig.root.join("locks/v")).expect("the lock file exists");
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive)
+        .expect("no process holds the lock");
     rig.serve();
     // A locked volume does not delay the next one.
     rig.is_put_in_order("w");
@@ -366,7 +371,7 @@ fn a_volume_that_is_not_unstaged_because_it_is_in_use_can_be_unstaged_later() {
     rig.create("v");
     let staging = rig.try_stage("v", WRITER).unwrap();
     let inside = File::open(&staging).unwrap();
-    rig.unstage("v").expect_err("a process is in it");
+    rig.unstage("v").expect_err("a process uses it");
     rig.is_only_at("v", &[]);
     drop(inside);
     rig.unstage("v").unwrap();

@@ -61,7 +61,7 @@ pub fn runtime() -> Runtime {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .expect("threads can be made")
+        .expect("threads can be created")
 }
 
 /// Returns the endpoint of a driver's socket.

@@ -124,7 +124,7 @@ fn a_snapshot_that_a_killed_driver_made_is_found() {
     assert_eq!(snapshot.snapshot_id, "v@1@node-1");
     let log: Vec<Value> =
         serde_json::from_str(&rig.ok(&["--volume", "v", "log", "--json"])).unwrap();
-    assert_eq!(log.len(), 1, "no second one is made");
+    assert_eq!(log.len(), 1, "no second one is created");
 }
 
 /// Returns the names in a directory.
@@ -207,7 +207,7 @@ fn half_requests_keep_no_client_away() {
     const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
     let mut half = rig.half_requests(&[b"", &PREFACE[..9], PREFACE]);
     probe(&mut connect());
-    wait_until("those that were silent longest are closed", || {
+    wait_until("the connections that were idle longest are closed", || {
         let open = half.open();
         seen(open < 256, open)
     });
@@ -220,7 +220,7 @@ fn half_requests_keep_no_client_away() {
     let took = began.elapsed();
     assert!(
         took < std::time::Duration::from_secs(8),
-        "it waited for clients that ask nothing: {took:?}"
+        "it waited for idle clients: {took:?}"
     );
     drop(half);
 }

@@ -28,7 +28,7 @@ fn marks_leave_one_generation_of_captures(v: Variant) {
     for number in 0..REMOVED {
         held.write_all_at(number.to_string().as_bytes(), 7).unwrap();
         sh(rig.path(), &format!("rm old{number}"));
-        wait_until("the mark is taken back", || {
+        wait_until("the mark is removed", || {
             let log = rig.mount.log_json();
             seen(log.as_array().unwrap().len() == 1, log)
         });
@@ -39,7 +39,7 @@ fn marks_leave_one_generation_of_captures(v: Variant) {
     }
     let now = fs::read(rig.path().join("held")).unwrap();
     let next = rig.mount.checkpoint();
-    assert!(next > first + 1, "no mark was made");
+    assert!(next > first + 1, "no mark was created");
     held.write_all_at(b"later", 0).unwrap();
     assert_eq!(fs::read(rig.view(next).join("held")).unwrap(), now);
 }

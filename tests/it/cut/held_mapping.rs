@@ -46,18 +46,18 @@ impl Expected {
     #[track_caller]
     fn checkpoint(&mut self, rig: &Rig) -> serde_json::Value {
         let info = rig.mount.checkpoint_json(&[]);
-        assert_eq!(info["atomic"], true, "nobody writes: {info}");
+        assert_eq!(info["atomic"], true, "no process writes: {info}");
         self.then
             .push((info["id"].as_u64().expect("an id"), self.now.clone()));
         for (id, bytes) in &self.then {
             assert!(
                 fs::read(rig.view(*id).join("f")).unwrap() == *bytes,
-                "the view of checkpoint {id} shows something else"
+                "the view of checkpoint {id} has other content"
             );
         }
         assert!(
             fs::read(rig.path().join("f")).unwrap() == self.now,
-            "the live file shows something else"
+            "the live file has other content"
         );
         info
     }

@@ -155,7 +155,7 @@ fn several_handles_and_names(v: Variant) {
     reader.read_exact_at(&mut read, 0).unwrap();
     assert!(
         read == content,
-        "a handle that was open all the while reads what was written last"
+        "a handle that stayed open reads the last write"
     );
     history.checkpoint(&rig, &both(&content));
     fs::remove_file(path("f")).unwrap();

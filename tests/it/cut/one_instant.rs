@@ -35,7 +35,7 @@ pub fn connect(mount: &Path) -> Client {
         OFlags::PATH | OFlags::DIRECTORY,
         Mode::empty(),
     )
-    .expect("the store is there");
+    .expect("the store exists");
     Client::connect(&store).expect("the daemon listens")
 }
 
@@ -68,7 +68,7 @@ fn cut(rig: &Rig, client: &mut Client, writer: &Writer, dir: &Path) -> Seen {
     let done_before = writer.done();
     let info: CheckpointInfo = client
         .ask(CheckpointOptions::default())
-        .expect("a checkpoint can be made");
+        .expect("a checkpoint can be created");
     let begun_after = writer.begun();
     let shown = shown(&rig.view(info.id.0).join(dir), writer.ways());
     let (id, atomic) = (info.id.0, info.atomic);
@@ -80,7 +80,7 @@ fn cut(rig: &Rig, client: &mut Client, writer: &Writer, dir: &Path) -> Seen {
     }
     assert!(
         !atomic || of_one_instant(&shown),
-        "checkpoint {id} says atomic and shows {shown:?}"
+        "checkpoint {id} is reported as atomic, but shows {shown:?}"
     );
     Seen { id, atomic, shown }
 }

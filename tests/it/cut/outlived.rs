@@ -93,7 +93,7 @@ fn a_mapping_outlives_daemon_and_holder(v: Variant) {
     assert_eq!(
         rig.mount.checkpoint_json(&[])["open_files"],
         0,
-        "nobody has any of them mapped"
+        "no process maps any of them"
     );
 }
 

@@ -37,7 +37,7 @@ fn keep_reading(path: &Path, value: u64, stop: &AtomicBool, reads: &AtomicU64) {
         );
         assert!(
             fs::read(path).unwrap() == filled(value),
-            "the view of {value}, opened anew"
+            "the view of {value}, opened again"
         );
         // The next round reads the pages again.
         let _ = rustix::fs::fadvise(&file, 0, None, Advice::DontNeed);

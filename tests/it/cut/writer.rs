@@ -184,7 +184,7 @@ fn shown_of(path: &Path, way: Way) -> Vec<u64> {
                 .find(|(index, word)| **word != skipped / 8 + *index as u64 + 1);
             assert_eq!(
                 wrong, None,
-                "{name} holds the records 1, 2, 3 ... and nothing else"
+                "{name} contains the records 1, 2, 3 ... and nothing else"
             );
             vec![skipped / 8 + words.len() as u64]
         }
@@ -194,7 +194,7 @@ fn shown_of(path: &Path, way: Way) -> Vec<u64> {
             let block = &words[BLOCK_START / 8..(BLOCK_START + BLOCK_LEN) / 8];
             assert!(
                 block.iter().all(|word| *word == block[0]),
-                "half of a write is in {name}"
+                "{name} contains a partial write"
             );
             vec![block[0]]
         }

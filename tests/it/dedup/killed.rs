@@ -37,7 +37,7 @@ fn a_kill_in_the_middle_costs_nothing(v: Variant) {
         let output = rig.mount.run(&["gc", "--dedup"]);
         assert!(
             !output.status.success(),
-            "nobody was killed at {call:?} {nth}"
+            "no process was killed at {call:?} {nth}"
         );
         rig.mount.kill();
         rig.mount.remount();
@@ -57,5 +57,5 @@ fn a_kill_in_the_middle_costs_nothing(v: Variant) {
 
 #[cfg(not(debug_assertions))]
 fn a_kill_in_the_middle_costs_nothing(_: Variant) {
-    crate::common::skip("only a debug build can be told to end at a call");
+    crate::common::skip("only a debug build can be stopped at a call");
 }

@@ -58,7 +58,7 @@ fn live_files_share_and_no_time_changes(v: Variant) {
     let again = rig.mount.json(&["gc", "--dedup", "--live"]);
     assert_eq!(again["shared"]["files"], 0, "{again}");
     // Once the files are older than a tick of the coarse clock, their hashes are reused.
-    wait_until("what live files hold is known", || {
+    wait_until("the content of live files is known", || {
         let told = rig.mount.json(&["gc", "--dedup", "--live"]);
         seen(told["projects"][0]["hashed"]["files"] == 0, told)
     });
@@ -129,7 +129,7 @@ fn writers_and_checkpoints_meanwhile_are_not_disturbed(v: Variant) {
             );
         }
     });
-    println!("{v:?}: {shared} files came to share meanwhile");
+    println!("{v:?}: {shared} files were deduplicated while it ran");
     assert!(shared > 0);
     rig.mount.ok(&["gc", "--dedup", "--live"]);
     for (id, files) in &shown {

@@ -20,7 +20,7 @@ pub const LARGE: usize = 600_001;
 /// larger, because a filesystem also frees other blocks of a removed file.
 pub fn came_free(dir: &Path, before: u64, told: u64) -> u64 {
     let mut came = 0;
-    wait_until(&format!("{told} bytes come free"), || {
+    wait_until(&format!("{told} bytes are freed"), || {
         came = free(dir).saturating_sub(before);
         seen(came >= told / 10 * 9, came)
     });

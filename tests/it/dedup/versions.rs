@@ -19,10 +19,10 @@ for_each_variant! { all =>
 fn what_is_there_twice_is_shared_and_nothing_else_changes(v: Variant) {
     let mut rig = tell(v, "off");
     let (before, was, dirty) = (trees(&rig.mount), places(rig.path()), rig.mount.dirty());
-    assert!(apart(rig.path()) > 5, "nothing is there twice");
+    assert!(apart(rig.path()) > 5, "no content is stored twice");
     let plan = rig.mount.json(&["gc", "--dedup", "--dry-run"]);
     assert!(plan["shared"]["files"].as_u64() > Some(5), "{plan}");
-    assert_eq!(places(rig.path()), was, "only to tell changes nothing");
+    assert_eq!(places(rig.path()), was, "a dry run changes nothing");
     let space = free(rig.image.path());
     let done = rig.mount.json(&["gc", "--dedup"]);
     assert_eq!(
@@ -37,7 +37,7 @@ fn what_is_there_twice_is_shared_and_nothing_else_changes(v: Variant) {
             && was
                 .iter()
                 .all(|(name, place)| !open(name) || now[name] == *place),
-        "captures of the open epoch are left alone"
+        "captures of the open epoch are unchanged"
     );
     let linked = done["projects"][0]["linked"]["files"].as_u64().unwrap();
     let moved = was.keys().filter(|name| name.ends_with(".m")).count();
@@ -96,7 +96,7 @@ fn the_same_without_an_index(rig: &mut Rig, again: &Value) {
 fn the_sealer_shares_what_is_known(v: Variant) {
     let rig = tell(v, "hash");
     let before = trees(&rig.mount);
-    wait_longer("the sealer has caught up", 120, || {
+    wait_longer("the sealer has finished", 120, || {
         let sealer = rig.mount.stats()["sealer"].clone();
         seen(sealer["caught_up"] == true, sealer)
     });
@@ -146,7 +146,7 @@ fn what_comes_free_after_it_is_told_right(v: Variant) {
     let came = came_free(rig.image.path(), space, freed);
     assert!(
         freed > 500_000 && came < freed + freed / 2 + (1 << 20),
-        "{came} bytes came free, {freed} were told"
+        "{came} bytes were freed, {freed} were reported"
     );
     assert_eq!(trees(&rig.mount)[&3], kept[&3]);
     assert_whole(&rig.mount);

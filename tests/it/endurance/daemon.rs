@@ -48,12 +48,11 @@ impl Level {
                 .filter(|target| target.starts_with("socket:"))
                 .count()
         };
-        wait_until(
-            "the connections of the clients that asked are closed",
-            || seen(sockets() <= SOCKETS, sockets()),
-        );
+        wait_until("the connections of idle clients are closed", || {
+            seen(sockets() <= SOCKETS, sockets())
+        });
         let status = fs::read_to_string(format!("/proc/{}/status", rig.mount.pid()))
-            .expect("the daemon lives");
+            .expect("the daemon is alive");
         let rss = status.lines().find_map(|line| {
             line.strip_prefix("VmRSS:")?
                 .trim()
@@ -103,7 +102,7 @@ impl Level {
 fn open_of(pid: u32) -> BTreeMap<String, usize> {
     let mut open = BTreeMap::new();
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))
-        .expect("the daemon lives")
+        .expect("the daemon is alive")
         .flatten()
     {
         // It may have been closed since the listing.

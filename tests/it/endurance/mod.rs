@@ -140,7 +140,7 @@ fn nothing_leaks(fs: Fs, io: Io) {
     after.has_no_more_descriptors_than(&new, STORE_DESCRIPTORS_MAX);
     let captures = daemon::kept(&rig) - kept;
     println!(
-        "{} {}: {} stressors, {checkpoints} checkpoints, {captures} captures in the last round; {} kB without checkpoints, {} kB with, {} B for each capture; {} descriptors, {} with history; {} s",
+        "{} {}: {} stressors, {checkpoints} checkpoints, {captures} captures in the last round; {} kB without checkpoints, {} kB with, {} B per capture; {} descriptors, {} with history; {} s",
         fs.name(),
         io.name(),
         stressors.len(),

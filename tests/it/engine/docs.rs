@@ -42,7 +42,7 @@ fn every_command_of_the_page_says_what_the_page_says() {
         );
         assert!(
             fits(said, &out.lines().collect::<Vec<_>>()),
-            "$ {command}\nsaid\n{out}\nand the page has\n{}",
+            "$ {command}\nprinted\n{out}\nbut the page has\n{}",
             said.join("\n")
         );
     }

@@ -44,7 +44,7 @@ fn be_the_victim() {
         rig.init(),
         rig.dir().display()
     )
-    .expect("somebody listens");
+    .expect("a process listens");
     std::thread::sleep(Duration::from_secs(600));
 }
 
@@ -73,10 +73,10 @@ fn nothing_outlives_a_killed_test() {
     let said = lines
         .filter_map(|line| line.strip_prefix("rig ").map(str::to_owned))
         .next()
-        .expect("it says where its rig is");
+        .expect("it prints the path of its rig");
     let (init, dir) = said.split_once(' ').expect("two words");
     let init: u32 = init.parse().expect("a number");
-    let start = process::start_of(init).expect("its rig lives");
+    let start = process::start_of(init).expect("its rig is alive");
     let disk = Path::new(dir).join("disk.img");
     let loops = || stdout_of(tool("losetup", &["-j"]).arg(&disk), 60);
     assert!(loops().contains("disk.img"));
@@ -89,11 +89,11 @@ fn nothing_outlives_a_killed_test() {
         stdout_of(&mut tool("sh", &["-c", &list]), 60)
     };
     assert_ne!(groups(), "");
-    victim.kill().expect("it can be killed");
-    victim.wait().expect("it is ours");
+    victim.kill().expect("the child can be killed");
+    victim.wait().expect("the child can be waited for");
     assert!(
         process::wait_dead(init, start, Duration::from_secs(60)),
-        "the rig of a dead test lives on"
+        "the rig of a dead test is still alive"
     );
     wait_until("the loop device is free", || same(loops(), ""));
     // The next rig removes them.

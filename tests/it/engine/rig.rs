@@ -35,7 +35,7 @@ pub fn unavailable() -> Option<String> {
         return Some("a container engine needs root".to_owned());
     }
     if !Path::new("/dev/fuse").exists() {
-        return Some("there is no /dev/fuse".to_owned());
+        return Some("/dev/fuse does not exist".to_owned());
     }
     let programs = [
         ("dockerd", "docker.io"),
@@ -65,7 +65,7 @@ pub fn unavailable() -> Option<String> {
     match try_run_limited(&mut try_it, 60) {
         Ok(output) if output.status.success() => None,
         Ok(output) => Some(format!(
-            "no namespaces can be made here: {}",
+            "namespaces cannot be created: {}",
             String::from_utf8_lossy(&output.stderr).trim()
         )),
         Err(problem) => Some(problem),
@@ -111,7 +111,7 @@ impl Rig {
             .args(["tini", "-s", "--", "bash"])
             .arg(rig_sh())
             .arg("hold");
-        let log = fs::File::create(dir.join("hold.log")).expect("the slot is ours");
+        let log = fs::File::create(dir.join("hold.log")).expect("the slot is writable");
         let command = environment(&mut unshare, &dir, &name)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -131,7 +131,7 @@ impl Rig {
         let heard = BufReader::new(stdout).read_line(&mut said);
         assert!(
             heard.is_ok() && said == "ready\n",
-            "the rig does not come up: {said}{}",
+            "the rig does not start: {said}{}",
             rig.log("hold.log")
         );
         rig.init = child_of(rig.unshare.id()).expect("unshare has a child");
@@ -262,7 +262,7 @@ impl Drop for Rig {
         }
         remove_cgroups(&self.name);
         if let Err(error) = fs::remove_dir_all(&self.dir) {
-            eprintln!("harness: {} stays: {error}", self.dir.display());
+            eprintln!("harness: {} was not removed: {error}", self.dir.display());
         }
     }
 }

@@ -97,7 +97,7 @@ fn snapper_s_are_found_with_their_dates(v: Variant) {
         1
     );
     let kept = mount.json(&["gc", "--keep-daily", "2", "--dry-run"]);
-    assert_eq!(kept["gone"], serde_json::json!([]), "one of each day");
+    assert_eq!(kept["gone"], serde_json::json!([]), "one per day");
 }
 
 for_each_variant! { xfs => snapshots_become_checkpoints, snapper_s_are_found_with_their_dates }

@@ -26,7 +26,7 @@ fn refused(rig: &Rig, arguments: &[&str]) -> (String, String) {
         !text("hint").is_empty()
             || text("code") == "not-a-directory"
             || text("code") == "not-found",
-        "{error}: the next step"
+        "{error}: it has a hint"
     );
     (text("code"), text("message"))
 }

@@ -78,7 +78,7 @@ fn writers_do_not_reach_a_stream(v: Variant) {
         export.wait().expect("ends").success() && slow.success()
     });
     std::fs::remove_file(rig.path().join("go")).expect("stop");
-    child.wait().expect("the writers end");
+    child.wait().expect("the writers exit");
     assert_eq!(told, [true; 3]);
     for round in 0..3 {
         assert_same(&copy_at(&dir.join(round.to_string())), &expected);

@@ -133,11 +133,11 @@ fn a_directory_with_the_number_of_a_removed_one_is_exported_whole(v: Variant) {
         Some(dir)
     };
     let mut dir = None;
-    wait_until("a number is given again", || {
+    wait_until("an inode number is reused", || {
         dir = next();
         dir.is_some()
     });
-    fs::write(dir.expect("it was").join("new"), "new").expect("written");
+    fs::write(dir.expect("it was found").join("new"), "new").expect("written");
     let second = rig.mount.checkpoint();
     export(&rig, second, &dest);
     assert_is(&dest, &tree(rig.path()));
@@ -214,7 +214,7 @@ fn changes_to_the_copy_are_found_when_asked_for(v: Variant) {
     assert_eq!(
         untouched.get(Path::new("wide/file-001")),
         copy_at(&dest).get(Path::new("wide/file-001")),
-        "without --full nothing is looked at"
+        "without --full no file is examined"
     );
     // A changed byte with the same size and times is found only by `--check`; other differences are
     // repaired.
@@ -271,7 +271,7 @@ fn what_changes_while_it_is_exported_is_given_again(v: Variant) {
                 // Sent, and changed before the confirmation.
                 fs::write(rig.path().join("wide/file-123"), "changed").expect("write");
                 changed = true;
-                assert_eq!(begins(), b"changed", "it was the live file");
+                assert_eq!(begins(), b"changed", "the live file was sent");
             } else if entry.again {
                 again.push((
                     String::from_utf8_lossy(&entry.path.0).into_owned(),
@@ -285,7 +285,7 @@ fn what_changes_while_it_is_exported_is_given_again(v: Variant) {
     // Resources of the export are released when its connection closes.
     drop(client);
     let mut other = Client::connect(&store).expect("connect");
-    wait_until("the export is not known any more", || {
+    wait_until("the export is no longer registered", || {
         let done = Vec::new();
         let next = ExportAsk::Next {
             run: begun.run,
@@ -312,7 +312,7 @@ fn writers_do_not_reach_an_export(v: Variant) {
         export(&rig, id, &dest.join(round.to_string()));
     }
     fs::remove_file(rig.path().join("go")).expect("stop");
-    child.wait().expect("the writers end");
+    child.wait().expect("the writers exit");
     for round in 0..3 {
         assert_is(&dest.join(round.to_string()), &expected);
     }

@@ -137,7 +137,10 @@ fn fill(full: &Full, by: By) {
                 fs::write(&large, vec![round; 2 << 20]).is_ok()
                     && full.mount.run(&["checkpoint"]).status.success()
             };
-            assert!((0..=u8::MAX).any(|round| !write(round)), "it is full");
+            assert!(
+                (0..=u8::MAX).any(|round| !write(round)),
+                "the filesystem is full"
+            );
         }
         By::Inodes => {
             let made = (0..2000)
@@ -145,7 +148,7 @@ fn fill(full: &Full, by: By) {
                     fs::write(full.image.path().join(format!("filler-i{number}")), "").is_ok()
                 })
                 .count();
-            assert!(made < 2000, "it is full");
+            assert!(made < 2000, "the filesystem is full");
             return;
         }
     }
@@ -164,7 +167,9 @@ fn a_full_disk(fs: Fs, by: By) {
     let mut full = Full::new(image(fs, by), io);
     let views = history(&full);
     let reserve = full.backing.join(".ckptfs/reserve");
-    wait_until("the reserve is made", || reserve.join("ballast-0").exists());
+    wait_until("the reserve is allocated", || {
+        reserve.join("ballast-0").exists()
+    });
     fill(&full, by);
     // Nothing is left of the reserve except the part not available to captures.
     for entry in fs::read_dir(&reserve)

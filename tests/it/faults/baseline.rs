@@ -212,7 +212,7 @@ fn no_room_while_the_tree_is_written_down(v: Variant) {
         "{verified:?}"
     );
     println!(
-        "{v:?}: {round} rounds, {fired} calls failed in idle time, {unknown} things were not known"
+        "{v:?}: {round} rounds, {fired} calls failed in idle time, {unknown} states were unknown"
     );
     with_room_all_is_known(&mut rig, round + 2);
 }

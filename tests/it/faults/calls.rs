@@ -90,11 +90,11 @@ fn each_call_fails_once(v: Variant) {
         half_way,
     } = run.tally;
     eprintln!(
-        "{v:?}: {cases} cases, {refused} refused ({half_way} half-way), {tolerated} went well all the same, {remounts} remounts"
+        "{v:?}: {cases} cases, {refused} failed ({half_way} of them after a part), {tolerated} succeeded despite a fault, {remounts} remounts"
     );
     assert!(
         refused > 10 || only.is_some(),
-        "nothing failed: the seam is not there"
+        "no call failed: faults are not injected"
     );
 }
 
@@ -166,7 +166,7 @@ impl Run {
                 return;
             }
         }
-        panic!("{} makes calls without end", op.name);
+        panic!("{} makes an unlimited number of calls", op.name);
     }
 
     /// Returns the result of the operation without a fault.
@@ -232,7 +232,7 @@ impl Run {
                     assert_eq!(
                         differs,
                         Vec::<String>::new(),
-                        "{what}: the live tree is another"
+                        "{what}: the live tree differs"
                     );
                     if half {
                         self.cut_back(&dir, &before);
@@ -245,7 +245,7 @@ impl Run {
         assert_eq!(
             differing(&without_times(&after), reference),
             Vec::<String>::new(),
-            "{what}: it was not done as it should be"
+            "{what}: the result is not the expected one"
         );
         self.kept(&what, id, &dir, &kept);
         self.dirty_is_exact(&what, &dir);
@@ -263,7 +263,7 @@ impl Run {
             assert_eq!(
                 differing(&self.served.plain(dir), after),
                 Vec::<String>::new(),
-                "{what}: remounted, the live tree is another"
+                "{what}: after a remount, the live tree differs"
             );
             self.dirty_is_exact(what, dir);
         }
@@ -286,7 +286,7 @@ impl Run {
         for (path, seen) in before.iter().filter(|_| without_times(&now) != *reference) {
             assert!(
                 now.values().any(|other| other.content == seen.content),
-                "{what}: what was in {path} is nowhere"
+                "{what}: the content of {path} is lost"
             );
         }
         for _ in 0..2 {
@@ -295,7 +295,7 @@ impl Run {
             assert_eq!(
                 differing(&self.served.plain(dir), &now),
                 Vec::<String>::new(),
-                "{what}: remounted, the live tree is another"
+                "{what}: after a remount, the live tree differs"
             );
             self.served.remount();
         }
@@ -337,7 +337,7 @@ impl Run {
         self.served.forget();
         self.mend(what);
         if let Err(why) = (op.run)(&self.served, dir, id) {
-            panic!("{what}: and again without a fault: {why:?}");
+            panic!("{what}: the same without a fault: {why:?}");
         }
     }
 
@@ -375,7 +375,7 @@ impl Run {
             assert_eq!(
                 differing(&self.served.plain(dir), before),
                 Vec::<String>::new(),
-                "{what}: there is no guard, and the live tree is another"
+                "{what}: there is no guard, and the live tree differs"
             );
             return;
         };
@@ -388,7 +388,7 @@ impl Run {
         assert_eq!(
             differing(&now, before),
             Vec::<String>::new(),
-            "{what}: the guard did not bring everything back"
+            "{what}: the guard did not restore everything"
         );
     }
 

@@ -63,7 +63,7 @@ impl Drop for Disk {
     fn drop(&mut self) {
         let done = run_limited(tool("umount", &[&self.point]).arg("-l"), 60);
         if !done.status.success() {
-            eprintln!("harness: {} stays mounted", self.point.display());
+            eprintln!("harness: {} is still mounted", self.point.display());
         }
     }
 }
@@ -110,11 +110,14 @@ fn a_disk_that_fails_ends_the_keeping_and_loses_nothing() {
     assert!(errors > 0, "the disk fails");
     assert!(
         !mount.run(&["checkpoint", "--sync"]).status.success(),
-        "nothing is promised that is not on disk"
+        "only synced data is acknowledged"
     );
     let status = mount.run(&["status"]);
     let said = String::from_utf8_lossy(&[status.stdout, status.stderr].concat()).into_owned();
-    assert!(said.contains("cannot be written"), "status says so: {said}");
+    assert!(
+        said.contains("cannot be written"),
+        "status reports it: {said}"
+    );
     // The content is in the page cache or on an allocated block.
     assert_tree_is(&mount.view(id), &was, &TreeOpts::default());
     for number in 0..20 {

@@ -192,7 +192,7 @@ fn without_the_reserve_it_does_not() {
     let id = full.mount.checkpoint();
     let was = tree_without(&full.backing, &[".ckptfs".to_owned()]);
     let reserve = full.backing.join(".ckptfs/reserve");
-    wait_until("the reserve is filled", || {
+    wait_until("the reserve is allocated", || {
         reserve.join("ballast-7").exists()
     });
     full.fill();
@@ -215,7 +215,7 @@ fn what_keeps_the_past_goes_on(v: Variant) {
     let ballast = |number: u32| {
         fs::metadata(reserve.join(format!("ballast-{number}"))).is_ok_and(|meta| meta.len() > 0)
     };
-    wait_until("the reserve is filled", || ballast(7));
+    wait_until("the reserve is allocated", || ballast(7));
     full.fill();
     assert!(
         fs::create_dir(full.image.path().join("no")).is_err()
@@ -247,7 +247,7 @@ fn what_keeps_the_past_goes_on(v: Variant) {
     fs::remove_dir(full.path("empty")).unwrap();
     full.kept(id, &was);
     full.free();
-    wait_until("the reserve is filled again", || ballast(7));
+    wait_until("the reserve is allocated again", || ballast(7));
     full.mount.restore(id);
     full.kept(id, &was);
     write(&full.path("large-0"), 0, b"there is room again").unwrap();
@@ -292,7 +292,7 @@ fn a_quota_of_btrfs_that_is_used_up() {
     let id = full.mount.checkpoint();
     let was = tree_without(&full.backing, &[".ckptfs".to_owned()]);
     let reserve = full.backing.join(".ckptfs/reserve/ballast-7");
-    wait_until("the reserve is filled", || reserve.exists());
+    wait_until("the reserve is allocated", || reserve.exists());
     let filler = full.path("filler");
     let mut file = File::create(&filler).unwrap();
     let block = vec![0xa5; 64 << 10];
@@ -338,7 +338,7 @@ fn everything_works_or_says_so(image: Image) {
     let mut made = 0;
     while works_or_full(fs::write(full.path(&format!("new-{made}")), "new")) {
         made += 1;
-        assert!(made < 20_000, "it is full");
+        assert!(made < 20_000, "the filesystem is full");
     }
     let _ = works_or_full(write(&full.path("f0"), 0, b"X"));
     let _ = works_or_full(fs::rename(full.path("f1"), full.path("f2")));
@@ -357,7 +357,7 @@ fn everything_works_or_says_so(image: Image) {
         let name = entry.unwrap().file_name();
         if name.as_encoded_bytes().starts_with(b"new-") {
             fs::remove_file(full.mount.path().join(name))
-                .expect("what no checkpoint can see can always be deleted");
+                .expect("a file in no checkpoint can always be deleted");
         }
     }
     full.free();

@@ -103,7 +103,7 @@ fn a_past_file_is_read_while_it_is_renamed(v: Variant) {
         rename.join().unwrap().unwrap();
         assert_eq!(read, [Ok("as it was".to_owned()), Ok("other".to_owned())]);
     });
-    assert_eq!(rig.fault(None).1, 1, "nothing was held up");
+    assert_eq!(rig.fault(None).1, 1, "no call was delayed");
     assert_eq!(fs::read_to_string(dir.join("to")).unwrap(), "as it was");
 }
 
@@ -201,7 +201,7 @@ fn calls_of_the_daemon_fail(v: Variant) {
                 );
                 assert!(
                     now == behind,
-                    "{what}: the mount shows another tree than there is"
+                    "{what}: the mount shows another tree than the backing directory"
                 );
                 assert_tree_is(
                     &view,
@@ -236,7 +236,7 @@ fn a_failed_sync_ends_the_keeping(v: Variant) {
         let said = rig.warnings();
         seen(said.contains("cannot be written"), said)
     });
-    assert_eq!(rig.fault(None).1, 1, "one sync failed, and no more");
+    assert_eq!(rig.fault(None).1, 1, "one sync failed, and only one");
     for _ in 0..2 {
         assert_eq!(
             write(&rig.path("f"), 0, b"XX").unwrap_err().raw_os_error(),
@@ -244,17 +244,17 @@ fn a_failed_sync_ends_the_keeping(v: Variant) {
         );
         assert!(
             !rig.mount.run(&["checkpoint", "--sync"]).status.success(),
-            "a sync that is tried again proves nothing"
+            "a sync that is repeated proves nothing"
         );
     }
     assert_eq!(
         fs::read(rig.path("f")).unwrap(),
         b"as it was",
-        "it can be read, and was left alone"
+        "it can be read, and is unchanged"
     );
     assert!(
         rig.warnings().contains("unmount"),
-        "it says how to go on: {}",
+        "it has a hint: {}",
         rig.warnings()
     );
     fs::write(
@@ -329,13 +329,13 @@ fn an_index_that_fails_refuses_checkpoints(v: Variant) {
         assert_eq!(
             fs::read(rig.mount.view(id).join("f")).unwrap(),
             content,
-            "the journal has what the index has not"
+            "the journal has the records that the index lacks"
         );
     }
     rig.fault(None);
     rig.mount.umount();
     rig.mount.remount();
-    assert_eq!(rig.warnings(), "[]", "the index was made anew");
+    assert_eq!(rig.warnings(), "[]", "the index was rebuilt");
     for (id, content) in states.iter().copied() {
         assert_eq!(fs::read(rig.mount.view(id).join("f")).unwrap(), content);
     }

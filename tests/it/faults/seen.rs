@@ -52,7 +52,7 @@ pub(super) fn plain(dir: &Path, path: &str, tree: &mut Tree) {
         let entry = entry.expect("a plain directory can be listed");
         let path = join(path, &entry.file_name().to_string_lossy());
         let full = dir.join(&path);
-        let meta = fs::symlink_metadata(&full).expect("a plain file can be looked at");
+        let meta = fs::symlink_metadata(&full).expect("the metadata of a plain file can be read");
         let fd = sys::open_beneath(
             File::open(dir).unwrap(),
             path.as_bytes(),

@@ -337,7 +337,7 @@ impl Served {
         } else {
             Err(ckptfs::api::VerbError {
                 code: ckptfs::api::Code::Io,
-                message: format!("{unknown:?} cannot be told"),
+                message: format!("{unknown:?} is unknown"),
                 hint: None,
             })
         }
@@ -387,7 +387,7 @@ impl Served {
             .filter(|info| info.reason.is_asked())
             .map(|info| info.id.0)
             .max()
-            .expect("there is one")
+            .expect("a checkpoint exists")
     }
 
     pub fn status(&self) -> VerbResult<Status> {
@@ -399,7 +399,7 @@ impl Served {
     pub fn dirty(&self, dir: &str) -> (Vec<String>, Vec<(String, String)>) {
         let (mut paths, mut renames) = (Vec::new(), Vec::new());
         let inside = |path: TreePath| {
-            let path = String::from_utf8(path.0).expect("our names are text");
+            let path = String::from_utf8(path.0).expect("the names in the tests are UTF-8");
             Some(path.strip_prefix(dir)?.strip_prefix('/')?.to_owned())
         };
         for change in self.status().expect("the tree can be compared").dirty {

@@ -68,7 +68,10 @@ fn changes_after(rig: &mut Rig, root: &Path, restart: impl FnOnce(&mut Rig)) {
     await_no_mark(root);
     ask(root, &["gc"]);
     let more = kept(root) - kept_before;
-    assert!(more < 500_000, "{more} bytes were kept of files in no view");
+    assert!(
+        more < 500_000,
+        "{more} bytes were kept of files that are in no view"
+    );
     let view = |id: &str| root.join(".snapshots").join(id);
     assert_tree_is(&view(&asked), &before, &TreeOpts::default());
     let after = tree_of(root);

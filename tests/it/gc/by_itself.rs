@@ -35,7 +35,7 @@ fn the_daemon_thins_out_by_itself(v: Variant) {
         told.contains("with these rules `ckptfs gc` deletes 3 checkpoints: 1, 2, 3"),
         "{told}"
     );
-    assert_eq!(ids(&rig.mount).len(), 5, "rules alone do nothing");
+    assert_eq!(ids(&rig.mount).len(), 5, "rules alone delete nothing");
     let told = config("retention.auto", "1s");
     assert!(
         told.contains("runs gc every 1s, deletes 3 checkpoints: 1, 2, 3"),
@@ -44,7 +44,7 @@ fn the_daemon_thins_out_by_itself(v: Variant) {
     wait_until("two are left", || same(ids(&rig.mount), [4, 5]));
     // The deleted checkpoints are hidden, not freed, and can be restored; `undo` selects only
     // operations of users.
-    wait_until("the others can come back", || {
+    wait_until("the others can be restored", || {
         same(deleted(&rig.mount), [1, 2, 3])
     });
     config("retention.auto", "1h");
@@ -65,7 +65,7 @@ fn the_daemon_thins_out_by_itself(v: Variant) {
     let refused = rig.mount.run(&["undo", "--op", &asked_for]);
     assert!(
         !refused.status.success(),
-        "it would hide a checkpoint without --force"
+        "it would remove a checkpoint without --force"
     );
     rig.mount
         .ok(&["undo", "--op", &newest["number"].to_string()]);
@@ -100,12 +100,14 @@ fn what_was_made_on_request_neither_goes_nor_counts(v: Variant) {
     for round in 0..4 {
         asked.push(rig.mount.checkpoint());
         fs::write(rig.path().join("changed"), round.to_string()).unwrap();
-        wait_until("a checkpoint is made by itself", || {
+        wait_until("an automatic checkpoint exists", || {
             let made = of("interval");
             same(made.last() > asked.last(), true)
         });
     }
     rig.mount.ok(&["config", "set", "retention.auto", "1s"]);
-    wait_until("two of its own are left", || same(of("interval").len(), 2));
+    wait_until("two automatic checkpoints are left", || {
+        same(of("interval").len(), 2)
+    });
     assert_eq!(of("asked"), asked);
 }

@@ -32,7 +32,7 @@ fn what_is_freed_is_free_or_is_said_to_be_open(v: Variant) {
     let big = rig.path().join("big");
     fs::write(&big, noise(BIG, 1)).expect("a file");
     rig.mount.checkpoint();
-    fs::remove_file(&big).expect("it goes");
+    fs::remove_file(&big).expect("the call succeeds");
     rig.mount.checkpoint();
     let before = free(rig.image.path());
     wait_until("the sealer reads the version", || {
@@ -57,7 +57,7 @@ fn what_is_freed_is_free_or_is_said_to_be_open(v: Variant) {
     // A client that reads a version keeps it allocated, which the report mentions.
     fs::write(&big, noise(BIG / 8, 2)).expect("a file");
     let id = rig.mount.checkpoint();
-    fs::remove_file(&big).expect("it goes");
+    fs::remove_file(&big).expect("the call succeeds");
     rig.mount.checkpoint();
     let past = File::open(rig.view(id).join("big")).expect("a view");
     past.read_exact_at(&mut [0; 4096], 0).expect("read");

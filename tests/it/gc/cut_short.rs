@@ -74,9 +74,9 @@ fn a_run_that_is_cut_short_is_finished_by_the_next(v: Variant) {
         true
     });
     println!(
-        "{v:?}: {kills} times killed, {failures} calls failed, {left} times versions were left over, {wanted} objects are kept each time"
+        "{v:?}: {kills} times killed, {failures} calls failed, {left} times versions were left over, {wanted} objects remain each time"
     );
-    assert!(left > 0, "no run left anything for the next to find");
+    assert!(left > 0, "no run left anything to the next one");
 }
 
 /// Returns the number of unneeded versions that the run left, or `None` if it was not interrupted.
@@ -97,10 +97,10 @@ fn cut(
     assert_eq!(
         objects(&backing).len(),
         wanted,
-        "{shown}: the next run frees what was left: {report}"
+        "{shown}: the next run frees the rest: {report}"
     );
     story.check(shown);
     story.mount.umount();
-    fs::remove_dir_all(&backing).expect("the tree is ours");
+    fs::remove_dir_all(&backing).expect("the tree can be removed");
     fired.then(|| report["leftovers"].as_u64().unwrap_or(0))
 }

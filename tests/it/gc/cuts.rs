@@ -41,9 +41,9 @@ pub fn at_each_call(
                 Some(_) => 1 + nth / 3,
                 None => stride + nth,
             };
-            assert!(nth < CALLS_MAX, "{what}: it never gets by");
+            assert!(nth < CALLS_MAX, "{what}: it never completes");
         }
-        assert!(nth > 1, "{what}: it was not cut short at all");
+        assert!(nth > 1, "{what}: it was never interrupted");
     }
 }
 

@@ -87,7 +87,7 @@ fn many(v: Variant) -> (Rig, u64) {
         change(many.path(), step);
     }
     println!(
-        "{v:?}: {:?}, and {few:?} with {KEPT} only",
+        "{v:?}: {:?}, and {few:?} with only {KEPT}",
         sizes(many.path())
     );
     (many, total(&few) + total(&few) / 20 + (1 << 20))
@@ -96,7 +96,7 @@ fn many(v: Variant) -> (Rig, u64) {
 /// Waits until the store is small enough, and checks the remaining checkpoints.
 fn assert_small(mut many: Rig, bound: u64) {
     let begun = Instant::now();
-    wait_longer(&format!("the store has {bound} bytes at most"), 120, || {
+    wait_longer(&format!("the store has at most {bound} bytes"), 120, || {
         let now = sizes(many.path());
         seen(total(&now) <= bound, now)
     });
@@ -129,7 +129,7 @@ fn what_an_unmount_cuts_short_the_next_mount_goes_on_with(v: Variant) {
     many.mount.ok(&["gc", "--keep-last", &KEPT.to_string()]);
     many.mount.umount();
     many.mount.remount();
-    wait_until("the rest is forgotten", || {
+    wait_until("the remaining checkpoints are forgotten", || {
         let left = audited(&many.mount);
         seen(left < COUNT as usize / 10, left)
     });
@@ -161,7 +161,7 @@ fn what_is_left_is_what_it_was(v: Variant) {
         .into_iter()
         .map(|id| (id, tree_of(&rig.view(id))))
         .collect();
-    wait_until("the rest is forgotten", || {
+    wait_until("the remaining checkpoints are forgotten", || {
         let left = audited(&rig.mount);
         seen(left * 2 < before.1, left)
     });
@@ -199,7 +199,7 @@ fn what_is_left_is_what_it_was(v: Variant) {
     let next = rig.mount.checkpoint();
     assert!(
         views.keys().all(|id| *id < next),
-        "no number is given twice: {next}"
+        "no number is used twice: {next}"
     );
 }
 
@@ -250,11 +250,11 @@ fn what_lay_in_a_new_directory_is_not_kept_for_older_checkpoints(v: Variant) {
     };
     assert_eq!(files(&rig), 2);
     rig.mount.ok(&["delete", "--now", "2"]);
-    wait_until("what only the second showed is gone", || {
+    wait_until("the versions that only the second showed are gone", || {
         same(files(&rig), 1)
     });
     assert!(
         fs::read(rig.view(1).join("old")).unwrap() == noise(5000, 1),
-        "the first shows what it had"
+        "the first is unchanged"
     );
 }

@@ -19,7 +19,7 @@ const GRAIN: u64 = 256 << 10;
 fn number(value: &Value) -> u64 {
     value
         .as_u64()
-        .unwrap_or_else(|| panic!("{value} is no number"))
+        .unwrap_or_else(|| panic!("{value} is not a number"))
 }
 
 fn gone(report: &Value) -> Vec<u64> {
@@ -49,11 +49,11 @@ fn the_plan_is_what_comes_free(v: Variant) {
     let planned = number(&plan["freed_bytes"]);
     assert!(planned > 6 * UNIT as u64, "{plan}");
     let mut freed = 0;
-    wait_until("what the plan told is free", || {
+    wait_until("the planned bytes are free", || {
         freed = free(rig.image.path()).saturating_sub(before);
         seen(freed.abs_diff(planned) <= GRAIN, (freed, planned))
     });
-    println!("{v:?}: {planned} bytes were planned, {freed} came free");
+    println!("{v:?}: {planned} bytes were planned, {freed} were freed");
     assert_eq!(ids(&rig.mount), [3, 5, 9, 10]);
     for (id, tree) in kept.iter().filter(|(id, _)| ids(&rig.mount).contains(id)) {
         assert_tree_is(&rig.view(*id), tree, &TreeOpts::default());
@@ -99,7 +99,7 @@ fn du_tells_what_deleting_one_frees(v: Variant) {
         }
         let mut freed = 0;
         wait_until(
-            &format!("what du told of {id} is free: {exclusive}"),
+            &format!("the bytes that du reports as exclusive to {id} are free: {exclusive}"),
             || {
                 freed = free(rig.image.path()).saturating_sub(before);
                 freed.abs_diff(exclusive) <= GRAIN
@@ -126,7 +126,7 @@ fn each_rule_is_told_and_pins_and_tags_stay(v: Variant) {
     assert_eq!(
         (gone(&all).len(), &all["kept"][2]),
         (0, &json!({"id": 3, "rules": ["no-rule"]})),
-        "without a rule nothing goes"
+        "without a rule nothing is deleted"
     );
     let report = rig
         .mount
@@ -164,7 +164,7 @@ fn the_history_is_kept_below_its_size(v: Variant) {
     let went = gone(&report);
     assert!(
         !went.is_empty() && went.len() < 7 && went[0] == 1,
-        "the oldest go, and no more than must: {report}"
+        "the oldest are deleted, and no more than necessary: {report}"
     );
     assert!(
         report["gone"]
@@ -178,13 +178,16 @@ fn the_history_is_kept_below_its_size(v: Variant) {
     // XFS frees the extents of a removed file later (inode inactivation); until then shared extents
     // still seem shared.
     let left = || number(&rig.mount.json(&["du"])["history_bytes"]);
-    wait_until("what was told came free", || {
+    wait_until("the reported bytes are freed", || {
         seen(left().abs_diff(expected) <= GRAIN, (left(), expected))
     });
     let left = left();
     assert!(left <= max, "{left} of {max}: {report}");
     let kept_one_more = left + number(&report["gone"].as_array().unwrap().last().unwrap()["bytes"]);
-    assert!(kept_one_more > max, "one would have been enough less");
+    assert!(
+        kept_one_more > max,
+        "one deletion less would have been enough"
+    );
     // Pinned checkpoints are kept, and `status` warns about the size.
     for id in ids(&rig.mount) {
         rig.mount.ok(&["pin", &id.to_string()]);

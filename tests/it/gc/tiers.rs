@@ -99,7 +99,7 @@ fn a_tier_drops_what_it_says_and_nothing_else(v: Variant) {
     );
     let planned = plan["tiers"][0]["bytes"].as_u64().unwrap();
     // A version that the sealer is reading is freed by a later run.
-    wait_longer("what the plan told is free", 120, || {
+    wait_longer("the planned bytes are free", 120, || {
         rig.mount.ok(&["gc"]);
         free(rig.image.path())
             .saturating_sub(before)
@@ -205,7 +205,7 @@ fn what_is_young_pinned_or_linked_stays(v: Variant) {
     for id in ["1", "2", "3"] {
         rig.mount.ok(&["pin", id]);
     }
-    assert_eq!(dropped_now(), 0, "what is pinned stays");
+    assert_eq!(dropped_now(), 0, "pinned checkpoints keep their content");
     // A file with a second name outside the tier, and one that was outside in an older checkpoint.
     fs::create_dir(root.join("kept")).unwrap();
     fs::write(root.join("kept/linked"), noise(4096, 1)).unwrap();
@@ -274,7 +274,7 @@ fn restored(rig: &Rig, then: &BTreeMap<u64, Tree>) {
     assert_eq!(
         (unit_of(&after), &after[Path::new("a.tmp")]),
         (unit_of(&before), &before[Path::new("a.tmp")]),
-        "what lacks something stays"
+        "directories with dropped content are unchanged"
     );
     rig.mount.ok(&["undo"]);
     assert_eq!(
@@ -373,7 +373,7 @@ fn every_verb_knows_dropped_from_missing(v: Variant) {
     rig.mount.umount();
     assert!(
         rig.mount.ok(&["log"]).contains("(some dropped)"),
-        "also where nothing is mounted"
+        "also without a mount"
     );
     let fsck = rig.mount.run(&["verify", "--deep"]);
     assert!(
@@ -468,7 +468,7 @@ fn copied(rig: &Rig) {
     let names = String::from_utf8_lossy(&stream);
     assert!(
         names.contains("src/main.c") && !names.contains("a.tmp"),
-        "what is left out has no header"
+        "an omitted file has no header"
     );
 }
 
@@ -498,7 +498,7 @@ fn what_somebody_reads_is_freed_later(v: Variant) {
             path.display(),
             bytes.len()
         );
-        assert!(fs::File::open(path).is_err(), "nobody else opens it");
+        assert!(fs::File::open(path).is_err(), "no other user can open it");
     }
     drop(open);
     // The remaining version is the moved inode, which is emptied under a lease by a later run.
@@ -532,7 +532,7 @@ fn what_stays_is_not_written_through_a_link(v: Variant) {
     rig.mount.ok(&["restore", "1"]);
     assert!(
         fs::read(path("linked")).unwrap() == noise(6000, 1),
-        "it came back"
+        "it is restored"
     );
     assert!(
         fs::read(path("node_modules/linked")).unwrap() == noise(6000, 2),

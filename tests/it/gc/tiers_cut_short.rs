@@ -65,7 +65,7 @@ fn a_tier_that_is_cut_short_is_finished_by_the_next(v: Variant) {
     let image = Image::in_memory(v.fs, 512 << 20);
     let (whole, kept) = story(v, &image, "whole");
     for _ in 0..2 {
-        wait_longer("nobody reads what goes", 120, || {
+        wait_longer("no process reads the versions to be dropped", 120, || {
             same(whole.json(&["gc"])["leftovers"].clone(), 0)
         });
     }
@@ -89,12 +89,9 @@ fn a_tier_that_is_cut_short_is_finished_by_the_next(v: Variant) {
         true
     });
     println!(
-        "{v:?}: {cuts} times cut short, {left} times versions were left over, {part} times on record"
+        "{v:?}: {cuts} times interrupted, {left} times versions were left over, {part} times on record"
     );
-    assert!(
-        left > 0 && part > 0,
-        "no run left anything for the next to find"
-    );
+    assert!(left > 0 && part > 0, "no run left anything to the next one");
 }
 
 /// Returns the total size of all objects.
@@ -128,7 +125,7 @@ fn cut(
     assert_eq!(check(shown, &mount, &kept), VERSIONS, "{shown}: {report}");
     // A version that the sealer is reading is freed by a later run.
     wait_longer(
-        &format!("{shown}: the next run frees what was left: {report}"),
+        &format!("{shown}: the next run frees the rest: {report}"),
         120,
         || {
             mount.ok(&["gc"]);

@@ -74,7 +74,7 @@ fn random_work_under_tiers(v: Variant) {
     }
     story.one_that_is_dropped();
     let lost: usize = story.check();
-    assert!(lost > 0, "nothing was dropped at all: {:#?}", story.log);
+    assert!(lost > 0, "nothing was dropped: {:#?}", story.log);
     assert_eq!(
         story.rig.mount.json(&["verify", "--deep"])["findings"],
         json!([])
@@ -165,7 +165,7 @@ impl Story {
             return assert_eq!(
                 answer["changes"],
                 serde_json::json!([]),
-                "only a restore of nothing has no guard"
+                "only a restore without changes has no guard"
             );
         };
         self.kept.insert(guard, before.clone());
@@ -201,7 +201,7 @@ impl Story {
             .collect();
         assert!(
             there.is_empty(),
-            "what stays was removed: {there:?}\n{:#?}",
+            "versions that must stay were removed: {there:?}\n{:#?}",
             self.log
         );
         let stayed = |tree: &Tree| strip(tree, true).into_iter().collect::<BTreeSet<_>>();
@@ -209,7 +209,7 @@ impl Story {
         let changed: Vec<_> = was.symmetric_difference(&is).collect();
         assert!(
             changed.is_empty(),
-            "what stays was changed: {changed:?}\n{:#?}",
+            "versions that must stay were changed: {changed:?}\n{:#?}",
             self.log
         );
     }

@@ -61,7 +61,7 @@ fn a_run_while_the_tree_is_in_use(v: Variant) {
     match past.read_to_end(&mut bytes) {
         Ok(_) => assert!(
             bytes == expected,
-            "an open file of a view that is gone shows other bytes"
+            "an open file of a removed view shows other bytes"
         ),
         Err(error) => assert_eq!(
             error.raw_os_error(),

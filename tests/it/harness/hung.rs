@@ -43,7 +43,7 @@ fn cannot_mount() -> Option<String> {
     if Path::new("/dev/fuse").exists() {
         Fs::Tmpfs.unavailable()
     } else {
-        Some("there is no /dev/fuse".to_owned())
+        Some("/dev/fuse does not exist".to_owned())
     }
 }
 

@@ -47,7 +47,7 @@ fn comes_and_goes(fs: Fs) {
     assert!(!table.contains(point.to_str().unwrap()), "still mounted");
     assert!(
         !point.parent().unwrap().exists(),
-        "the image's directory stays"
+        "the directory of the image still exists"
     );
     if let Some(file) = file {
         let loops = stdout_of(
@@ -59,7 +59,7 @@ fn comes_and_goes(fs: Fs) {
         );
         assert!(
             !loops.contains(file.to_str().unwrap()),
-            "the loop device stays"
+            "the loop device is still attached"
         );
     }
 }

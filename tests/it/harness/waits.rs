@@ -20,7 +20,7 @@ fn a_wait_prints_the_last_state() {
         looks.set(looks.get() + 1);
         looks.get()
     };
-    wait_until("three looks", || same(look(), 3));
+    wait_until("three checks", || same(look(), 3));
     assert_eq!(wait_until("a value", || Some(look())), 4);
     let what = said(|| wait_longer("it has ended", 0, || seen(false, ("state", look()))));
     assert!(

@@ -91,7 +91,11 @@ fn unpack(mount: &mut Mount, aside: &Path) {
     let views = archive(mount, aside).map(|id| (id, tree(&mount.view(id))));
     let said = try_run_limited(&mut script(UNPACK, aside, mount.path()), 120).unwrap();
     assert_eq!(String::from_utf8_lossy(&said.stdout), "", "{said:?}");
-    assert_eq!(get(mount.path().join("f")), "1", "the rest is unpacked");
+    assert_eq!(
+        get(mount.path().join("f")),
+        "1",
+        "the other files are unpacked"
+    );
     put(mount.path().join("f"), "3");
     let third = mount.checkpoint();
     mount.umount();
@@ -143,7 +147,7 @@ fn nor_does_it_where_no_mount_can_be_copied(v: Variant) {
     let aside = rig.image.dir("aside");
     let [first, second] = archive(&rig.mount, &aside);
     if !remount_without_copies(&mut rig) {
-        return skip("strace cannot follow the daemon");
+        return skip("strace cannot trace the daemon");
     }
     let root = rig.path().to_owned();
     assert_eq!(

@@ -112,7 +112,7 @@ fn is_told(name: &str, what: &str, output: &Output) -> bool {
         output.status
     );
     let is_fine = output.status.success();
-    assert!(is_fine || !said.is_empty(), "{name}: {what} says nothing");
+    assert!(is_fine || !said.is_empty(), "{name}: {what} prints nothing");
     is_fine
 }
 
@@ -125,7 +125,7 @@ fn store_files(dir: &Path) -> Vec<PathBuf> {
             let entries = fs::read_dir(&path).expect("list");
             open.extend(entries.map(|entry| entry.expect("entry").path()));
         } else if meta.is_file() && meta.len() > 0 {
-            let path = path.strip_prefix(dir).expect("it is below");
+            let path = path.strip_prefix(dir).expect("it is below the directory");
             let text = path.to_string_lossy();
             // The reserve has no content, and `tree/` is the branch's tree, as written by the user.
             let counts = |part: &str| text.contains("/.ckptfs/") && !text.contains(part);
@@ -179,7 +179,7 @@ impl Damage {
 fn compare(name: &str, dir: &Path, truth: &Truth) {
     for (path, content) in truth {
         if let Ok(found) = fs::read(dir.join(path)) {
-            assert!(found == *content, "{name}: {path} has other bytes");
+            assert!(found == *content, "{name}: {path} has other content");
         }
     }
 }
@@ -232,10 +232,7 @@ fn use_it(name: &str, dir: &Path, is_content: bool) -> bool {
     if is_told(name, "branch", &run(&tree, &["branch", "mount", "b"])) && !is_content {
         compare(name, dir, &branch());
         let gone = fs::symlink_metadata(dir.join("t@b/a"));
-        assert!(
-            gone.is_err(),
-            "{name}: the branch shows what it has removed"
-        );
+        assert!(gone.is_err(), "{name}: the branch shows a removed file");
     }
     let is_restored = is_told(name, "restore", &run(&tree, &["restore", "1"]));
     if knows {
@@ -296,6 +293,6 @@ fn a_changed_bit_and_a_cut_of_any_file_show_no_other_bytes() {
             tried += 1;
         }
     }
-    eprintln!("{tried} damages of {} files: {served} served", files.len());
+    eprintln!("{tried} damaged files of {}: {served} served", files.len());
     assert!(served > tried / 2, "{served} of {tried}");
 }

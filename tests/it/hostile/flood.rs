@@ -71,28 +71,28 @@ fn a_user_makes_so_many_checkpoints_with_mkdir_and_so_many_in_a_minute(v: Varian
     assert_eq!(
         made_by(&rig, &user("1001"), 'c', 5),
         refused(1, QUOTA),
-        "what is deleted makes room"
+        "deletions free the quota"
     );
     assert_eq!(
         made_by(&rig, &user("1002"), 'd', 9),
         refused(5, QUOTA),
-        "each user has as many"
+        "each user has the same quota"
     );
     assert_eq!(
         made_by(&rig, &CONTAINED, 'e', 9),
         refused(5, QUOTA),
-        "root without the rights of the daemon too"
+        "the same quota for root without the capabilities of the daemon"
     );
     assert_eq!(made_by(&rig, &user("1003"), 'f', 9), refused(5, QUOTA));
     assert_eq!(
         made_by(&rig, &user("1004"), 'g', 9),
         refused(0, QUOTA),
-        "and all of them four times as many"
+        "all users together have four times the quota"
     );
     assert_eq!(
         made_by(&rig, &["--reuid", "0"], 'h', 9),
         refused(9, ""),
-        "but not whoever could ask the daemon with a verb"
+        "users who may send verbs have no limit"
     );
     rig.mount.ok(&["config", "set", "snapdir.per-user", "100"]);
     // The pace is three in a minute: the next is allowed after 20 s.
@@ -120,7 +120,7 @@ fn what_was_deleted_with_rmdir_is_kept_within_the_same_limit(v: Variant) {
     assert_eq!(
         ids,
         [13, 12, 11, 10, 1],
-        "their last four, and what is not theirs"
+        "their last four, and the checkpoints of others"
     );
 }
 
@@ -143,6 +143,6 @@ fn a_name_given_with_mkdir_keeps_nothing_from_gc(v: Variant) {
     assert_eq!(
         left,
         [4, 3, 2],
-        "the last of each kind, and what has a name that somebody gave besides"
+        "the last of each kind, and those with a name from a user"
     );
 }

@@ -241,8 +241,8 @@ trait Memory {
 
 impl Memory for Mount {
     fn status_memory_kib(&self) -> u64 {
-        let status =
-            fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("the daemon lives");
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid()))
+            .expect("the daemon is alive");
         let line = status
             .lines()
             .find_map(|line| line.strip_prefix("VmHWM:"))

@@ -97,7 +97,7 @@ const FORGERIES: [(&str, &str, &str); 22] = [
         "[ -d pub/u ]",
     ),
     (
-        "a mark is taken away",
+        "a mark is removed",
         "setfattr -x user.ckptfs.origin mine",
         "[ \"$(cat mine/kept)\" = roots ]",
     ),
@@ -127,27 +127,27 @@ const FORGERIES: [(&str, &str, &str); 22] = [
         "[ \"$(cat pub/late)\" = roots ]",
     ),
     (
-        "a whiteout is taken away, and what root has removed comes back",
+        "a whiteout is removed, and a file that root removed reappears",
         "rm -f open/token",
         "! [ -e open/token ]",
     ),
     (
-        "guard: a whiteout of root's is taken away",
+        "guard: a whiteout of root is removed",
         "rm -f pub/gone",
         "! [ -e pub/gone ]",
     ),
     (
-        "guard: a name that nobody sees",
+        "guard: a hidden name",
         "mkdir pub/.ckptfs-hidden-7; echo x > pub/.ckptfs-hidden-7/f; echo x > pub/.ckptfs-hidden-8",
         "! ls -A pub | grep hidden",
     ),
     (
-        "guard: a store of theirs",
+        "guard: a store of another user",
         "mv .ckptfs .gone; mkdir .ckptfs; echo evil > .ckptfs/branch",
         "[ -e .snapshots/1 ]",
     ),
     (
-        "guard: what the store has",
+        "guard: content of the store",
         "cat .ckptfs/branch .ckptfs/format > pub/leak; echo evil > .ckptfs/tmp/links/1-1; setfattr -n user.ckptfs.0000000100000040 -v x .ckptfs/journal/00000001",
         "! grep ckptfs pub/leak",
     ),
@@ -165,11 +165,11 @@ const FORGERIES: [(&str, &str, &str); 22] = [
 
 /// Returns a mark of a base file, with this path, in the format that an older version trusted.
 fn mark(at: &Path, path: &str) -> String {
-    let number = fs::metadata(at).expect("it is there").ino();
+    let number = fs::metadata(at).expect("it exists").ino();
     let mut hex = String::from("0x");
     let bytes = [&number.to_le_bytes()[..], &[0; 8], &[0xff; 4]].concat();
     for byte in bytes.iter().chain(path.as_bytes()) {
-        write!(hex, "{byte:02x}").expect("a string takes it");
+        write!(hex, "{byte:02x}").expect("a string can be written to");
     }
     hex
 }
@@ -287,11 +287,15 @@ fn no_user_reaches_the_files_of_a_branch_past_its_mount(v: Variant) {
     rig.mount.ok(&create);
     assert!(
         fs::read_dir(&link)
-            .expect("root may")
+            .expect("root has the permission")
             .all(|entry| entry.expect("read").file_name() == ".ckptfs")
     );
-    let mode = fs::metadata(&link).expect("root may").mode();
-    assert_eq!(mode & 0o7777, 0o700, "what was open before is shut");
+    let mode = fs::metadata(&link).expect("root has the permission").mode();
+    assert_eq!(
+        mode & 0o7777,
+        0o700,
+        "directories that were open are closed"
+    );
     rig.mount.umount();
     for at in [&branch, &theirs] {
         assert!(!reached(at), "{} while unmounted", at.display());

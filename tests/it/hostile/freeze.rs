@@ -72,7 +72,7 @@ impl Attack {
 
     pub fn hear(&mut self, word: &str) {
         let mut line = String::new();
-        self.said.read_line(&mut line).expect("it speaks");
+        self.said.read_line(&mut line).expect("it prints a line");
         assert_eq!(line.trim(), word);
     }
 
@@ -147,7 +147,7 @@ impl Other {
     pub fn goes_on(&self) {
         let rounds = || self.rounds.load(Ordering::SeqCst);
         let before = rounds();
-        wait_until("somebody else goes on", || {
+        wait_until("another user continues", || {
             seen(rounds() > before + ROUNDS, rounds() - before)
         });
     }
@@ -156,16 +156,16 @@ impl Other {
     #[track_caller]
     pub fn went_on(self) {
         let waited = self.longest_wait();
-        eprintln!("somebody else waited {waited:?} for one call at most");
-        assert!(waited < WAIT, "somebody waited {waited:?} for one call");
+        eprintln!("another user waited at most {waited:?} for one call");
+        assert!(waited < WAIT, "a user waited {waited:?} for one call");
     }
 
     /// Ends the workload, and returns the longest time of one call.
     pub fn longest_wait(mut self) -> Duration {
         self.stop.store(true, Ordering::SeqCst);
         let thread = self.thread.take().expect("once");
-        wait_until("the other one goes on", || thread.is_finished());
-        let longest = thread.join().expect("nothing fails for him");
+        wait_until("the other one continues", || thread.is_finished());
+        let longest = thread.join().expect("no call of that user fails");
         assert!(self.rounds.load(Ordering::SeqCst) > 0);
         longest
     }
@@ -252,7 +252,7 @@ fn a_read_into_the_past_of_the_same_file_ends(v: Variant) {
     assert_eq!(
         get(rig.view(id).join("theirs/F")),
         "1".repeat(32 << 10),
-        "the past can be read meanwhile"
+        "the view can be read at the same time"
     );
     checkpoint(&rig, "theirs/F");
     other.goes_on();
@@ -279,7 +279,7 @@ fn a_writer_that_waits_stops_nobody(v: Variant) {
     assert_eq!(
         get(rig.view(id).join("theirs/F")),
         "1".repeat(32 << 10),
-        "the past can be read meanwhile"
+        "the view can be read at the same time"
     );
     let made: Vec<bool> = (0..3).map(|_| checkpoint(&rig, "theirs/F")).collect();
     let kept = rig.mount.run(&["restore", &id.to_string(), "theirs"]);
@@ -290,7 +290,7 @@ fn a_writer_that_waits_stops_nobody(v: Variant) {
     assert_eq!(
         made[0],
         v.io == crate::common::Io::Daemon,
-        "where the kernel writes a checkpoint cannot be had"
+        "where the kernel writes, a checkpoint cannot be made"
     );
     assert_eq!(kept.status.success(), made[0], "nor a restore");
     let after = rig.mount.checkpoint();
@@ -298,7 +298,7 @@ fn a_writer_that_waits_stops_nobody(v: Variant) {
     assert_eq!(
         get(rig.view(after).join("theirs/F")),
         get(&file),
-        "what was given up is taken for no capture"
+        "an aborted capture is not used"
     );
     rig.mount.ok(&["verify", "--deep"]);
 }
@@ -333,7 +333,7 @@ fn a_reader_that_waits_stops_nobody(v: Variant) {
     assert_eq!(
         get(rig.view(id).join("theirs/F")),
         "1".repeat(32 << 10),
-        "the past can be read meanwhile"
+        "the view can be read at the same time"
     );
     other.goes_on();
     stuck.release();
@@ -342,7 +342,7 @@ fn a_reader_that_waits_stops_nobody(v: Variant) {
     assert_eq!(
         made[0],
         v.io == crate::common::Io::Daemon,
-        "where the kernel reads a checkpoint cannot be had"
+        "where the kernel reads, a checkpoint cannot be made"
     );
     rig.mount.checkpoint();
     assert_eq!(get(rig.view(id).join("theirs/F")), "1".repeat(32 << 10));
@@ -409,7 +409,7 @@ fn during_a_capture<T>(v: Variant, what: impl Fn(&Rig) -> T) -> (Rig, u64, T) {
             let began = Instant::now();
             (what(&rig), began.elapsed())
         });
-        eprintln!("it took {took:?} while a capture was held up for {pause:?}");
+        eprintln!("it took {took:?} while a capture was delayed for {pause:?}");
         (took < pause / 2).then_some((rig, id, got))
     });
     tried.expect("it does not wait for the capture")
@@ -450,7 +450,7 @@ fn captured_slowly<T>(
     thread::sleep(Duration::from_millis(300));
     let got = during();
     writer.join().expect("the writer");
-    assert_eq!(arm(rig, None), 1, "nothing was held up");
+    assert_eq!(arm(rig, None), 1, "no call was delayed");
     (id, got)
 }
 

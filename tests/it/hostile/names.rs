@@ -79,7 +79,7 @@ fn every_odd_name_is_a_name(v: Variant) {
         .iter()
         .map(|change| path_of(&change["path"]))
         .collect();
-    assert_eq!(told, sorted, "--json says every name, byte for byte");
+    assert_eq!(told, sorted, "--json prints every name, byte for byte");
     let listed = rig
         .mount
         .run(&["diff", &id.to_string(), "--name-only", "-z"])

@@ -85,7 +85,7 @@ fn a_mount_that_somebody_else_made_is_not_ours_whatever_it_is_called() {
     );
     assert!(
         mounted_at(&fake.at),
-        "it was taken for the mount of the project"
+        "it was mistaken for the mount of the project"
     );
     let mut mount = Mount::start(&project, &MountOpts::new(Io::Daemon));
     mount.checkpoint();

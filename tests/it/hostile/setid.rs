@@ -80,7 +80,7 @@ fn is_harmless(path: &Path) {
     let capability = rustix::fs::getxattr(path, "security.capability", &mut [0; 64][..]).is_ok();
     assert!(
         content == GOOD || (bits == 0 && !capability),
-        "{}: {bits:o} with what somebody else wrote",
+        "{}: {bits:o} with data from another user",
         path.display()
     );
 }
@@ -211,7 +211,7 @@ fn a_restore_gives_no_bits_to_what_somebody_can_write(v: Variant) {
         assert_eq!(
             (mode_of(path), get(path)),
             (0o6755, "good".to_owned()),
-            "{what} comes back"
+            "{what} is restored"
         );
     }
     let has_capability =
@@ -224,7 +224,7 @@ fn a_restore_gives_no_bits_to_what_somebody_can_write(v: Variant) {
         is_harmless(path);
     }
     // A chown(2) after the capability was set would have removed it.
-    assert!(has_capability, "it comes back with its capability");
+    assert!(has_capability, "it is restored with its capability");
     // A file that is not open keeps its inode.
     drop((file, map, link));
     let before = fs::metadata(&open).expect("stat").ino();
@@ -306,14 +306,14 @@ fn attributes_that_could_not_be_kept_are_refused(v: Variant) {
             number > 30 && error.raw_os_error() == Some(libc::ENOSPC),
             "{number} {error}"
         );
-        set(path, "0", &[8; 60_000]).expect("one that is there may change");
+        set(path, "0", &[8; 60_000]).expect("an existing one can be changed");
     }
     let refused = (0..3000).find_map(|number| {
         set(&many, &format!("{number:0240}"), b"")
             .err()
             .map(|error| (number, error))
     });
-    let (number, error) = refused.expect("nobody can list so many");
+    let (number, error) = refused.expect("no program can list that many");
     assert!(
         number > 200 && error.raw_os_error() == Some(libc::ENOSPC),
         "{number} {error}"

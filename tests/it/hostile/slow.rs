@@ -23,7 +23,7 @@ impl Slow {
     fn unavailable() -> Option<String> {
         let limit = format!("{LIMITS}.write_bps_device");
         (!Path::new(&limit).exists())
-            .then(|| format!("there is no {limit} (cgroup version 1) to make a disk slow"))
+            .then(|| format!("{limit} (cgroup version 1) is not available to slow a disk down"))
     }
 
     fn new(point: &Path) -> Slow {
@@ -99,7 +99,7 @@ fn nobody_waits_beside(rig: &Rig, what: &str, work: impl FnOnce()) -> Duration {
     let waited = other.longest_wait();
     assert!(
         waited < (took / 4).max(Duration::from_millis(250)),
-        "{what} took {took:?}, and somebody else waited {waited:?} for one call"
+        "{what} took {took:?}, and another user waited {waited:?} for one call"
     );
     took
 }
@@ -124,7 +124,7 @@ fn slow_disk(v: Variant) {
         });
         drop(make_dirty(&file));
         rig.mount.checkpoint();
-        nobody_waits_for(&rig, "what empties a dirty file", || {
+        nobody_waits_for(&rig, "truncation of a dirty file", || {
             drop(File::create(&file).expect("open"))
         });
         let open = make_dirty(&file);

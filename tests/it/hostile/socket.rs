@@ -91,7 +91,7 @@ fn with_mount(test: impl FnOnce(&Rig, &Socket)) {
         test(&rig, &Socket::of(rig.path()));
         rig.mount.ok(&["log"]);
         let before = writes.load(Ordering::Relaxed);
-        crate::common::wait_until("work in the mount goes on", || {
+        crate::common::wait_until("work in the mount continues", || {
             writes.load(Ordering::Relaxed) > before + 2
         });
     });
@@ -192,7 +192,7 @@ fn half_a_message_and_silence_keep_nobody_out() {
                 stream
             })
             .collect();
-        crate::common::wait_until("somebody else is served", || {
+        crate::common::wait_until("another client is served", || {
             rig.mount.run(&["log"]).status.success()
         });
         let mut answer = String::new();
@@ -212,7 +212,7 @@ fn silent_connections_give_way() {
         while rig.mount.run(&["log"]).status.success() {
             silent.push(socket.connect());
         }
-        crate::common::wait_until("somebody else is served", || {
+        crate::common::wait_until("another client is served", || {
             rig.mount.run(&["log"]).status.success()
         });
         for _ in 0..CONNECTIONS_MAX {
@@ -222,7 +222,7 @@ fn silent_connections_give_way() {
             stream.set_nonblocking(true).expect("non-blocking");
             matches!((&mut &**stream).read(&mut [0]), Ok(0))
         });
-        assert!(ended.count() >= 1, "a silent one went");
+        assert!(ended.count() >= 1, "an idle connection was closed");
     });
 }
 

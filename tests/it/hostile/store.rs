@@ -187,7 +187,7 @@ fn damages() -> Vec<Damage> {
     vec![
         damage("no format", gone("format")),
         damage("format empty", content("format", "")),
-        damage("format of nobody", content("format", noise(4096, 9))),
+        damage("random bytes as format", content("format", noise(4096, 9))),
         damage(
             "format newer",
             content("format", store_format("4294967295")),
@@ -199,32 +199,32 @@ fn damages() -> Vec<Damage> {
         damage("format oversized", content("format", vec![b'\n'; 1 << 20])),
         damage("format a directory", directory("format")),
         damage("format a FIFO", fifo("format")),
-        damage("format led out", link("format", "file")),
+        damage("format links outside", link("format", "file")),
         damage("format looped", link("format", "./format")),
-        damage("lock led out", link("lock", "file")),
+        damage("lock links outside", link("lock", "file")),
         damage("lock a FIFO", fifo("lock")),
         damage("lock a directory", directory("lock")),
-        damage("journal led out", link("journal", "dir")),
+        damage("journal links outside", link("journal", "dir")),
         damage("journal looped", link("journal", "./journal")),
         damage("no journal", gone("journal")),
         damage("journal a file", content("journal", "x")),
         damage("no segment", gone("journal/00000001")),
-        damage("segment led out", link("journal/00000001", "file")),
+        damage("segment links outside", link("journal/00000001", "file")),
         damage("segment a FIFO", fifo("journal/00000001")),
         damage("segment a directory", directory("journal/00000001")),
         damage("segment empty", length("journal/00000001", 0)),
-        damage("segment of a header", length("journal/00000001", 40)),
+        damage("segment without a record", length("journal/00000001", 40)),
         damage("segment truncated", length("journal/00000001", 700)),
         damage("segment of 1 TiB", length("journal/00000001", 1 << 40)),
         damage("segment's header flipped", flip("journal/00000001", 20)),
         damage("first frame flipped", flip("journal/00000001", 100)),
         damage("a frame flipped", flip("journal/00000001", 900)),
         damage(
-            "the last segment there can be",
+            "the segment with the last number",
             content("journal/4294967295", "x"),
         ),
         damage(
-            "only the last segment there can be",
+            "only the segment with the last number",
             |store: &Path, _: &Path| {
                 fs::rename(
                     store.join("journal/00000001"),
@@ -233,7 +233,7 @@ fn damages() -> Vec<Damage> {
                 .expect("mv");
             },
         ),
-        damage("a segment too many", content("journal/00000003", "x")),
+        damage("an additional segment", content("journal/00000003", "x")),
         damage(
             "the next segment rubbish",
             content("journal/00000002", noise(100_000, 5)),
@@ -245,16 +245,16 @@ fn damages() -> Vec<Damage> {
 /// Damages to everything except the journal and the format file.
 fn further_damages() -> Vec<Damage> {
     vec![
-        damage("layers led out", link("layers", "dir")),
+        damage("layers links outside", link("layers", "dir")),
         damage("layers looped", link("layers", "./layers")),
         damage("no layers", gone("layers")),
-        damage("a layer led out", link("layers/2", "dir")),
+        damage("a layer links outside", link("layers/2", "dir")),
         damage("a layer looped", link("layers/2", "..")),
-        damage("objects led out", link("layers/2/objects", "dir")),
-        damage("the open layer led out", link("layers/3", "dir")),
+        damage("objects links outside", link("layers/2/objects", "dir")),
+        damage("the open layer links outside", link("layers/3", "dir")),
         damage("objects gone", gone("layers/2/objects")),
         damage(
-            "objects led out one by one",
+            "objects link outside one by one",
             |store: &Path, outside: &Path| {
                 for object in fs::read_dir(store.join("layers/2/objects")).expect("list") {
                     let object = object.expect("entry").path();
@@ -264,19 +264,22 @@ fn further_damages() -> Vec<Damage> {
             },
         ),
         damage("no index", gone("index")),
-        damage("index led out", link("index", "dir")),
+        damage("index links outside", link("index", "dir")),
         damage("index a file", content("index", "x")),
-        damage("index/db led out", link("index/db", "file")),
-        damage("index/db led out to nothing", link("index/db", "made")),
+        damage("index/db links outside", link("index/db", "file")),
+        damage(
+            "index/db links to a missing file outside",
+            link("index/db", "made"),
+        ),
         damage("index/db a FIFO", fifo("index/db")),
-        damage("index/conf led out", link("index/conf", "file")),
-        damage("index/blobs led out", link("index/blobs", "dir")),
+        damage("index/conf links outside", link("index/conf", "file")),
+        damage("index/blobs links outside", link("index/blobs", "dir")),
         damage("index/db shared", |store: &Path, _: &Path| {
             remove(&store.join("index/db"));
             fs::hard_link(store.join("../shared"), store.join("index/db")).expect("link");
         }),
-        damage("tmp led out", link("tmp", "dir")),
-        damage("tmp/restore led out", link("tmp/restore", "dir")),
+        damage("tmp links outside", link("tmp", "dir")),
+        damage("tmp/restore links outside", link("tmp/restore", "dir")),
         damage("tmp full of links", |store: &Path, outside: &Path| {
             symlink(outside.join("dir"), store.join("tmp/l")).expect("symlink");
             symlink("l2", store.join("tmp/l2")).expect("symlink");
@@ -284,11 +287,14 @@ fn further_damages() -> Vec<Damage> {
         damage("tmp deep", |store: &Path, _: &Path| {
             fs::create_dir_all(store.join("tmp/1/2/3/4/5/6/7/8")).expect("mkdir")
         }),
-        damage("control.sock led out", link("control.sock", "file")),
+        damage("control.sock links outside", link("control.sock", "file")),
         damage("control.sock a file", content("control.sock", "x")),
         damage("control.sock a directory", directory("control.sock")),
-        damage("daemon.log led out", link("daemon.log", "file")),
-        damage("daemon.log led out to nothing", link("daemon.log", "made")),
+        damage("daemon.log links outside", link("daemon.log", "file")),
+        damage(
+            "daemon.log links to a missing file outside",
+            link("daemon.log", "made"),
+        ),
         damage("daemon.log a FIFO", fifo("daemon.log")),
         damage("daemon.log shared", |store: &Path, _: &Path| {
             remove(&store.join("daemon.log"));
@@ -339,7 +345,10 @@ impl Bench {
         let before = Outside::state(&self.outside.dir);
         let served = self.use_it(name, &dir) && self.use_it(name, &dir);
         let after = Outside::state(&self.outside.dir);
-        assert_eq!(after, before, "{name}: what is outside was touched");
+        assert_eq!(
+            after, before,
+            "{name}: a file outside the store was changed"
+        );
         // A file of the tree that is hard-linked in the damaged store.
         assert_eq!(
             fs::read_to_string(dir.join("shared")).expect("read"),
@@ -373,7 +382,7 @@ impl Bench {
             );
             assert!(
                 crate::common::mount::minor_of(dir).is_none(),
-                "{name}: refused, and mounted all the same"
+                "{name}: refused, but mounted"
             );
             // The tree itself is an ordinary directory with any store.
             assert_eq!(
@@ -404,7 +413,7 @@ impl Bench {
     fn ask(&self, name: &str, dir: &Path) -> String {
         let mut failed = Vec::new();
         let mut expect = |path: &str, content: &[u8]| match fs::read(dir.join(path)) {
-            Ok(found) => assert!(found == content, "{name}: {path} has other bytes"),
+            Ok(found) => assert!(found == content, "{name}: {path} has other content"),
             Err(_) => failed.push(path.to_owned()),
         };
         expect("a", &noise(6000, 3));
@@ -463,7 +472,10 @@ fn no_damage_leads_out_or_panics() {
         "the good store can be used"
     );
     assert!(
-        bench.try_damage("the index led out and gone", &link("index/db", "file")),
+        bench.try_damage(
+            "the index links outside and is gone",
+            &link("index/db", "file")
+        ),
         "an index is only a cache"
     );
     let (mut served, mut refused) = (0, 0);

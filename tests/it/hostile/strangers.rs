@@ -69,11 +69,11 @@ fn what_is_sent_is_never_stale(v: Variant) {
     for content in ["abcd", "efgh", "ijkl+", "mnop++"] {
         let before = get(&path);
         assert_eq!(
-            sent(&theirs, 100).expect("nobody can write"),
+            sent(&theirs, 100).expect("no program has it open for writing"),
             before.as_bytes()
         );
         assert_eq!(
-            sent(&theirs, 100).expect("nobody can write"),
+            sent(&theirs, 100).expect("no program has it open for writing"),
             before.as_bytes()
         );
         let writes = opened(&path, true);
@@ -92,7 +92,7 @@ fn what_is_sent_is_never_stale(v: Variant) {
         // RELEASE is asynchronous to close(2).
         crate::common::wait_until("the writer is gone", || sent(&theirs, 100).is_ok());
         assert_eq!(
-            sent(&theirs, 100).expect("nobody can write"),
+            sent(&theirs, 100).expect("no program has it open for writing"),
             content.as_bytes()
         );
         let mut all = String::new();
@@ -144,10 +144,10 @@ fn what_one_writes_the_other_reads(v: Variant) {
     assert_eq!(
         requests(&rig, "write") - writes,
         100 + if v.io == Io::Daemon { 100 } else { 0 },
-        "the stranger's writes pass the daemon"
+        "the writes of the other user go through the daemon"
     );
     if v.io == Io::Passthrough {
-        assert!(requests(&rig, "read") - reads >= 50, "and what it reads");
+        assert!(requests(&rig, "read") - reads >= 50, "and so do its reads");
     }
     let second = rig.mount.checkpoint();
     theirs.write_all_at(b"!!", 0).expect("write");
@@ -223,7 +223,7 @@ fn nobody_keeps_a_lock(v: Variant) {
         seen(stuck.waiting() > all.len(), stuck.waiting())
     });
     let longest = longest_change(&files);
-    assert!(checkpoint(&rig, "theirs/"), "nobody is in the way");
+    assert!(checkpoint(&rig, "theirs/"), "no process is in the way");
     let now = rig.mount.checkpoint();
     rig.mount.ok(&["restore", &id.to_string(), "theirs"]);
     assert_eq!(get(rig.view(id).join("theirs/F1")), "1".repeat(32 << 10));
@@ -232,7 +232,7 @@ fn nobody_keeps_a_lock(v: Variant) {
     drop(attack.child.stdin.take());
     attack.ends();
     drop(held);
-    eprintln!("the owner waited {longest:?} for one change at most");
+    eprintln!("the owner waited at most {longest:?} for one change");
     other.went_on();
     assert!(now > id);
     rig.mount.ok(&["verify", "--deep"]);

@@ -159,7 +159,7 @@ fn work(mount: &OwnedFd, id: u64, round: u64) {
         if beneath(mount, &path, OFlags::RDONLY)
             .is_some_and(|mut file| file.read_to_string(&mut text).is_ok())
         {
-            assert!(!text.contains(SECRET), "the daemon was led out at {path}");
+            assert!(!text.contains(SECRET), "the daemon left the tree at {path}");
         }
     }
     if let Some(mut file) = beneath(mount, "d/g", OFlags::WRONLY | OFlags::APPEND) {
@@ -233,12 +233,12 @@ fn swaps_below_the_mount_lead_nowhere(v: Variant) {
     drop(through);
     outside.is_untouched();
     eprintln!(
-        "{} swaps, {followed} reads by path were led out",
+        "{} swaps, {followed} reads by path left the tree",
         swaps.load(Ordering::Relaxed)
     );
     assert!(
         swaps.load(Ordering::Relaxed) > 100 && followed > 0,
-        "the swapper was too slow to show anything"
+        "the swaps were too slow to have an effect"
     );
 }
 
@@ -270,11 +270,11 @@ fn swaps_in_the_mount_lead_nowhere(v: Variant) {
             work(&through, id, round);
             let past = fs::read_to_string(then.join("d/f"));
             assert_eq!(
-                past.expect("the past has a directory there, always"),
+                past.expect("the view always has a directory there"),
                 "inside"
             );
             assert_eq!(
-                fs::read_link(then.join("l")).expect("and a link here"),
+                fs::read_link(then.join("l")).expect("and it always has a link here"),
                 outside.dir
             );
             for verb in [
@@ -293,12 +293,12 @@ fn swaps_in_the_mount_lead_nowhere(v: Variant) {
     drop(through);
     outside.is_untouched();
     eprintln!(
-        "{} swaps, {followed} reads by path were led out",
+        "{} swaps, {followed} reads by path left the tree",
         swaps.load(Ordering::Relaxed)
     );
     assert!(
         swaps.load(Ordering::Relaxed) > 20 && followed > 0,
-        "the swapper was too slow to show anything"
+        "the swaps were too slow to have an effect"
     );
     mount.ok(&["restore", "1"]);
     assert_eq!(read(&root.join("d/f")).as_deref(), Some("inside"));

@@ -202,7 +202,7 @@ fn set_id_programs_and_devices_work_only_if_asked_for(v: Variant) {
         assert_eq!(
             sh(rig.path(), &format!("stat -c %f {place}/id {place}/null")).trim(),
             "89ed\n21b6",
-            "they are there all the same"
+            "they exist nevertheless"
         );
     }
     rig.mount.umount();

@@ -54,7 +54,7 @@ fn what_a_daemon_has_served_since_is_known_to_it(v: Variant) {
     let said = place.tree().join(".ckptfs/imported-in");
     let unchanged = || assert_eq!(place.bring()["unchanged"], true);
     unchanged();
-    let first = std::fs::read_to_string(&said).expect("it is written which daemon it was");
+    let first = std::fs::read_to_string(&said).expect("the daemon is recorded");
     unchanged();
     let changes = [
         "echo mine > plain.txt",
@@ -304,7 +304,7 @@ fn a_series_that_grew_goes_on(v: Variant) {
     let told = place.import(&["snaps", "--into", "tree"]);
     assert_eq!(
         told["checkpoints"][0]["checkpoint"], 3,
-        "each snapshot is one, also where nothing has changed: {told}"
+        "each snapshot becomes one checkpoint, even without a change: {told}"
     );
     let mount = place.mount();
     assert_eq!(

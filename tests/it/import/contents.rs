@@ -104,7 +104,7 @@ fn assert_once(trees: &[PathBuf]) {
     }
     assert!(
         places.values().filter(|places| !places.is_empty()).count() > 20,
-        "most contents have a place of their own"
+        "most contents have their own extents"
     );
     let twice: Vec<_> = places
         .iter()
@@ -112,7 +112,7 @@ fn assert_once(trees: &[PathBuf]) {
         .collect();
     assert!(
         !places.is_empty() && twice.is_empty(),
-        "{} of {} contents are on the disk twice",
+        "{} of {} contents are stored twice",
         twice.len(),
         places.len()
     );
@@ -263,7 +263,7 @@ fn without_reflink_the_same_content_is_counted_and_copied(v: Variant) {
     assert_ne!(
         ino("a/LICENSE"),
         ino("b/LICENSE"),
-        "two files of a tree are never made one"
+        "two files of a tree are never merged"
     );
 }
 

@@ -66,12 +66,12 @@ fn a_tree_of_all_kinds_becomes_a_checkpoint(v: Variant) {
     };
     assert!(
         blocks("tree") < 4096 && blocks("project") < 4096,
-        "holes are kept"
+        "holes are preserved"
     );
     let mount = place.mount();
     assert_same(&tree(&mount.view(1)), &tree(&place.project()));
     let found = mount.json(&[
-        "find",
+        "log",
         "--label",
         &format!("Imported={}", place.project().display()),
     ]);

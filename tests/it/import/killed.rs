@@ -81,7 +81,7 @@ fn a_new_tree_is_finished_by_running_it_again(v: Variant) {
                 let said = String::from_utf8_lossy(&refused.stderr).into_owned();
                 assert!(
                     !refused.status.success() && said.contains("ckptfs import"),
-                    "a half imported tree is served: {said}"
+                    "a partly imported tree is served: {said}"
                 );
             }
         }
@@ -98,7 +98,7 @@ fn a_new_tree_is_finished_by_running_it_again(v: Variant) {
     }
     assert!(
         cut_short >= ROUNDS / 2,
-        "only {cut_short} were killed before they ended"
+        "only {cut_short} were killed before their end"
     );
 }
 

@@ -64,7 +64,7 @@ impl Program {
                 .recv_timeout(end.saturating_duration_since(Instant::now()))
             {
                 Ok(line) => self.said.push(line),
-                Err(_) => panic!("it did not say {missing:?}, but {:#?}", self.said),
+                Err(_) => panic!("{missing:?} is missing in its output: {:#?}", self.said),
             }
         }
     }

@@ -54,7 +54,7 @@ fn change(dir: &Path, worker: u64, model: &mut Model, random: &mut Random) {
         }
         (2 | 3, None) => {
             let errors = [fs::remove_file(&path), fs::remove_dir(&path)]
-                .map(|result| result.expect_err("there is nothing").kind());
+                .map(|result| result.expect_err("it does not exist").kind());
             assert_eq!(errors, [ErrorKind::NotFound; 2], "{name}");
         }
         (_, Some(Some(_))) => {
@@ -124,7 +124,7 @@ fn nothing_is_lost_or_reverted_while_a_restore_is_announced(v: Variant) {
             assert_eq!(
                 there,
                 expected.contains(&name),
-                "round {round}: {name}: the last word that a watcher heard; {:#?}",
+                "round {round}: {name}: the last event for a watcher; {:#?}",
                 watcher.said
             );
         }
@@ -155,7 +155,7 @@ fn settled(watcher: &mut Watcher, dir: &Path) -> BTreeMap<String, bool> {
     watcher.take();
     let heard = watcher.said.len();
     ckptfs(&["restore", &id, "d/end"]);
-    wait_until("the end is told", || {
+    wait_until("the last event is reported", || {
         watcher.take();
         let said = &watcher.said[heard..];
         seen(
@@ -208,7 +208,7 @@ fn a_kill_while_announcing_leaves_what_was_restored(v: Variant) {
         assert_same_tree(&rig.view(id), &root, &TreeOpts::default());
         round += 1;
     }
-    assert!(cut > 0, "no kill came in the middle of an announcement");
+    assert!(cut > 0, "no kill interrupted an announcement");
 }
 
 fn an_unmount_does_not_wait_for_an_announcement(v: Variant) {
@@ -245,7 +245,7 @@ fn too_many_changes_are_told_by_directory(v: Variant) {
             .filter(|line| line.starts_with("CREATE many/n") || line.starts_with("DELETE many/m"))
             .count()
     };
-    wait_until("the rest is told as one change", || {
+    wait_until("the rest is reported as one change", || {
         watcher.take();
         let told = watcher.said.iter().any(|line| line == "ATTRIB,ISDIR many");
         seen(told, count(&watcher))

@@ -218,8 +218,8 @@ fn nobody_meets_what_is_only_announced(v: Variant) {
             over.store(true, Ordering::Relaxed);
             looks
                 .into_iter()
-                .for_each(|look| look.join().expect("a look that shows the truth"));
-            told.expect("everything is told");
+                .for_each(|look| look.join().expect("each look-up is correct"));
+            told.expect("every event is reported");
         });
         assert_exact(&rig, id);
     }

@@ -85,7 +85,7 @@ fn numbers_and_times_stay_over_remounts_kills_and_checkpoints(v: Variant) {
     assert_eq!(
         remembered(&root)[Path::new("work")].0,
         then[Path::new("work")].0,
-        "a directory keeps its number"
+        "a directory keeps its inode number"
     );
     let then = remembered(&root);
     sh(
@@ -100,7 +100,7 @@ fn numbers_and_times_stay_over_remounts_kills_and_checkpoints(v: Variant) {
         .into();
     assert_eq!(
         changed, expected,
-        "a restore of what is there already changes nothing"
+        "a restore of identical content changes nothing"
     );
 }
 
@@ -147,7 +147,7 @@ fn git_reads_nothing_again_after_a_remount(v: Variant) {
     assert_eq!(
         must_read(),
         "a/7\na/9\n",
-        "a restore makes new only what it restores"
+        "a restore gives new times only to the files that it restores"
     );
     assert_eq!(git("git status --porcelain"), "");
 }

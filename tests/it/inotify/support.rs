@@ -107,7 +107,11 @@ impl Watcher {
                 return;
             }
             let late = started.elapsed() > Duration::from_secs(EVENT_SECONDS);
-            assert!(!late, "nobody said {missing:#?}; said was {:#?}", self.said);
+            assert!(
+                !late,
+                "events are missing: {missing:#?}; received: {:#?}",
+                self.said
+            );
             std::thread::sleep(Duration::from_millis(2));
         }
     }

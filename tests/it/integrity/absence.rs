@@ -207,7 +207,7 @@ pub(super) fn assert_known(rig: &Rig, copies: &Copies) {
         for path in was.keys() {
             let path = path.to_str().expect("names of tests are text").to_owned();
             let file = rig.view(*id).join(&path);
-            if !fs::symlink_metadata(&file).expect("it is there").is_file() {
+            if !fs::symlink_metadata(&file).expect("it exists").is_file() {
                 continue;
             }
             match fs::read(&file) {
@@ -243,7 +243,11 @@ fn names_and_attributes_are_always_known(v: Variant) {
     for _ in 0..2 {
         rig.mount.remount();
         assert_known(&rig, &copies);
-        assert_eq!(check(&root, &["verify", "1"]).0, 4, "lost content is named");
+        assert_eq!(
+            check(&root, &["verify", "1"]).0,
+            4,
+            "lost content is reported"
+        );
         // A record of a later change must not turn the current content into that of the checkpoint.
         sh(
             &root,
@@ -263,7 +267,7 @@ fn content_is_kept_ahead_from_the_first_unmount_on(v: Variant) {
     let kept = || fs::read_dir(root.join(".ckptfs/kept")).map_or(0, Iterator::count);
     keep(&rig, &mut copies);
     wait(|| root.join(".ckptfs/baseline").exists().then_some(()));
-    assert_eq!(kept(), 0, "nobody has ended a mount of it yet");
+    assert_eq!(kept(), 0, "no mount of it has ended yet");
     rig.mount.ok(&["umount", "--keep=none"]);
     rig.mount.remount();
     wait(|| root.join(".ckptfs/kept/whole").exists().then_some(()));
@@ -342,7 +346,7 @@ pub(super) fn assert_names(rig: &Rig, copies: &Copies) {
 }
 
 pub(super) fn wait<T>(found: impl Fn() -> Option<T>) -> T {
-    wait_longer("something is written down in idle time", 180, found)
+    wait_longer("the record is written in idle time", 180, found)
 }
 
 fn what_is_kept_goes_with_its_checkpoints(v: Variant) {
@@ -350,7 +354,7 @@ fn what_is_kept_goes_with_its_checkpoints(v: Variant) {
     let root = rig.path().to_owned();
     let kept = || fs::read_dir(root.join(".ckptfs/kept")).map_or(0, Iterator::count);
     let all = kept();
-    assert!(all > 10, "{all} files are kept");
+    assert!(all > 10, "{all} files are stored");
     // Unchanged files are not cloned again.
     let inodes = || {
         sh(&root, "ls -i --ignore=whole .ckptfs/kept")
@@ -364,7 +368,7 @@ fn what_is_kept_goes_with_its_checkpoints(v: Variant) {
     assert!(inodes().is_superset(&before), "{before:?} {:?}", inodes());
     rig.mount.remount();
     rig.mount.ok(&["gc", "--keep-last", "1"]);
-    assert_eq!(kept(), 0, "they may have what was freed");
+    assert_eq!(kept(), 0, "they may reuse the freed numbers");
     rig.mount.ok(&["umount", "--keep", "none"]);
     assert_eq!(kept(), 0);
     rig.mount.remount();
@@ -381,7 +385,7 @@ fn what_is_kept_goes_with_its_checkpoints(v: Variant) {
     assert_eq!(
         (kept(), root.join(".ckptfs/baseline").exists()),
         (0, false),
-        "without a checkpoint there is no past"
+        "there are no versions without a checkpoint"
     );
 }
 
@@ -412,7 +416,7 @@ fn without_reflink_small_files_are_copied(v: Variant) {
         let view = rig.view(id);
         let is_kept = |name: &str| match fs::read(view.join(name)) {
             Ok(content) => {
-                content.iter().all(|there| *there == byte) || panic!("{name} in {id} is another")
+                content.iter().all(|there| *there == byte) || panic!("{name} in {id} differs")
             }
             Err(error) => {
                 error.raw_os_error() != Some(libc::EIO) && panic!("{name} in {id}: {error}")
@@ -457,7 +461,7 @@ fn an_inode_number_that_is_given_away_takes_nothing_along(v: Variant) {
     if v.fs == Fs::Ext4 {
         assert!(
             !before.is_disjoint(&numbers("e")),
-            "no number was given away"
+            "no inode number was reused"
         );
     }
     let names = |copies: &Copies| {

@@ -115,7 +115,7 @@ fn an_absence_is_between_two_checkpoints(v: Variant) {
         assert_eq!(
             reasons(&rig).len() as u64,
             next + 3,
-            "what was changed through the mount is no absence"
+            "changes through the mount are not an absence"
         );
         fs::remove_dir_all(root.join(format!("new{round}"))).unwrap();
         sh(
@@ -155,7 +155,7 @@ fn assert_told(rig: &Rig, round: usize, next: u64) {
     assert_eq!(
         rig.mount.json(&["show", "latest"])["id"],
         next - 1,
-        "latest is what somebody asked for"
+        "latest is a requested checkpoint"
     );
     assert_eq!(rig.mount.json(&["show", "auto"])["id"], next + 1);
     let (status, report) = check(rig.path(), &["verify", "--deep"]);

@@ -53,7 +53,7 @@ fn what_changed_brings_a_baseline_up_to_date(v: Variant) {
             assert_eq!(
                 written("baseline"),
                 Some(before),
-                "it is brought up to date, and not written anew"
+                "it is updated, not written again"
             );
         }
         let exact = v.fs == Fs::Xfs || v.fs == Fs::Btrfs || v.fs == Fs::Ext4;
@@ -95,7 +95,7 @@ fn a_number_that_was_given_away_is_no_damage(v: Variant) {
     rig.mount.umount();
     assert!(
         rig.mount.compared_baseline().unwrap(),
-        "what changed was looked at, and not the tree"
+        "only changed entries were examined, not the tree"
     );
 }
 
@@ -117,7 +117,11 @@ fn many_changes_become_a_part_of_the_baseline(v: Variant) {
     rig.mount.remount();
     sh(&root, "echo few > many/1; mv many/2 src/two");
     rig.mount.umount();
-    assert_ne!(size("baseline.changes"), 0, "few stay beside it");
+    assert_ne!(
+        size("baseline.changes"),
+        0,
+        "a few changes are stored in a separate file"
+    );
     let written = fs::read(root.join(".ckptfs/baseline")).unwrap();
     rig.mount.remount();
     change(&root, 0);
@@ -130,12 +134,12 @@ fn many_changes_become_a_part_of_the_baseline(v: Variant) {
     rig.mount.umount();
     assert!(
         rig.mount.compared_baseline().unwrap(),
-        "what changed was looked at, and not the tree"
+        "only changed entries were examined, not the tree"
     );
     assert_ne!(fs::read(root.join(".ckptfs/baseline")).unwrap(), written);
     assert!(
         size("baseline.changes") < 200,
-        "but for who is gone in the open epoch, nothing is beside it"
+        "except for removals in the open epoch, no change is stored separately"
     );
     let (status, report) = check(&root, &["verify", "--deep"]);
     assert_eq!(status, 0, "{report}");
@@ -215,7 +219,7 @@ fn a_baseline_that_is_old_or_damaged_shows_nothing_false(v: Variant) {
         rig.mount.umount();
         assert!(
             !damaged || fs::read(&files[which]).ok() != Some(bytes),
-            "it is written anew, or gone"
+            "it was written again or removed"
         );
     }
 }
@@ -245,7 +249,7 @@ fn assert_nothing_false(rig: &Rig, copies: &BTreeMap<u64, PathBuf>, round: usize
             }
         }
         let unseen = fs::metadata(rig.view(*id).join(format!("src/new{round}")))
-            .expect_err("it was not there");
+            .expect_err("it did not exist");
         assert!(
             unseen.kind() == ErrorKind::NotFound || unseen.raw_os_error() == Some(libc::EIO),
             "{unseen}"

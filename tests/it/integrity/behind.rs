@@ -47,7 +47,7 @@ const TICKS: std::time::Duration = std::time::Duration::from_millis(50);
 #[track_caller]
 fn eio<T: std::fmt::Debug>(result: std::io::Result<T>) {
     assert_eq!(
-        result.expect_err("it cannot be told").raw_os_error(),
+        result.expect_err("the content is not known").raw_os_error(),
         Some(libc::EIO)
     );
 }
@@ -136,7 +136,7 @@ fn it_is_named(mount: &Mount, backing: &Path, first: u64) {
     for path in ["f", "attributes", "g", "long"] {
         assert!(
             dirty.iter().any(|dirty| dirty == path),
-            "{path} was met: {dirty:?}"
+            "{path} is dirty: {dirty:?}"
         );
     }
     let log = fs::read_to_string(backing.join(".ckptfs/daemon.log")).unwrap();

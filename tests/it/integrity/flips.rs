@@ -104,7 +104,7 @@ fn a_changed_bit_of_a_version_is_found_and_its_path_and_checkpoints_named() {
         assert_eq!(
             look(&dir, true, of).len(),
             1,
-            "the checkpoint alone is damaged too"
+            "the checkpoint alone is also damaged"
         );
         assert!(
             look(&dir, false, None).is_empty(),
@@ -134,7 +134,7 @@ fn names_who_shows(copies: &[PathBuf], finding: &serde_json::Value, bytes: &[u8]
             .ok()
             .as_deref(),
         Some(bytes),
-        "{finding}: the newest that shows it shows it there"
+        "{finding}: the newest checkpoint with the version shows it there"
     );
     for (id, copy) in (1..).zip(copies) {
         // The file may have had another name earlier.
@@ -308,7 +308,7 @@ fn a_changed_bit_of_the_index_is_found_or_changes_nothing() {
     assert_eq!(
         index_of(&dir),
         known,
-        "what the journal gives is what was there"
+        "the index from the journal has the previous content"
     );
     is_damage_free(&dir);
 }

@@ -142,7 +142,7 @@ fn damaged_objects(dir: &Path, short: &Path, gone: &Path) {
     assert_eq!(
         fs::read_to_string(layer.join("notes.txt")).unwrap(),
         "mine",
-        "what is not ours is left alone"
+        "foreign files are left alone"
     );
     fs::remove_file(layer.join("notes.txt")).unwrap();
     fs::rename(&away, gone).unwrap();
@@ -169,7 +169,7 @@ fn repaired(dir: &Path, short: &Path) {
     assert_eq!(
         (status, report["repaired"].as_array().unwrap().len()),
         (4, 2),
-        "what is gone stays gone: {report}"
+        "lost content remains lost: {report}"
     );
 }
 

@@ -141,10 +141,10 @@ fn another_inode_with_a_number_is_another(v: Variant) {
     };
     let given = after.iter().filter(|(path, number)| had(number, path));
     let given: Vec<&String> = given.map(|(path, _)| path).collect();
-    println!("given away: {given:?}");
+    println!("reused: {given:?}");
     assert!(
         matches!(v.fs, Fs::Btrfs | Fs::Tmpfs) || given.len() >= 6,
-        "numbers that are given away: {given:?}"
+        "reused inode numbers: {given:?}"
     );
     rig.mount.remount();
     let is = copy("is", &root);

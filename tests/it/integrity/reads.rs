@@ -61,7 +61,7 @@ fn of_a_large_file_only_what_has_changed_is_read(v: Variant) {
     change(&open(), 1);
     rig.mount.checkpoint();
     let mut before = sealed(&rig.mount);
-    assert_eq!(before.1, size, "the first time it is read whole");
+    assert_eq!(before.1, size, "the first time, all of it is read");
     // Open throughout, as by a database, then opened for each change.
     let kept = open();
     for round in 2..=9 {
@@ -131,7 +131,7 @@ const ACTS: [Act; 16] = [
         )
         .unwrap();
     }),
-    ("beside the hole", BLOCK, |file, _| {
+    ("next to the hole", BLOCK, |file, _| {
         file.write_all_at(b"byte", 2 * MIB + 10).unwrap()
     }),
     ("data in the hole", BLOCK, |file, _| {
@@ -160,7 +160,7 @@ const ACTS: [Act; 16] = [
     ("written where it was allocated", 2 * BLOCK, |file, _| {
         file.write_all_at(&noise(5000, 3), 8 * MIB + 9000).unwrap()
     }),
-    ("empty and written anew", 8 * MIB, |file, _| {
+    ("emptied and written again", 8 * MIB, |file, _| {
         file.set_len(0).unwrap();
         file.write_all_at(&noise(8 * MIB, 4), 0).unwrap();
     }),
@@ -193,7 +193,7 @@ fn a_hash_is_of_the_bytes_whatever_was_done_to_the_file(v: Variant) {
         may += cost + BLOCK;
         assert!(
             read <= may,
-            "checkpoint {id}, {what}: {read} bytes were read, of {may}"
+            "checkpoint {id}, {what}: {read} bytes were read, of at most {may}"
         );
     }
     drop(open("file").write_at(b"last", 0));

@@ -27,7 +27,7 @@ fn what_was_captured_is_hashed_also_over_kills(v: Variant) {
     assert_eq!(
         story.mount().status_json()["dirty"],
         before,
-        "to be hashed is no change"
+        "hashing is not a change"
     );
     for (id, copy) in (1..).zip(&story.copies) {
         crate::common::assert_same_tree(

@@ -117,7 +117,7 @@ impl Story {
                 return dir;
             }
             tries += 1;
-            assert!(tries < 60, "the indexer does not come to its end");
+            assert!(tries < 60, "the indexer does not finish");
             self.rig.mount.remount();
             std::thread::sleep(std::time::Duration::from_millis(500));
         }
@@ -126,7 +126,7 @@ impl Story {
 
 /// Waits until the sealer is idle.
 pub fn caught_up(mount: &Mount) {
-    wait_longer("the sealer has caught up", 120, || {
+    wait_longer("the sealer has finished", 120, || {
         let sealer = mount.stats()["sealer"].clone();
         seen(sealer["caught_up"] == true, sealer)
     });

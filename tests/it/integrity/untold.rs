@@ -31,10 +31,7 @@ fn tells(mount: &Mount, verb: &[&str], status: i32, words: &[&str]) -> Output {
     let text = said(&output);
     assert_eq!(output.status.code(), Some(status), "{verb:?}: {text}");
     for word in words {
-        assert!(
-            text.contains(word),
-            "{verb:?} says nothing of {word}: {text}"
-        );
+        assert!(text.contains(word), "{verb:?} does not name {word}: {text}");
     }
     output
 }
@@ -315,7 +312,7 @@ fn what_was_lost_from_the_store() {
     assert_eq!(
         (now("b"), now("d/removed")),
         ("b".into(), "d/removed".into()),
-        "all the rest is restored"
+        "all other files are restored"
     );
     assert_eq!(
         (now("a"), now("short"), now("d/gone")),

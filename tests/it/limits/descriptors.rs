@@ -101,13 +101,14 @@ fn opened_until_refused(mount: &Mount, dirs: usize) {
         refused.raw_os_error() == Some(libc::EMFILE) && open.len() > 100,
         "{refused}"
     );
-    log.write_all(b"1").expect("what is open is written");
+    log.write_all(b"1").expect("an open file can be written");
     // Verbs work while every descriptor is taken: the CLI reaches the store through the link
     // `.ckptfs`, below the mount, which needs no new descriptor in the daemon.
     let second = mount.checkpoint();
-    log.write_all(b"2").expect("and captured first");
+    log.write_all(b"2")
+        .expect("the file is captured before the write");
     assert_eq!(errno(File::create(root.join("new"))), libc::EMFILE);
-    fs::create_dir(root.join("directories")).expect("need none");
+    fs::create_dir(root.join("directories")).expect("directories need no descriptor");
     drop(open);
     make_once_there_is_room(&root.join("new"));
     drop(log);
@@ -120,7 +121,7 @@ fn opened_until_refused(mount: &Mount, dirs: usize) {
 /// Creates an empty file. The kernel sends RELEASE after close(2) has returned, so a descriptor may
 /// be missing for a moment.
 fn make_once_there_is_room(path: &Path) {
-    wait_until("there is a descriptor", || {
+    wait_until("a descriptor is available", || {
         let made = fs::write(path, "");
         seen(made.is_ok(), made)
     });
@@ -174,8 +175,10 @@ fn a_file_that_is_written_to_counts_for_the_descriptors_it_has() {
             "{mode}"
         );
         let id = mount.checkpoint();
-        open.iter_mut()
-            .for_each(|file| file.write_all(b"after").expect("what is open is written"));
+        open.iter_mut().for_each(|file| {
+            file.write_all(b"after")
+                .expect("an open file can be written")
+        });
         assert!(
             mount
                 .view(id)

@@ -216,7 +216,7 @@ fn names_of_snapshots(v: Variant) {
 
 /// Returns the CPU time of a process's threads, which does not depend on the load of the machine.
 fn on_cpu(pid: u32) -> std::time::Duration {
-    let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("it lives");
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("it is alive");
     let ran = |thread: fs::DirEntry| {
         let said = fs::read_to_string(thread.path().join("schedstat")).ok()?;
         said.split(' ').next()?.parse::<u64>().ok()

@@ -26,7 +26,7 @@ fn python() -> std::path::PathBuf {
 
 fn an_agent_uses_every_tool(v: Variant) {
     if !python().exists() {
-        skip("there is no client: tests/tools.sh could not install the Python package mcp");
+        skip("no client: tests/tools.sh could not install the Python package mcp");
         return;
     }
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/mcp/client.py");
@@ -81,7 +81,7 @@ fn talk(dir: &Path, sent: &[u8], ids: &[u64]) -> (i32, Vec<Value>) {
         scope.spawn(move || {
             // The server may have closed its stdin.
             let _ = stdin.write_all(sent);
-            wait_until("it answers or ends", || {
+            wait_until("it answers or exits", || {
                 let known = heard.lock().expect("lines");
                 let answered = |id: &u64| known.iter().any(|line| line["id"] == *id);
                 let all = ids.iter().all(answered) || ended.load(Ordering::SeqCst);
@@ -90,11 +90,11 @@ fn talk(dir: &Path, sent: &[u8], ids: &[u64]) -> (i32, Vec<Value>) {
         });
         wait_limited(&mut server, EXIT_LIMIT).unwrap_or_else(|| {
             let _ = server.kill();
-            panic!("it does not end when stdin does");
+            panic!("it does not exit at the end of stdin");
         })
     });
     let lines = lines.into_inner().expect("lines");
-    (status.code().expect("it ended by itself"), lines)
+    (status.code().expect("it was not killed by a signal"), lines)
 }
 
 fn line(value: &Value) -> Vec<u8> {

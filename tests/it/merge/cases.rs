@@ -38,7 +38,7 @@ const CASES: &[Case] = &[
         keep_both: &["f=o", "f.2=t"],
     },
     Case {
-        what: "bytes that are no text",
+        what: "bytes that are not text",
         base: "printf 'a\\0' > f",
         theirs: "printf 't\\0' > f",
         ours: "printf 'o\\0' > f",

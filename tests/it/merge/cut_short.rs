@@ -98,7 +98,7 @@ fn killed_at_calls(v: Variant) {
             done += 1;
             continue;
         }
-        assert!(!answered.status.success(), "{shown}, it was answered");
+        assert!(!answered.status.success(), "{shown}, it succeeded");
         let wrong = compare(&tree(&root), &before, &TreeOpts::default());
         assert!(wrong.is_empty(), "{shown}: {wrong:?}");
         match newest(&rig) > guards {
@@ -106,7 +106,7 @@ fn killed_at_calls(v: Variant) {
             false => not_begun += 1,
         }
     }
-    let found = format!("not begun {not_begun}, taken back {taken_back}, done {done}");
+    let found = format!("not begun {not_begun}, rolled back {taken_back}, done {done}");
     println!("{v:?}: {found}");
     assert!(not_begun > 0 && taken_back > 0 && done > 0, "{found}");
 }
@@ -154,7 +154,8 @@ fn calls_that_fail(v: Variant) {
         let wrong = compare(&tree(&root), &before, &TreeOpts::default());
         assert!(wrong.is_empty(), "{shown}: {wrong:?}");
     }
-    let found = format!("not begun {not_begun}, taken back {taken_back}, done {done}, left {left}");
+    let found =
+        format!("not begun {not_begun}, rolled back {taken_back}, done {done}, left {left}");
     println!("{v:?}: {found}");
     assert!(not_begun > 0 && taken_back > 0 && done > 0, "{found}");
 }

@@ -58,7 +58,7 @@ fn a_merge_reads_what_was_touched_since_the_last_ones(v: Variant) {
     let least = |rounds: &[(u64, u64)]| {
         let merges = rounds.iter().map(|(merge, _)| *merge).min();
         let updates = rounds.iter().map(|(_, update)| *update).min();
-        merges.zip(updates).expect("some rounds")
+        merges.zip(updates).expect("at least one round")
     };
     let ((merge, update), (last_merge, last_update)) = (least(&counts[1..5]), least(&counts[5..]));
     assert!(

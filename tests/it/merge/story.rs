@@ -46,7 +46,7 @@ fn what_both_did_is_done_and_undone(v: Variant) {
     assert_eq!(
         (ino("moved/e"), ino("source/x")),
         (dir, file),
-        "what moves stays what it is"
+        "a moved inode keeps its number"
     );
     same(&rig.view(guard), &before);
     let (again, done) = merge(&rig, &[]);
@@ -185,7 +185,7 @@ fn a_number_that_was_given_away_again_is_another_file(v: Variant) {
     assert_eq!(
         fs::metadata(root.join("ours")).map(|ours| ours.ino()).ok(),
         Some(number),
-        "the number was not given away again"
+        "the number was not reused"
     );
     let (merged, done) = merge(&rig, &[]);
     assert!(done, "{merged}");

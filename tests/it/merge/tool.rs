@@ -103,7 +103,7 @@ fn what_the_tool_makes_is_merged(v: Variant) {
     let rest = ["7", base, "live", "fix", "3", "here", "there", "700"];
     assert_eq!(same_of(0), [&["f"][..], &rest].concat());
     assert_eq!(same_of(10), [&["moved.rs"][..], &rest].concat());
-    assert!(lines[19].ends_with(".rs"), "a language is told by its end");
+    assert!(lines[19].ends_with(".rs"), "the suffix shows the language");
     // The merge is a single operation.
     rig.mount.ok(&["undo"]);
     same(rig.path(), &before);
@@ -152,7 +152,7 @@ fn a_tool_that_does_not_do_it_changes_nothing(v: Variant) {
     let mut child = command(&rig, &tool, &[]).spawn().expect("it starts");
     wait_until("the tool runs", || started.exists());
     let pid = rustix::process::Pid::from_child(&child);
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it lives");
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is alive");
     let mut ended = None;
     wait_until("it ends", || {
         ended = child.try_wait().expect("a child");

@@ -103,7 +103,7 @@ fn write_content(op: &Op, path: &Path) -> Answer<()> {
             )
         }
         Verb::Truncate => super::map::truncate(path, n(0)),
-        _ => panic!("{op} is none of these"),
+        _ => panic!("unexpected operation {op}"),
     }
 }
 
@@ -140,7 +140,7 @@ fn set_attributes(op: &Op, path: &Path) -> Answer<()> {
             XattrFlags::empty(),
         ),
         Verb::RemoveXattr => rustix::fs::lremovexattr(path, &xattr(n(0))[..]),
-        _ => panic!("{op} is none of these"),
+        _ => panic!("unexpected operation {op}"),
     }
 }
 

@@ -45,9 +45,9 @@ impl World {
                 .tree
                 .node(mapped.id)
                 .content()
-                .ok_or("what is mapped is a file")?[..length];
+                .ok_or("a mapped inode is a file")?[..length];
             if mapped.mapping.load(length)? != expected {
-                return Err("a mapping shows other bytes than its file has".to_owned());
+                return Err("a mapping differs from its file".to_owned());
             }
         }
         Ok(())
@@ -63,7 +63,7 @@ impl World {
             .tree
             .node(handle.id)
             .content()
-            .ok_or("what is open is a file")?;
+            .ok_or("an open inode is a file")?;
         check_content("an open file", &handle.file, expected)
     }
 
@@ -133,7 +133,7 @@ impl World {
         let allowed = self.has_marks() && (last.is_none() || latest == last);
         if !exact && !allowed {
             return Err(format!(
-                "status tells {} checkpoints, the latest {latest:?}",
+                "status reports {} checkpoints, the latest {latest:?}",
                 status.checkpoints
             ));
         }
@@ -151,7 +151,9 @@ impl World {
             return if last.is_none() {
                 Ok(())
             } else {
-                Err(format!("status compares with {base:?}, which is not kept"))
+                Err(format!(
+                    "status compares with {base:?}, which does not exist"
+                ))
             };
         };
         let live = self.model.tree.reachable();
@@ -260,7 +262,7 @@ impl World {
             })
             .map_err(|error| said("delete --now", &error))?;
         self.gc(Retention::default())?;
-        let mounted = self.mounted.as_mut().expect("it was looked at");
+        let mounted = self.mounted.as_mut().expect("it exists");
         mounted.client = None;
         mounted.mount.umount();
         self.check_empty_layers()?;

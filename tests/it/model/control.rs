@@ -103,7 +103,9 @@ impl World {
             .ask(options)
             .map_err(|error| said("checkpoint", &error))?;
         if !made.atomic {
-            return Err("nobody writes, and the checkpoint says that it is not atomic".to_owned());
+            return Err(
+                "no process writes, but the checkpoint is reported as not atomic".to_owned(),
+            );
         }
         self.keep(made.id.0, true)?;
         // All earlier checkpoints are then durable.
@@ -150,7 +152,7 @@ impl World {
         let Some(told) = told else {
             // A tree without checkpoints has no baseline.
             let expects = absences_are_epochs() && !self.snaps.is_empty();
-            let what = "nothing is said of what was changed while nothing was mounted";
+            let what = "changes made while nothing was mounted are not reported";
             return if expects {
                 self.check_changes(what, &[], &left, &self.model.tree.reachable())
             } else {
@@ -163,11 +165,11 @@ impl World {
             .is_none_or(|last| last.id != told.before.0)
         {
             self.keep(told.before.0, false)?;
-            let made = self.snaps.last_mut().expect("it was kept");
+            let made = self.snaps.last_mut().expect("it was added just now");
             (made.tree, made.auto) = (left.clone(), true);
         }
         self.keep(told.after.0, false)?;
-        self.snaps.last_mut().expect("it was kept").auto = true;
+        self.snaps.last_mut().expect("it was added just now").auto = true;
         let (from, to) = (
             StateName(told.before.to_string()),
             StateName(told.after.to_string()),
@@ -182,7 +184,7 @@ impl World {
             .map_err(|error| said("diff", &error))?;
         if changes.len() as u64 != told.paths {
             return Err(format!(
-                "{} changes while nothing was mounted, but {} are told",
+                "{} changes while nothing was mounted, but {} are reported",
                 changes.len(),
                 told.paths
             ));
@@ -228,7 +230,7 @@ impl World {
             let target = std::fs::read_link(dir.join("latest")).map_err(cannot)?;
             if target.as_os_str() != last.to_string().as_str() {
                 return Err(format!(
-                    "latest leads to {}, the newest is {}",
+                    "latest points to {}, the newest is {}",
                     target.display(),
                     last
                 ));

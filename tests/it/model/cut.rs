@@ -53,7 +53,7 @@ impl CutDisk {
         self.disk.freeze(&copy);
         let disk = self.host.mount(self.fs, &copy);
         // Exists until its loop device is detached.
-        std::fs::remove_file(&copy).expect("it was made just now");
+        std::fs::remove_file(&copy).expect("it was created just now");
         disk
     }
 }
@@ -105,7 +105,7 @@ impl World {
             match (there, named.contains(&snap.id)) {
                 (false, _) if promised => return Err(format!("checkpoint {} is gone", snap.id)),
                 (true, true) if promised => {
-                    return Err(format!("checkpoint {} is named as not whole", snap.id));
+                    return Err(format!("checkpoint {} is reported as incomplete", snap.id));
                 }
                 (true, false) => {}
                 _ => continue,
@@ -123,7 +123,7 @@ impl World {
             .find(|(_, by)| by.is_empty() || by.iter().any(|id| !named.contains(id)));
         unnamed.map_or(Ok(()), |(told, by)| {
             Err(format!(
-                "verify finds {told} {by:?}, incomplete are {named:?}"
+                "verify finds {told} {by:?}, but incomplete are {named:?}"
             ))
         })
     }

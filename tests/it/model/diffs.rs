@@ -66,7 +66,7 @@ pub fn taken_apart(
     let mut found = BTreeMap::new();
     let mut add = |path: &[u8], letter: char| match found.insert(path.to_vec(), letter) {
         Some(before) if before != letter => Err(format!(
-            "{} is told as {before} and as {letter}",
+            "{} is reported as {before} and as {letter}",
             shown(path)
         )),
         _ => Ok(()),
@@ -110,13 +110,13 @@ pub fn check(
             Some(is) if is == letter => {}
             Some(is) => {
                 return Err(format!(
-                    "{what}: {} is told as {is}, expected {letter}",
+                    "{what}: {} is reported as {is}, expected {letter}",
                     shown(path)
                 ));
             }
             None => {
                 return Err(format!(
-                    "{what}: {} is not told, expected {letter}",
+                    "{what}: {} is not reported, expected {letter}",
                     shown(path)
                 ));
             }
@@ -127,7 +127,7 @@ pub fn check(
         .find(|(path, _)| !expected.must.contains_key(*path) && !expected.may.contains(*path))
     {
         Some((path, letter)) => Err(format!(
-            "{what}: {} is told as {letter}, but does not differ",
+            "{what}: {} is reported as {letter}, but does not differ",
             shown(path)
         )),
         None => Ok(()),

@@ -117,7 +117,7 @@ fn expected_attributes(model: &mut Model, times: &mut Times, op: &Op, path: &[u8
                 .remove(&xattr(op.number(0)))
                 .ok_or(Errno::NODATA)?,
         ),
-        _ => panic!("{op} is none of these"),
+        _ => panic!("unexpected operation {op}"),
     }
     Ok(())
 }

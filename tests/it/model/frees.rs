@@ -71,7 +71,7 @@ impl World {
         let way = WAYS
             .iter()
             .find(|(word, _)| *word == op.path(0))
-            .ok_or_else(|| format!("no such way to free: {}", op.path(0)))?
+            .ok_or_else(|| format!("unknown way to free: {}", op.path(0)))?
             .1;
         // An open file of a freed view may become unreadable.
         self.views = Default::default();
@@ -118,7 +118,7 @@ impl World {
         let newest_mark = self.marks.last().map(|mark| mark.id);
         let newest = self.snaps.last().map(|snap| snap.id);
         if back == 0 && newest_mark > newest && way != Way::Revive {
-            let mark = self.marks.pop().expect("it was looked at");
+            let mark = self.marks.pop().expect("it exists");
             let state = StateName(mark.id.to_string());
             let now = way == Way::Now;
             // The mark may be hidden, or was freed just now.
@@ -239,7 +239,7 @@ impl World {
             })
             .map_err(|error| said("show", &error))?;
         self.keep(shown.id.0, true)?;
-        self.snaps.last_mut().expect("it was kept").tag = Some(tag);
+        self.snaps.last_mut().expect("it was added just now").tag = Some(tag);
         Ok(())
     }
 

@@ -394,7 +394,7 @@ impl Generator {
                 ],
                 &[self.random.below(5000), offset, length],
             ),
-            _ => panic!("{verb:?} is none of these"),
+            _ => panic!("unexpected verb {verb:?}"),
         }
     }
 
@@ -421,7 +421,7 @@ impl Generator {
                 &[seed, self.random.below(60) + 1, seed],
             ),
             Verb::RemoveXattr => Op::new(verb, &[&self.anything(scene)], &[seed]),
-            _ => panic!("{verb:?} is none of these"),
+            _ => panic!("unexpected verb {verb:?}"),
         }
     }
 
@@ -484,7 +484,7 @@ impl Generator {
             Verb::ReadView => Op::new(verb, &[], &[self.random.below(VIEWS as u64)]),
             Verb::HandleRead | Verb::Fsync | Verb::Close => Op::new(verb, &[], &[handle]),
             Verb::Unmap => Op::new(verb, &[], &[self.random.below(MAPS as u64)]),
-            _ => panic!("{verb:?} is none of these"),
+            _ => panic!("unexpected verb {verb:?}"),
         }
     }
 

@@ -115,7 +115,7 @@ fn read(path: &Path) -> std::io::Result<Seen> {
         fs::File::from(file).read_to_end(&mut content)?;
         if content.len() as u64 != meta.len() {
             return Err(std::io::Error::other(format!(
-                "{} bytes are read of a size of {}",
+                "{} bytes are read, the size is {}",
                 content.len(),
                 meta.len()
             )));
@@ -175,7 +175,7 @@ pub fn compare(
         sight
             .keys()
             .filter(|path| !paths.contains_key(*path))
-            .map(|path| format!("{}: should not be there", shown(path))),
+            .map(|path| format!("{}: must not exist", shown(path))),
     );
     compare_groups(&paths, sight, &mut told);
     if told.is_empty() {

@@ -146,7 +146,7 @@ impl Verb {
         WORDS
             .iter()
             .find(|(_, verb)| *verb == self)
-            .expect("every verb has a word")
+            .expect("every verb has a name")
             .0
     }
 }
@@ -200,7 +200,7 @@ impl FromStr for Op {
         let verb = WORDS
             .iter()
             .find(|(known, _)| *known == word)
-            .ok_or_else(|| format!("no such operation: {word}"))?
+            .ok_or_else(|| format!("unknown operation: {word}"))?
             .1;
         let mut op = Op {
             verb,

@@ -26,7 +26,7 @@ const WRONLY: u64 = 3;
 impl Generator {
     /// Frees a checkpoint, usually the newest.
     pub(super) fn draw_free(&mut self) -> Op {
-        let way = *self.random.pick(WAYS).expect("there are some");
+        let way = *self.random.pick(WAYS).expect("the list is not empty");
         let back = if self.random.one_in(4) {
             self.random.below(6)
         } else {
@@ -152,7 +152,7 @@ impl Generator {
                 Verb::Unlink,
                 Verb::Rename,
             ];
-            let verb = *self.random.pick(&verbs).expect("there are some");
+            let verb = *self.random.pick(&verbs).expect("the list is not empty");
             play.push(self.draw(verb, scene));
         }
         play.push(self.held_write(slot));

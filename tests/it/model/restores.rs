@@ -29,7 +29,7 @@ impl World {
             .ask(options)
             .map_err(|error| said("restore --dry-run", &error))?;
         if told.guard.is_some() {
-            return Err("a dry run made a checkpoint".to_owned());
+            return Err("a dry run created a checkpoint".to_owned());
         }
         let live = self.model.tree.reachable();
         self.check_changes(
@@ -87,7 +87,7 @@ impl World {
         for (path, id) in tree.paths() {
             let path = absolute(&self.root, &path);
             let stat = rustix::fs::lstat(&path)
-                .map_err(|errno| format!("expected, and {}: {errno}", path.display()))?;
+                .map_err(|errno| format!("expected, but {}: {errno}", path.display()))?;
             inodes.insert(stat.st_ino, id);
         }
         Ok(inodes)
@@ -99,7 +99,7 @@ impl World {
         let time = |(path, id): (Vec<u8>, Id)| {
             let path = absolute(root, &path);
             let stat = rustix::fs::lstat(&path)
-                .map_err(|errno| format!("expected, and {}: {errno}", path.display()))?;
+                .map_err(|errno| format!("expected, but {}: {errno}", path.display()))?;
             Ok((id, (stat.st_mtime as i64, stat.st_mtime_nsec as i64)))
         };
         paths.into_iter().map(time).collect()
@@ -139,7 +139,7 @@ impl World {
         for (path, id) in self.model.tree.paths() {
             let path = absolute(&self.root, &path);
             let stat = rustix::fs::lstat(&path)
-                .map_err(|errno| format!("restored, and {}: {errno}", path.display()))?;
+                .map_err(|errno| format!("restored, but {}: {errno}", path.display()))?;
             live.insert(stat.st_ino, id);
         }
         let mut now: HashMap<Id, Id> = HashMap::new();

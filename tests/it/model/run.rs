@@ -122,7 +122,10 @@ impl Bench {
                 world.disk = Some(Arc::clone(disk));
             }
             let result = drive(&mut world, source, &mut done);
-            *self.counts.lock().expect("no panic with it") += std::mem::take(&mut world.counts);
+            *self
+                .counts
+                .lock()
+                .expect("no thread panicked with the lock") += std::mem::take(&mut world.counts);
             // Open files would keep the mount busy.
             world.close_all();
             result
@@ -140,7 +143,7 @@ impl Bench {
             problem: format!("{problem}\n{}", log_of(&dir)),
         });
         if let Err(error) = std::fs::remove_dir_all(&dir) {
-            eprintln!("model: {} stays: {error}", dir.display());
+            eprintln!("model: {} was not removed: {error}", dir.display());
         }
         result
     }
@@ -169,11 +172,19 @@ impl Bench {
         let (mut seed, mut failures, mut counts) = (first, Vec::new(), Counts::default());
         loop {
             let result = self.once(&Source::Seed(seed, length));
-            counts += std::mem::take(&mut *self.counts.lock().expect("no panic with it"));
+            counts += std::mem::take(
+                &mut *self
+                    .counts
+                    .lock()
+                    .expect("no thread panicked with the lock"),
+            );
             if let Err(failure) = result {
                 let what = format!("CKPTFS_SEED={seed} ({} s)", started.elapsed().as_secs());
                 let problem = self.shrunk(name, &what, failure);
-                *self.counts.lock().expect("no panic with it") = Counts::default();
+                *self
+                    .counts
+                    .lock()
+                    .expect("no thread panicked with the lock") = Counts::default();
                 eprintln!("{problem}");
                 failures.push(problem);
             }
@@ -212,7 +223,7 @@ impl Bench {
         );
         let shrunk = self.shrink(failure);
         format!(
-            "{name}: {what} failed; shrunk to {} operations:\n{}{}\n(CKPTFS_REPLAY=FILE runs a list; a fixed one belongs in tests/it/model/cases.rs)",
+            "{name}: {what} failed; shrunk to {} operations:\n{}{}\n(CKPTFS_REPLAY=FILE replays a list; the list of a fixed bug belongs in tests/it/model/cases.rs)",
             shrunk.ops.len(),
             ops::text(&shrunk.ops),
             shrunk.problem
@@ -315,7 +326,7 @@ fn drive(world: &mut World, source: &Source<'_>, done: &mut Vec<Op>) -> Result<(
         .filter(|line| !expected(line))
         .find(|line| line.contains(" WARN ") || line.contains(" ERROR "));
     complaint.map_or(Ok(()), |line| {
-        Err(format!("at the end: the daemon complains: {line}"))
+        Err(format!("at the end: the daemon logged: {line}"))
     })
 }
 

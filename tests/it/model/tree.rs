@@ -94,9 +94,7 @@ pub type Answer<T> = Result<T, Errno>;
 
 impl Tree {
     pub fn node(&self, id: Id) -> &Node {
-        self.nodes
-            .get(&id)
-            .expect("every id that is kept has a node")
+        self.nodes.get(&id).expect("every id has a node")
     }
 
     fn child(&self, dir: Id, name: &[u8]) -> Answer<Option<Id>> {
@@ -220,10 +218,7 @@ impl Model {
     }
 
     pub fn node_mut(&mut self, id: Id) -> &mut Node {
-        self.tree
-            .nodes
-            .get_mut(&id)
-            .expect("every id that is kept has a node")
+        self.tree.nodes.get_mut(&id).expect("every id has a node")
     }
 
     /// Changes the modification time.
@@ -238,7 +233,7 @@ impl Model {
         (node.mtime, node.entries) = (stamp, stamp);
         match &mut node.body {
             Body::Dir(names) => names,
-            _ => panic!("a name in what is no directory"),
+            _ => panic!("a name in an inode that is not a directory"),
         }
     }
 
@@ -419,7 +414,7 @@ impl Model {
     fn content_mut(&mut self, id: Id) -> &mut Vec<u8> {
         match &mut self.node_mut(id).body {
             Body::File(content) => Arc::make_mut(content),
-            _ => panic!("content of what is no file"),
+            _ => panic!("content of an inode that is not a file"),
         }
     }
 

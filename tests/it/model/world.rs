@@ -122,7 +122,7 @@ pub fn data(seed: u64, length: u64) -> Vec<u8> {
 
 impl World {
     pub fn new(root: &Path, opts: Option<&MountOpts>) -> World {
-        rustix::fs::chmod(root, Mode::from_raw_mode(0o755)).expect("the directory is ours");
+        rustix::fs::chmod(root, Mode::from_raw_mode(0o755)).expect("the directory can be changed");
         let passthrough = opts.is_some_and(|opts| opts.io == Io::Passthrough);
         let mounted = opts.map(|opts| Mounted {
             client: None,

@@ -32,12 +32,12 @@ fn what_changed_while_unmounted_is_never_shown_as_the_past(v: Variant) {
     no_content_is_shown(&rig.view(first));
     assert_eq!(rig.mount.dirty(), ["d/lost", "f", "g"]);
     let output = rig.mount.run(&["--json", "restore", "1"]);
-    assert_eq!(output.status.code(), Some(1), "not all that was asked for");
+    assert_eq!(output.status.code(), Some(1), "not everything was restored");
     let restored: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(
         restored["unknown"],
         serde_json::json!(["d/lost", "f"]),
-        "a restore names what it cannot bring back"
+        "a restore names the files that it cannot restore"
     );
     assert_eq!(
         (get(root.join("f")), get(root.join("g"))),
@@ -48,7 +48,7 @@ fn what_changed_while_unmounted_is_never_shown_as_the_past(v: Variant) {
     assert_eq!(
         errno(fs::read(rig.view(first).join("f"))),
         libc::EIO,
-        "a later record does not make the unseen state the past"
+        "a later record does not replace the state that was not recorded"
     );
     assert_eq!(
         get(rig.view(second).join("f")),
@@ -60,7 +60,7 @@ fn what_changed_while_unmounted_is_never_shown_as_the_past(v: Variant) {
     assert_eq!(
         errno(fs::read(rig.view(first).join("f"))),
         libc::EIO,
-        "that is remembered over mounts"
+        "this is remembered across mounts"
     );
 }
 
@@ -69,7 +69,7 @@ fn no_content_is_shown(view: &Path) {
     assert_eq!(
         errno(fs::read(view.join("f"))),
         libc::EIO,
-        "content that nobody saw is not given for what was"
+        "unknown content is not replaced by later content"
     );
     assert_eq!(errno(fs::read(view.join("d/lost"))), libc::EIO);
     assert_eq!(
@@ -85,7 +85,7 @@ fn no_content_is_shown(view: &Path) {
     assert_eq!(
         (get(view.join("g")), get(view.join("d/kept"))),
         ("two".into(), "three".into()),
-        "what has a record or was left alone is there"
+        "files that were recorded or not changed exist"
     );
 }
 
@@ -146,7 +146,7 @@ fn what_did_not_change_while_unmounted_is_still_the_past(v: Variant) {
     assert_eq!(get(root.join("f")), "one");
     assert!(
         rig.mount.dirty().len() <= 4,
-        "nothing is taken for a change behind our back: {:?}",
+        "no change is reported as made behind the mount: {:?}",
         rig.mount.dirty()
     );
 }

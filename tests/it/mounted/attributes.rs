@@ -166,7 +166,7 @@ fn size_and_times_are_exact_after_a_write(v: Variant) {
         assert_eq!((now.len(), named.len()), (100 + round, 100 + round));
         assert!(
             times(&now) > times(&before),
-            "round {round}: a write is not seen in the times"
+            "round {round}: a write does not change the times"
         );
         assert_eq!(times(&now), times(&named));
         before = now;
@@ -264,7 +264,7 @@ fn the_time_of_a_store_is_seen_within_a_second(v: Variant) {
             }
             assert!(
                 asked - stored < STORE_SEEN_MAX,
-                "round {round}: the time of a store is not seen"
+                "round {round}: a store does not change the time"
             );
             std::thread::sleep(Duration::from_millis(1));
         }

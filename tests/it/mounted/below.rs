@@ -29,7 +29,7 @@ fn a_working_directory_below_the_mount_is_told_by_every_verb(v: Variant) {
     let script = r#"
 cd "$1/sub"
 "$2" mount .. --io "$3"
-for verb in checkpoint status log "diff 1" "ls 1:" "cat 1:f" find ops du "run -- true" "restore 1"; do
+for verb in checkpoint status log "diff 1" "show 1:" "show 1:f" ops du "run -- true" "restore 1"; do
     "$2" $verb 2>"$1.said" >/dev/null
     grep -q 'enter the mount: cd \.' "$1.said" || echo "silent: $verb"
 done
@@ -49,7 +49,7 @@ cd .
     assert_eq!(
         told.matches("enter the mount: cd .").count(),
         1,
-        "mount says it too: {told}"
+        "mount also prints it: {told}"
     );
 }
 
@@ -100,7 +100,7 @@ fn who_has_something_below_the_mount_is_named(v: Variant) {
     assert_eq!(
         rig.mount.status_json()["below"],
         serde_json::json!([]),
-        "nobody is below the mount"
+        "no process is below the mount"
     );
     rig.mount.umount();
     let dir = rig.path().to_owned();
@@ -125,7 +125,7 @@ fn who_has_something_below_the_mount_is_named(v: Variant) {
         fs::read_link(format!("/proc/{pid}/fd/{fd}"))
             .is_ok_and(|path| path.is_absolute() && path.exists() || path.ends_with("log"))
     };
-    wait_until("the programs are there", || {
+    wait_until("the programs are running", || {
         is_in(reader.pid(), "7") && is_in(container.pid(), "7")
     });
 
@@ -146,17 +146,17 @@ fn who_has_something_below_the_mount_is_named(v: Variant) {
     let mut all = vec![shell.pid(), reader.pid(), container.pid()];
     all.sort_unstable();
     // Until its exec, a child of another thread has copies of our descriptors.
-    wait_until("those are named, and no others", || {
-        same(below(&rig), all.clone())
-    });
+    wait_until("exactly these are named", || same(below(&rig), all.clone()));
     // `status` limits its search time.
-    wait_until("status says it", || {
+    wait_until("status reports it", || {
         let text = rig.mount.run(&["status"]);
         let said = String::from_utf8_lossy(&text.stderr).into_owned();
         seen(said.contains("has its working directory there"), text)
     });
     drop((shell, reader, container));
-    wait_until("nobody is named", || same(below(&rig), Vec::<u64>::new()));
+    wait_until("no process is named", || {
+        same(below(&rig), Vec::<u64>::new())
+    });
 }
 
 /// Asserts that each checkpoint contains a write that no request preceded.

@@ -111,7 +111,7 @@ fn assert_dirty_is_what_differs(rig: &Rig, id: u64) {
     let wrong: Vec<_> = named.iter().filter(|path| !paths.contains(*path)).collect();
     assert!(
         missing.is_empty() && wrong.is_empty(),
-        "not named: {missing:?}; named and the same: {wrong:?}"
+        "not reported: {missing:?}; reported, but identical: {wrong:?}"
     );
 }
 
@@ -184,14 +184,18 @@ fn a_torn_end_of_the_journal_loses_what_is_in_it_and_no_more(v: Variant) {
     drop(file);
     rig.mount.remount();
     let warnings = rig.mount.status_json()["warnings"].to_string();
-    assert!(warnings.contains("torn"), "it is told: {warnings}");
+    assert!(warnings.contains("torn"), "it is reported: {warnings}");
     assert_eq!(dirty(&rig.mount), changed);
     assert_history(&rig, &states);
     put(root.join("after"), "x");
     let id = rig.mount.checkpoint();
     rig.mount.umount();
     rig.mount.remount();
-    assert_eq!(get(rig.view(id).join("after")), "x", "the journal goes on");
+    assert_eq!(
+        get(rig.view(id).join("after")),
+        "x",
+        "the journal continues"
+    );
     assert_history(&rig, &states);
 }
 
@@ -223,7 +227,7 @@ fn a_stack_of_dead_mounts_is_repaired_by_mounting(v: Variant) {
             .filter(|line| line.split(' ').nth(4) == Some(&path))
             .count(),
         1,
-        "one mount, no pile of dead ones"
+        "one mount, and no dead ones"
     );
 }
 
@@ -339,7 +343,7 @@ fn a_kill_in_the_middle_of_a_restore_is_finished_at_the_next_mount(v: Variant) {
             Vec::<String>::new()
         );
     }
-    assert!(kills >= 3, "the restore was killed {kills} times only");
+    assert!(kills >= 3, "the restore was killed only {kills} times");
 }
 
 fn have_strace() -> bool {
@@ -364,10 +368,7 @@ fn unmounted_the_directory_is_plain_complete_and_current(v: Variant) {
     let now = tree(&root);
     rig.mount.umount();
     assert_tree_is(&root, &now, &TreeOpts::default());
-    assert!(
-        !root.join(".snapshots").exists(),
-        "nothing of ours but the store"
-    );
+    assert!(!root.join(".snapshots").exists(), "only the store is left");
     rig.mount.remount();
     assert_tree_is(&root, &now, &TreeOpts::default());
     assert_history(&rig, &states);

@@ -243,7 +243,7 @@ fn a_directory_in_a_mount_is_refused_by_whatever_name() {
             .for_each(|output| refused(output, 1, "is inside the mount", "ckptfs umount"));
         assert!(
             names(&inner).is_empty() && names(&other).is_empty(),
-            "nothing was made"
+            "nothing was created"
         );
     });
 }
@@ -336,7 +336,7 @@ fn an_ordinary_user_needs_a_directory_of_his_own() {
         };
         let output = Mount::try_start(&dir, &nobody);
         refused(&output, 1, "ermission", "");
-        assert!(!dir.join(".ckptfs").exists(), "nothing was made");
+        assert!(!dir.join(".ckptfs").exists(), "nothing was created");
         let mount = Mount::start(&dir, &opts());
         let mut theirs = tool(
             "setpriv",
@@ -446,7 +446,7 @@ fn on_a_full_filesystem_the_past_is_kept_and_the_live_file_untouched(v: Variant)
                 assert_eq!(error.raw_os_error(), Some(libc::ENOSPC), "f{number:02}");
                 assert!(
                     content == noise(20_000, number),
-                    "f{number:02}: the change failed, and the live file is another"
+                    "f{number:02}: the change failed, but the live file differs"
                 );
                 refused += 1;
             }

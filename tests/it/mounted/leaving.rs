@@ -36,7 +36,7 @@ fn a_mount_right_after_an_unmount_waits(v: Variant) {
     rig.mount.checkpoint();
     let dir = rig.path().to_owned();
     let Some(_slow) = unmounted(&rig, &dir) else {
-        return skip("there is no strace");
+        return skip("strace is not installed");
     };
     rig.mount.remount();
     assert_eq!(fs::read(rig.view(1).join("f")).unwrap(), b"1");
@@ -47,12 +47,12 @@ fn a_branch_right_after_an_unmount_is_mounted(v: Variant) {
     let branch = create(&rig, "one");
     fs::write(branch.join("f"), "1").unwrap();
     let Some(slow) = unmounted(&rig, &branch) else {
-        return skip("there is no strace");
+        return skip("strace is not installed");
     };
     let (done, said) = verb(&rig, &["branch", "mount", "one"]);
     drop(slow);
     assert!(done, "{said}");
-    assert!(is_mounted(&branch), "it was mounted and is not");
+    assert!(is_mounted(&branch), "it is no longer mounted");
     assert_eq!(fs::read(branch.join("f")).unwrap(), b"1");
     let (done, said) = verb(&rig, &["branch", "mount", "one"]);
     assert!(!done && said.contains("already mounted"), "{said}");

@@ -86,7 +86,7 @@ fn the_directory_above_is_renamed(v: Variant) {
     inside(&dir, &["branch", "create", "three", "--no-git"]);
     // A dropped branch is restored at its new path.
     inside(&dir, &["branch", "drop", "two"]);
-    assert!(!beside("two").exists(), "its directory stays");
+    assert!(!beside("two").exists(), "its directory still exists");
     inside(&dir, &["branch", "restore", "two"]);
     assert_eq!(branches(&dir), there(&["one", "three", "two"]));
     // A successor serves all of it.

@@ -32,7 +32,7 @@ fn dir(rig: &Rig) -> std::path::PathBuf {
 fn time(rig: &Rig, id: u64) -> String {
     let log = rig.mount.log_json();
     let all = log.as_array().expect("a list");
-    let one = all.iter().find(|one| one["id"] == id).expect("it is there");
+    let one = all.iter().find(|one| one["id"] == id).expect("it exists");
     let created: jiff::Timestamp = one["created"]
         .as_str()
         .expect("text")
@@ -74,7 +74,7 @@ fn each_checkpoint_has_its_time_for_a_name(v: Variant) {
     let look = |rig: &Rig| {
         assert_eq!(times(rig), [a.clone(), b.clone()]);
         let (a, b) = (dir(rig).join(&a), dir(rig).join(&b));
-        assert!(a.is_dir() && !a.is_symlink(), "a directory as any other");
+        assert!(a.is_dir() && !a.is_symlink(), "an ordinary directory");
         assert_eq!(
             (get(a.join("f")), get(b.join("f"))),
             ("0".into(), "1".into())
@@ -129,12 +129,12 @@ fn the_newest_of_a_second_has_its_name(v: Variant) {
     assert_eq!(get(dir(&rig).join(&name).join("f")), "0");
     rig.mount.ok(&["delete", &newer.to_string()]);
     let of_older = shown().unwrap();
-    assert_ne!(of_older, of_newer, "the next one has it at once");
+    assert_ne!(of_older, of_newer, "the next one has the name immediately");
     rig.mount.ok(&["undo"]);
     assert_eq!(
         shown().unwrap(),
         of_newer,
-        "and the newest again when it is back"
+        "and the newest has it again after the undo"
     );
     rig.mount.ok(&["delete", &newer.to_string()]);
     rig.mount.ok(&["delete", &older.to_string()]);
@@ -181,7 +181,7 @@ fn a_time_is_nobody_s_to_give(v: Variant) {
     fs::remove_file(&at).unwrap();
     assert!(
         !at.is_symlink() && get(at.join("f")) == "0",
-        "it is the time's again"
+        "the name stands for the time again"
     );
 }
 
@@ -227,7 +227,7 @@ fn the_zfs_name_is_the_snapshot_directory(v: Variant) {
     put(rig.path().join("f"), "1");
     rig.mount.ok(&["checkpoint", "--tag", "v1"]);
     put(rig.path().join("f"), "2");
-    assert_eq!(names(rig.path()), ["f"], "it is found by name only");
+    assert_eq!(names(rig.path()), ["f"], "it is found only by its name");
     let zfs = rig.path().join(".zfs");
     assert_eq!(names(&zfs), ["snapshot"]);
     let (there, here) = (zfs.join("snapshot"), dir(&rig));
@@ -261,7 +261,7 @@ fn the_zfs_name_is_the_snapshot_directory(v: Variant) {
     assert_eq!(
         errno(fs::metadata(sub.join(".zfs"))),
         libc::ENOENT,
-        "in the root alone"
+        "only in the root directory"
     );
     fs::create_dir(sub.join(".zfs")).unwrap();
     assert_eq!(errno(fs::rename(sub.join(".zfs"), &zfs)), libc::EPERM);
@@ -291,13 +291,17 @@ fn what_the_tree_has_of_the_zfs_name_itself_is_what_is_there(v: Variant) {
     assert_eq!(get(rig.view(id).join(".zfs/own")), "1");
     fs::remove_file(zfs.join("own")).unwrap();
     fs::remove_dir(&zfs).unwrap();
-    assert_eq!(names(&zfs), ["snapshot"], "what is not the tree's is ours");
+    assert_eq!(
+        names(&zfs),
+        ["snapshot"],
+        "names that the tree does not have are virtual"
+    );
     assert_eq!(get(zfs.join("snapshot/1/.zfs/own")), "1");
     rig.mount.restore(id);
     assert_eq!(
         get(zfs.join("own")),
         "1",
-        "a restore brings the tree's back"
+        "a restore brings back the directory of the tree"
     );
     rig.mount.umount();
     rig.mount.remount();

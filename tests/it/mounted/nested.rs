@@ -67,7 +67,11 @@ fn a_restore_leaves_what_is_mounted_in_the_tree(v: Variant) {
     let _conf = Mounted::over(root.join("conf"), &outside);
     let stay = |after: &str| {
         for mount in &mounts {
-            assert!(mount.is_there(), "{after}: {} is gone", mount.0.display());
+            assert!(
+                mount.is_there(),
+                "{after}: {} is missing",
+                mount.0.display()
+            );
         }
         assert_eq!(fs::read_to_string(root.join("conf")).unwrap(), "bound");
         fs::write(root.join("f"), "changed").unwrap();

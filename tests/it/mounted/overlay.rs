@@ -62,7 +62,7 @@ fn a_rename_that_is_killed_leaves_its_whiteout(v: Variant) {
         rig.mount.kill();
         rig.mount.remount();
         let at = |name: &str| rig.path().join(name);
-        let over = fs::read_to_string(at("over")).expect("a file is there");
+        let over = fs::read_to_string(at("over")).expect("a file exists");
         let shown = format!("killed at call {nth} of {calls}: {over}");
         if over == "over\n" {
             assert!(!answered && get(at("from")) == "from\n", "{shown}");
@@ -87,9 +87,9 @@ fn a_rename_leaves_a_whiteout(v: Variant) {
     let id = rig.mount.checkpoint();
     let then = tree_of(&rig.view(id));
     rename("a", "gone", RenameFlags::WHITEOUT).expect("a rename with a whiteout");
-    rename("b", "over", RenameFlags::WHITEOUT).expect("over a file with a past");
+    rename("b", "over", RenameFlags::WHITEOUT).expect("over a file with versions");
     put(at("new"), "new");
-    rename("c", "new", RenameFlags::WHITEOUT).expect("over a file without one");
+    rename("c", "new", RenameFlags::WHITEOUT).expect("over a file without versions");
     assert_eq!(
         rename(
             "gone",
@@ -151,7 +151,7 @@ fn a_rename_over_a_directory_fails_as_it_does_below(v: Variant) {
     let below = refused(&beside);
     assert_eq!(refused(rig.path()), below);
     rig.mount.checkpoint();
-    assert_eq!(refused(rig.path()), below, "with a past too");
+    assert_eq!(refused(rig.path()), below, "also with versions");
 }
 
 /// Failed before: the kernel rejected it ("upper fs missing required features"), so dockerd could

@@ -118,7 +118,7 @@ fn a_hole_takes_nothing(root: &Path) {
     sparse.sync_all().unwrap();
     assert!(
         sparse.metadata().unwrap().blocks() < 10_000,
-        "a hole takes no blocks"
+        "a hole has no blocks"
     );
 }
 
@@ -165,7 +165,7 @@ fn unlinked_files_live_until_they_are_closed(v: Variant) {
         assert_eq!(
             failed.raw_os_error(),
             libc::ENOENT,
-            "nothing can be made in a directory that was removed"
+            "nothing can be created in a removed directory"
         );
         let mut list = rustix::fs::Dir::read_from(&dir).unwrap();
         assert!(
@@ -222,7 +222,7 @@ fn permissions_umask_and_acls_as_an_ordinary_user(v: Variant) {
         assert!(user("echo x > new").contains("Permission denied"));
         assert!(
             user("rm shared/root").contains("not permitted"),
-            "the sticky bit counts"
+            "the sticky bit is respected"
         );
         assert!(user("chown 0 mine/f").contains("not permitted"));
         assert!(user("chmod 777 s").contains("not permitted"));
@@ -249,24 +249,24 @@ fn permissions_umask_and_acls_as_an_ordinary_user(v: Variant) {
         assert_eq!(
             acl.trim_end(),
             "user::rw-\nuser:2000:rwx\ngroup::rwx\nmask::rw-\nother::---",
-            "a default ACL takes the place of the umask"
+            "a default ACL replaces the umask"
         );
         assert_eq!(
             as_user(root, 2000, "cat acl/f; echo y >> acl/f; cat acl/f"),
             "x\nx\ny\n",
-            "the ACL lets in whom it names"
+            "the ACL grants access to the user that it names"
         );
         assert!(as_user(root, 3000, "cat acl/f").contains("Permission denied"));
         assert_eq!(
             user("mkdir acl/d && getfacl -cdn acl/d | grep 2000"),
             "user:2000:rwx\n",
-            "directories hand their default ACL on"
+            "a directory inherits the default ACL"
         );
         assert!(user("chmod 400 mine/f; echo x > mine/f").contains("Permission denied"));
         assert_eq!(user("test -w mine/f || echo no"), "no\n");
         assert!(
             user("cat .ckptfs/format; ls .ckptfs/").contains("denied"),
-            "the store is its owner's"
+            "only the owner can read the store"
         );
     });
 }
@@ -295,7 +295,7 @@ fn set_id_bits_go_when_somebody_else_changes_the_file(v: Variant) {
         assert_eq!(
             sh(root, "echo x >> h; stat -c %a h"),
             "6777\n",
-            "root keeps them"
+            "root does not clear them"
         );
         let range = "python3 -c \"import os; a=os.open('h',0); b=os.open('r',1); os.copy_file_range(a,b,3)\"";
         assert_eq!(
@@ -347,7 +347,7 @@ fn locks_and_appends_of_two_processes(v: Variant) {
             let try_lock = "import fcntl\nf = open('f', 'r+')\ntry: fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB); print('free')\nexcept OSError: print('busy')\n";
             let python = format!("python3 -c \"{try_lock}\"");
             if sh(root, "command -v python3 || true").is_empty() {
-                eprintln!("no python3: fcntl locks are not tried");
+                eprintln!("no python3: fcntl locks are not tested");
             } else {
                 assert_eq!(sh(root, &python), "busy\n");
                 rustix::fs::fcntl_lock(&held, FlockOperation::Unlock).unwrap();
@@ -359,11 +359,11 @@ fn locks_and_appends_of_two_processes(v: Variant) {
                 "for p in a b c; do (for i in $(seq 300); do echo $p-$i >> f; done) & done; wait",
             );
             let text = get(&path);
-            assert_eq!(text.lines().count(), 900, "no line was lost");
+            assert_eq!(text.lines().count(), 900, "no line is missing");
             assert!(
                 text.lines()
                     .all(|line| line.len() >= 3 && line.as_bytes()[1] == b'-'),
-                "no line was torn"
+                "no line is torn"
             );
             let writers: Vec<File> = (0..2)
                 .map(|_| OpenOptions::new().append(true).open(&path).unwrap())

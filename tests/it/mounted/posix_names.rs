@@ -89,7 +89,7 @@ fn links_are_counted(root: &Path) {
     fs::create_dir(at("a/new")).unwrap();
     assert!(
         nofollow(&at("a")).nlink() == links + 1 || links == 1,
-        "link counts of directories as the filesystem counts them"
+        "directories have the link counts of the filesystem"
     );
     fs::remove_file(at("hard")).unwrap();
     assert_eq!(nofollow(&at("g")).nlink(), 1);
@@ -113,7 +113,7 @@ fn exchanged_or_not_replaced(root: &Path) {
     assert_eq!(
         (get(at("a")), get(at("f/sub/h"))),
         ("1\n".into(), "3\n".into()),
-        "a file and a directory changed places"
+        "a file and a directory are exchanged"
     );
     assert_eq!(
         rename_with(&at("f"), &at("a"), RenameFlags::EXCHANGE),
@@ -276,7 +276,7 @@ fn a_listing_under_way_has_every_name_that_stays_once(v: Variant) {
     assert_eq!(
         seen[2].len(),
         4_000 + 2,
-        "the past has what was there, and nothing else"
+        "the view has exactly the old names"
     );
 }
 
@@ -307,7 +307,7 @@ fn large_directories_and_long_paths(v: Variant) {
         assert_eq!(
             (again.len(), &again[..50]),
             (FILES + 3, &first[..50]),
-            "rewinddir reads the directory anew"
+            "rewinddir reads the directory again"
         );
         assert!(list.next().is_none());
         sh(

@@ -67,7 +67,7 @@ fn everything_comes_back_and_the_guard_undoes_it(v: Variant) {
     assert_eq!(
         names(root.join(".ckptfs/tmp/restore")),
         Vec::<String>::new(),
-        "nothing is left in the staging directory"
+        "the staging directory is empty"
     );
     same(&root, &was);
     rig.mount.remount();
@@ -108,12 +108,12 @@ fn a_dry_run_names_the_changes_and_makes_none(v: Variant) {
     assert_eq!(
         rig.mount.log_json().as_array().unwrap().len(),
         1,
-        "no guard was made"
+        "no guard was created"
     );
     let done = rig.mount.json(&["restore", &id.to_string()]);
     assert_eq!(
         done["changes"], dry["changes"],
-        "what was promised is what was done"
+        "the dry run reported the actual changes"
     );
 }
 
@@ -137,7 +137,7 @@ fn only_the_given_paths_come_back(v: Variant) {
     assert_eq!(
         (get(root.join("one")), get(root.join("a/one"))),
         ("changed\n".into(), "changed\n".into()),
-        "what was not named stays"
+        "files that were not named are unchanged"
     );
     assert_eq!(names(root.join("a/b")), ["one", "three", "two"]);
     assert_eq!(names(root), ["a", "c", "link", "one", "two"]);
@@ -147,7 +147,7 @@ fn only_the_given_paths_come_back(v: Variant) {
     assert_eq!(
         sh(root, "find a"),
         "a\na/b\na/b/two\n",
-        "directories that are missing on the way come back with the path, and nothing else"
+        "missing parent directories are restored with the path, and nothing else"
     );
     let refused = rig.mount.run(&["restore", &id.to_string(), "no/such"]);
     assert_eq!(refused.status.code(), Some(1), "{refused:?}");
@@ -181,7 +181,7 @@ fn directories_keep_their_inodes(v: Variant) {
     assert_eq!(
         names(through),
         ["one", "three", "two"],
-        "who was in the directory sees it restored"
+        "a process in the directory sees it restored"
     );
 }
 
@@ -395,12 +395,12 @@ fn nothing_is_dirty_after_a_restore_of_a_checkpoint_just_made(v: Variant) {
     assert_eq!(
         rig.mount.diff_json(&id.to_string(), None),
         serde_json::json!([]),
-        "the live tree is what the checkpoint holds"
+        "the live tree is identical to the checkpoint"
     );
     let listed = dirty(&rig.mount);
     assert!(
         listed.is_empty(),
-        "status compares with what was restored: {listed:?}"
+        "status compares with the restored checkpoint: {listed:?}"
     );
     let guard = (id + 1).to_string();
     assert_ne!(
@@ -412,7 +412,7 @@ fn nothing_is_dirty_after_a_restore_of_a_checkpoint_just_made(v: Variant) {
     assert_eq!(
         rig.mount.diff_json(&id.to_string(), None),
         serde_json::json!([]),
-        "the same mode again is no change"
+        "the same mode again is not a change"
     );
 }
 
@@ -467,7 +467,7 @@ fn many_files_come_back_behind_few_records(v: Variant) {
     assert_eq!(
         names(root.join(".ckptfs/tmp/restore")),
         Vec::<String>::new(),
-        "nothing is left in the staging directory"
+        "the staging directory is empty"
     );
 }
 
@@ -519,7 +519,7 @@ fn what_is_done_meanwhile_is_before_a_restore_or_after_it(v: Variant) {
     assert_eq!(
         left.first().copied().unwrap_or(count),
         next,
-        "what came after the last restore is there"
+        "the changes after the last restore exist"
     );
     assert_eq!(left.last().map_or(next, |last| last + 1), count);
 }

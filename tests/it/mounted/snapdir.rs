@@ -32,7 +32,7 @@ fn another_tool_s_snapshots_stay_in_reach(v: Variant) {
     );
     assert!(
         !dir.join(".ckptfs").exists(),
-        "a mount that is refused leaves a store"
+        "a refused mount leaves a store"
     );
     let opts = MountOpts::new(v.io).arg(&format!("--snapdir-name={PAST}"));
     let mut rig = Rig {

@@ -53,7 +53,7 @@ fn unchanged_files_take_no_blocks_in_the_store(v: Variant) {
         fs::remove_file(root.join("new")).unwrap();
         // The provisional capture of a file opened for writing is voided at its RELEASE, which may
         // follow the return of close(2).
-        crate::common::wait_until(&format!("round {round}: nothing is kept"), || {
+        crate::common::wait_until(&format!("round {round}: nothing is stored"), || {
             same(objects(root), Vec::<PathBuf>::new())
         });
     }
@@ -119,7 +119,7 @@ fn a_file_that_is_open_and_idle_is_captured_once(v: Variant) {
     let kept = objects(root).iter().filter(is_of).count();
     assert!(
         kept <= 4,
-        "{kept} of two files at their opening, and of one at the next checkpoint"
+        "{kept} objects: two files at their open, and one at the next checkpoint"
     );
     mapping.write(4096, b"stored");
     written.write_all_at(b"written", 0).unwrap();
@@ -145,7 +145,7 @@ fn a_file_that_is_open_and_idle_is_captured_once(v: Variant) {
     [5, 6, 8, 9].into_iter().for_each(check);
     rig.mount.ok(&["gc", "--keep-last=2"]);
     [8, 9].into_iter().for_each(check);
-    crate::common::wait_until("what nobody needs is gone", || {
+    crate::common::wait_until("unused objects are removed", || {
         rig.mount.ok(&["gc", "--keep-last=2"]);
         let left = objects(root);
         seen(!left.iter().any(|object| is_of(&object)), left)
@@ -219,7 +219,7 @@ fn what_was_captured_for_a_checkpoint_that_did_not_come_is_removed(v: Variant) {
             .parse::<u32>()
             .unwrap()
     };
-    assert!(left() > 0, "it was killed before it had captured anything");
+    assert!(left() > 0, "it was killed before its first capture");
     rig.mount.remount();
     for n in 0..4 {
         assert_eq!(
@@ -227,7 +227,7 @@ fn what_was_captured_for_a_checkpoint_that_did_not_come_is_removed(v: Variant) {
             noise(9000, n)
         );
     }
-    assert_eq!(left(), 0, "what nobody has a record of");
+    assert_eq!(left(), 0, "no object without a record");
 }
 
 fn a_captured_file_shares_its_extents_and_its_deletion_frees_them(v: Variant) {
@@ -249,7 +249,7 @@ fn a_captured_file_shares_its_extents_and_its_deletion_frees_them(v: Variant) {
     rig.mount.checkpoint();
     // RELEASE may arrive after the checkpoint, which then captures the file ahead; a later settle
     // voids the capture.
-    crate::common::wait_until("one object is kept", || {
+    crate::common::wait_until("one object is left", || {
         rig.mount.ok(&["status"]);
         let left = objects(root);
         seen(left.len() == 1, left)
@@ -271,11 +271,11 @@ fn a_captured_file_shares_its_extents_and_its_deletion_frees_them(v: Variant) {
     let full = free(rig.image.path());
     assert!(
         start.saturating_sub(full) > SIZE as u64 / 2,
-        "the old content is kept"
+        "the old content is stored"
     );
     fs::remove_dir(root.join(".snapshots/1")).unwrap();
     fs::remove_dir(root.join(".snapshots/2")).unwrap();
-    assert!(!objects(root).is_empty(), "they can be brought back");
+    assert!(!objects(root).is_empty(), "they can be restored");
     for id in ["1", "2"] {
         rig.mount.ok(&["delete", "--now", id]);
     }

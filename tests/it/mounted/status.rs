@@ -316,7 +316,7 @@ fn the_dirty_set_of_a_working_day_is_exact(v: Variant) {
     }
     let mut sorted = rig.mount.dirty();
     sorted.dedup();
-    assert_eq!(sorted.len(), found.len(), "each path once");
+    assert_eq!(sorted.len(), found.len(), "each path is listed once");
     let file = OpenOptions::new()
         .write(true)
         .open(root.join("src/f9"))

@@ -96,7 +96,7 @@ pub fn errno<T: std::fmt::Debug>(result: io::Result<T>) -> i32 {
     result
         .expect_err("it must fail")
         .raw_os_error()
-        .expect("an error of the system")
+        .expect("it has an errno")
 }
 
 /// Writes a file; panics with the path.

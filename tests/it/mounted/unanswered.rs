@@ -90,7 +90,7 @@ fn verbs_that_wait_for_a_stopped_daemon_name_it(v: Variant) {
         .current_dir("/");
     let to = said.path().join("elsewhere");
     waiting.push((start(elsewhere, &to), to.display().to_string(), true));
-    wait_until("each verb says what it waits for", || {
+    wait_until("each verb reports the cause of its wait", || {
         let told = |(_, to, tells): &(Child, String, bool)| {
             !tells || fs::read_to_string(to).is_ok_and(|text| text == line)
         };
@@ -108,7 +108,7 @@ fn verbs_that_wait_for_a_stopped_daemon_name_it(v: Variant) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ckptfs"));
     command.arg("umount").arg(&at).current_dir("/");
     let mut umount = start(command, &to);
-    wait_until("umount says what it waits for", || {
+    wait_until("umount reports the cause of its wait", || {
         fs::read_to_string(&to).is_ok_and(|text| text == line)
     });
     drop(stopped);

@@ -184,7 +184,7 @@ fn directories_renamed_and_deleted_stay_in_the_view(v: Variant) {
     assert_eq!(
         get(rig.view(first).join("a/link")),
         "2\n",
-        "a link leads on inside the view"
+        "a link is followed inside the view"
     );
     assert_eq!(get(rig.view(second).join("x/moved/c/one")), "1\nmore\n");
 }
@@ -361,7 +361,7 @@ fn snapshots_is_hidden_and_has_latest_and_tags(v: Variant) {
     assert_eq!(
         names(&dir),
         ["1", "2", "3", "latest"],
-        "rm of a tag takes the tag away and nothing else"
+        "rm of a tag removes the tag and nothing else"
     );
     rig.mount.umount();
     let mut visible = crate::common::Mount::start(

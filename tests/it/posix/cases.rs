@@ -46,7 +46,7 @@ fn a_running_program_is_not_emptied_by_an_open_to_read(v: Variant) {
     let sleep = ["/bin/sleep", "/usr/bin/sleep"]
         .into_iter()
         .find(|path| Path::new(path).exists())
-        .expect("there is sleep");
+        .expect("sleep is installed");
     copy_program(Path::new(sleep), &program);
     fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
     let bytes = fs::read(&program).unwrap();
@@ -70,7 +70,7 @@ fn a_running_program_is_not_emptied_by_an_open_to_read(v: Variant) {
     );
     assert!(
         fs::read(&program).unwrap() == bytes,
-        "the program is as it was"
+        "the program is unchanged"
     );
     drop(running);
     fs::set_permissions(&program, Permissions::from_mode(0o644)).unwrap();
@@ -78,7 +78,7 @@ fn a_running_program_is_not_emptied_by_an_open_to_read(v: Variant) {
     assert_eq!(
         fs::metadata(&program).unwrap().len(),
         0,
-        "what cannot be executed is emptied, as Linux does"
+        "a file that is not executable is truncated, as on Linux"
     );
 }
 
@@ -98,7 +98,7 @@ fn a_slow_clone_is_of_one_instant_all_the_same(v: Variant) {
     checkpoint(&mut client);
     let calls = said.path().join("calls");
     let Some(slow) = Strace::start(rig.mount.pid(), "ioctl", "delay_exit=150000", &calls) else {
-        return skip("there is no strace that may follow the daemon");
+        return skip("strace cannot trace the daemon");
     };
     file.write_all_at(&[1; 100_000], 0).unwrap();
     let info = checkpoint(&mut client);

@@ -103,7 +103,7 @@ impl Verdicts {
         let mut problems: Vec<String> = worse
             .map(|(case, problem)| {
                 format!(
-                    "{case} passes on the plain filesystem and not through the mount: {problem}"
+                    "{case} passes on the plain filesystem but not through the mount: {problem}"
                 )
             })
             .collect();
@@ -151,7 +151,7 @@ fn the_list_can_only_shrink() {
     );
     assert!(
         parse("s case *_daemon no reason").is_err(),
-        "a reason says why"
+        "a reason has an explanation"
     );
     parse(LIST).unwrap();
 }

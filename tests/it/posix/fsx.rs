@@ -113,8 +113,8 @@ impl Fsx {
     /// Stops fsx and waits until each of its threads is stopped; returns `false` if it has exited.
     fn stop(&mut self) -> bool {
         kill_process(self.pid, Signal::STOP)
-            .expect("it is not waited for yet, so its id is its own");
-        wait_longer("fsx stands still", 120, || {
+            .expect("it has not been reaped, so its PID cannot be reused");
+        wait_longer("fsx is stopped", 120, || {
             self.ended().is_some() || self.stands_still()
         });
         self.ended().is_none()
@@ -147,7 +147,7 @@ impl Fsx {
 
     fn go_on(&self) {
         kill_process(self.pid, Signal::CONT)
-            .expect("it is not waited for yet, so its id is its own");
+            .expect("it has not been reaped, so its PID cannot be reused");
     }
 
     /// Panics with the output of fsx unless it completed without a difference.
@@ -240,7 +240,7 @@ impl Kept {
     fn check(&self, rig: &Rig, id: u64, when: &str) {
         let shown = Content::of(&shown(rig, id));
         let (expected, what) = match &self.by_id[&id] {
-            Expected::Copy(copy) => (copy, "is not its copy"),
+            Expected::Copy(copy) => (copy, "differs from its copy"),
             Expected::First(first) => (first, "has changed"),
         };
         assert!(
@@ -287,8 +287,7 @@ fn run(rig: &Rig, plan: Plan) -> Kept {
     while fsx.ended().is_none() {
         assert!(
             began.elapsed() < plan.limit(),
-            "fsx {plan:?} is not at its end after {} s and {} checkpoints, the last turn took {} \
-             ms; it waits in {}, and said:\n{}\nthe daemon: {}",
+            "fsx {plan:?} has not finished after {} s and {} checkpoints, the last turn took {} ms; it waits in {}, and printed:\n{}\nthe daemon: {}",
             plan.limit().as_secs(),
             kept.by_id.len(),
             took.as_millis(),
@@ -324,7 +323,7 @@ fn run(rig: &Rig, plan: Plan) -> Kept {
         began.elapsed().as_secs_f64(),
         kept.not_atomic
     );
-    assert!(copied > 2 && free > 2, "fsx was too quick for checkpoints");
+    assert!(copied > 2 && free > 2, "fsx was too fast for checkpoints");
     kept
 }
 
@@ -392,7 +391,7 @@ fn the_plain_filesystem_passes(v: Variant) {
             operations: OPERATIONS_PLAIN,
         };
         let mut fsx = Fsx::start(plan, &image.path().join("f"), artifacts.path());
-        wait_longer("fsx is at its end", plan.limit().as_secs(), || {
+        wait_longer("fsx has finished", plan.limit().as_secs(), || {
             fsx.ended().is_some()
         });
         fsx.assert_right();

@@ -56,7 +56,7 @@ fn errno(result: rustix::io::Result<()>) -> Option<i32> {
     result.err().map(|errno| {
         io::Error::from(errno)
             .raw_os_error()
-            .expect("a system call says why")
+            .expect("a system call sets errno")
     })
 }
 

@@ -82,7 +82,7 @@ impl Setting {
             "plain.toml"
         });
         let link = self.short.path().join("d");
-        symlink(dir, &link).expect("the directory is ours");
+        symlink(dir, &link).expect("the directory is writable");
         // Cases that remount bind no socket, and search for the mount point in the path itself.
         let under_test = if remount { dir } else { &link };
         let mut command = tool(
@@ -102,12 +102,12 @@ impl Setting {
             ),
         );
         let output = run_limited(&mut command, RUN_SECONDS);
-        fs::remove_file(&link).expect("the link is there");
+        fs::remove_file(&link).expect("the link exists");
         let said = String::from_utf8_lossy(&output.stdout);
         let results = parse(&said);
         assert!(
             said.contains("Summary"),
-            "pjdfstest did not come to its end ({}): {said}{}",
+            "pjdfstest did not finish ({}): {said}{}",
             output.status,
             String::from_utf8_lossy(&output.stderr)
         );
@@ -122,7 +122,7 @@ impl Setting {
         assert_eq!(
             results.len(),
             CASES,
-            "another number of cases than this version of the suite has"
+            "the number of cases differs from this version of the suite"
         );
         results
     }
@@ -151,7 +151,7 @@ fn two_users() -> [(String, String); 2] {
     found.truncate(2);
     found
         .try_into()
-        .expect("the system has two users besides root, with groups")
+        .expect("the system has two users with groups in addition to root")
 }
 
 fn config(users: &[(String, String); 2], other: &Path, remount: bool) -> String {

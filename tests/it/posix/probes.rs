@@ -48,7 +48,7 @@ fn every_probe(v: Variant) {
         let here = outcome(mount.path(), name, *probe);
         verdicts.add(
             name,
-            (here != *plain).then(|| format!("{here}, and there {plain}")),
+            (here != *plain).then(|| format!("{here}, on the plain filesystem {plain}")),
         );
     }
     verdicts.check("probe", v);
@@ -56,7 +56,7 @@ fn every_probe(v: Variant) {
 
 fn outcome(root: &Path, name: &str, probe: Probe) -> String {
     let dir = root.join(name);
-    fs::create_dir(&dir).expect("a directory can be made");
+    fs::create_dir(&dir).expect("a directory can be created");
     match probe(&dir) {
         Ok(value) => format!("ok {value}"),
         Err(error) => format!("{error}"),

@@ -201,12 +201,12 @@ impl Place<'_> {
         assert_eq!(
             here.mode() & 0o7777,
             below.mode() & 0o7777,
-            "{name}: what is shown is what is there"
+            "{name}: the mount shows the mode of the backing file"
         );
         assert_eq!(
             capability(self.root),
             capability(&self.below),
-            "{name}: what is shown is what is there"
+            "{name}: the mount shows the capability of the backing file"
         );
         let error = said
             .err()
@@ -516,7 +516,7 @@ fn check_document(rows: &Rows) {
         .any(|line| !DOCUMENT.lines().any(|known| known == line));
     assert!(
         !missing,
-        "docs/semantics.md has not these lines:\n{}",
+        "docs/semantics.md lacks these lines:\n{}",
         lines.join("\n")
     );
 }

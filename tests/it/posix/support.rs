@@ -34,14 +34,14 @@ pub fn connect(mount: &Path) -> Client {
         OFlags::PATH | OFlags::DIRECTORY,
         Mode::empty(),
     )
-    .expect("the store is there");
+    .expect("the store exists");
     Client::connect(&store).expect("the daemon listens")
 }
 
 pub fn checkpoint(client: &mut Client) -> CheckpointInfo {
     client
         .ask(CheckpointOptions::default())
-        .expect("a checkpoint can be made")
+        .expect("a checkpoint can be created")
 }
 
 /// A temporary directory, removed on drop, or with the run directory if this process is killed.
@@ -66,12 +66,14 @@ impl Slot {
         let path = tempfile::Builder::new()
             .prefix("ckptfs-test-")
             .tempdir_in("/tmp")
-            .expect("a directory can be made in /tmp")
+            .expect("a directory can be created in /tmp")
             .keep();
-        fs::set_permissions(&path, Permissions::from_mode(0o755)).expect("the directory is ours");
+        fs::set_permissions(&path, Permissions::from_mode(0o755))
+            .expect("the directory is writable");
         let pid = std::process::id();
-        let start = process::start_of(pid).expect("this process lives");
-        fs::write(path.join("owner"), format!("{pid} {start}\n")).expect("the directory is ours");
+        let start = process::start_of(pid).expect("this process is alive");
+        fs::write(path.join("owner"), format!("{pid} {start}\n"))
+            .expect("the directory is writable");
         Slot {
             path,
             _run: RunDir::get(),
@@ -86,7 +88,7 @@ impl Slot {
 impl Drop for Slot {
     fn drop(&mut self) {
         if let Err(error) = fs::remove_dir_all(&self.path) {
-            eprintln!("{} stays: {error}", self.path.display());
+            eprintln!("{} was not removed: {error}", self.path.display());
         }
     }
 }
@@ -120,6 +122,6 @@ pub fn between_checkpoints<T>(mount: &Path, pause: Duration, body: impl FnOnce()
             let _stop = StopOnDrop(&stop);
             body()
         };
-        (result, maker.join().expect("checkpoints can be made"))
+        (result, maker.join().expect("checkpoints can be created"))
     })
 }

@@ -34,7 +34,7 @@ fn something_changed_and_it_was_time(variant: Variant) {
     assert_eq!(automatic(&rig, "interval"), before, "nothing has changed");
     fs::write(rig.path().join("a"), "1").unwrap();
     // A checkpoint may fall between the creation of the file and the write.
-    let made = wait_until("a checkpoint is made of it", || {
+    let made = wait_until("a checkpoint of it is made", || {
         let made = automatic(&rig, "interval");
         let newest = made.first().map(|id| fs::read(rig.view(*id).join("a")));
         let whole = matches!(&newest, Some(Ok(content)) if content == b"1");
@@ -49,7 +49,7 @@ fn something_changed_and_it_was_time(variant: Variant) {
     assert_eq!(
         rig.mount.json(&["show", "latest"])["id"],
         asked,
-        "it is nobody's latest"
+        "it is not `latest`"
     );
 }
 

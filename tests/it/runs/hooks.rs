@@ -127,7 +127,7 @@ fn a_hook_that_fails_or_hangs_stops_what_it_is_before(variant: Variant) {
     assert_eq!(
         rig.mount.log_json().as_array().map(Vec::len),
         Some(1),
-        "none of these was made"
+        "none of these was created"
     );
     fs::rename(rig.path().join("hang"), rig.path().join("late")).unwrap();
     rig.mount.checkpoint();
@@ -263,10 +263,10 @@ fn what_was_looked_at_is_what_runs(variant: Variant) {
         ended.store(true, std::sync::atomic::Ordering::Relaxed);
         refused
     });
-    assert!(!evil.exists(), "what was exchanged for it has run");
+    assert!(!evil.exists(), "the replaced hook has run");
     assert!(
         ran.exists() && refused > 0,
-        "{refused} of 60 met the other one"
+        "{refused} of 60 found the other one"
     );
 }
 

@@ -54,7 +54,7 @@ fn a_command_works_in_the_tree_as_it_was(variant: Variant) {
     assert_eq!(
         at(&rig, id, "cat work/dir/file"),
         "then\n",
-        "nothing of it is left"
+        "no change remains"
     );
     assert_eq!(sh(rig.path(), "cat work/dir/file"), "now\n");
 }

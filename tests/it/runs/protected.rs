@@ -28,7 +28,10 @@ fn a_rollback_takes_back_all_that_a_command_did(variant: Variant) {
         120,
     );
     assert_eq!(output.status.code(), Some(7), "{output:?}");
-    assert!(output.stdout.is_empty(), "stdout is the command's alone");
+    assert!(
+        output.stdout.is_empty(),
+        "stdout has only the output of the command"
+    );
     let report: serde_json::Value = serde_json::from_slice(&output.stderr).expect("a report");
     assert_eq!(
         (&report["status"], &report["rolled_back"]),
@@ -44,7 +47,7 @@ fn a_rollback_takes_back_all_that_a_command_did(variant: Variant) {
     assert_tree_is(rig.path(), &before, &TreeOpts::default());
     let guard = report["guard"].as_u64().expect("a guard");
     assert_eq!(
-        fs::read_to_string(rig.view(guard).join("d/e/f")).expect("what the command made"),
+        fs::read_to_string(rig.view(guard).join("d/e/f")).expect("the file made by the command"),
         "more\n"
     );
     // Control: without a rollback the changes remain.

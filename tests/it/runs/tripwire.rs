@@ -199,11 +199,11 @@ fn a_few_removals_leave_no_checkpoint(variant: Variant) {
     await_no_mark(&rig);
     assert_eq!(rig.mount.json(&["show", "latest"])["id"], asked);
     assert_eq!(
-        fs::read_to_string(rig.view(asked).join("many/1")).expect("the past"),
+        fs::read_to_string(rig.view(asked).join("many/1")).expect("the old content"),
         "1\n"
     );
     assert_eq!(
-        fs::read_to_string(rig.view(asked).join("many/3")).expect("the past"),
+        fs::read_to_string(rig.view(asked).join("many/3")).expect("the old content"),
         "3\n"
     );
     let link = fs::read_link(rig.path().join(".snapshots/latest")).expect("the link");
@@ -261,7 +261,7 @@ fn marks_are_made_beside_all_that_goes_on(variant: Variant) {
                 break;
             }
         }
-        work.join().expect("it all went on");
+        work.join().expect("all calls succeed");
     });
     drop(mapping);
     assert_tree_is(&rig.view(first), &kept, &TreeOpts::default());
@@ -372,7 +372,9 @@ fn retention_leaves_what_was_caught_and_what_was_undone(variant: Variant) {
     for key in ["retention.keep-undone", "tripwire.keep"] {
         rig.mount.ok(&["config", "set", key, "1s"]);
     }
-    wait_until("the mark goes", || same(automatic(&rig), Vec::<u64>::new()));
+    wait_until("the mark is removed", || {
+        same(automatic(&rig), Vec::<u64>::new())
+    });
 }
 
 /// Returns the free space of the tree's filesystem, in bytes.

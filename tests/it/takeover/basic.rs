@@ -263,7 +263,7 @@ fn the_holder_may_die(v: Variant) {
     fs::write(rig.path().join("f"), "x").unwrap();
     rig.mount.kill_holder();
     assert_eq!(fs::read(rig.path().join("f")).unwrap(), b"x");
-    wait_until("status says that nobody would take over", || {
+    wait_until("status reports that no process would take over", || {
         let status = rig.mount.status_json();
         status["daemon"]["holder"].is_null()
             && status["warnings"]

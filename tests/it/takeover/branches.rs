@@ -46,9 +46,9 @@ struct Watch<'a> {
 impl Watch<'_> {
     fn on(&self, at: &Path) {
         while !self.stop.load(Ordering::Relaxed) {
-            let there = fs::metadata(at.join("a/b/small")).expect("an inherited file is there");
+            let there = fs::metadata(at.join("a/b/small")).expect("an inherited file exists");
             assert_eq!(there.len(), 9);
-            fs::metadata(at.join("marker")).expect("an own file is there");
+            fs::metadata(at.join("marker")).expect("a file of the branch exists");
             let nothing = fs::metadata(at.join("nothing")).unwrap_err();
             assert_eq!(nothing.raw_os_error(), Some(libc::ENOENT));
             let names = fs::read_dir(at).expect("it can be listed").count();
@@ -95,16 +95,19 @@ fn a_shell_in_a_branch_goes_on(v: Variant) {
                 assert_eq!(ask("echo new > own; mkdir d; mv own d/; cat d/own"), "new");
             }
             assert_eq!(ask("ls | tr '\\n' ' '; echo"), "c d small ");
-            wait_until("the watcher goes on", || {
+            wait_until("the watcher continues", || {
                 watcher.is_finished() || asked.load(Ordering::Relaxed) > before + 3
             });
         }
         stop.store(true, Ordering::Relaxed);
-        watcher.join().expect("the branch is there all the time");
+        watcher.join().expect("the branch always exists");
     });
     drop(input);
     shell.wait().unwrap();
-    assert!(!rig.path().join("a/b/d").exists(), "it is the branch's");
+    assert!(
+        !rig.path().join("a/b/d").exists(),
+        "it belongs to the branch"
+    );
     let told = rig.mount.ok(&["branch", "diff", "one"]);
     assert_eq!(told, "A a/b/d\nA a/b/d/own\nA marker\n");
     let status: serde_json::Value =
@@ -303,7 +306,7 @@ fn branches_of_branches_go_on(v: Variant) {
     drop((small, below, written));
     rig.mount.umount();
     for (tree, _) in trees {
-        assert!(!is_mounted(tree), "{} is unmounted with it", tree.display());
+        assert!(!is_mounted(tree), "{} is also unmounted", tree.display());
     }
     rig.mount.remount();
     for (tree, _) in trees {
@@ -333,7 +336,9 @@ fn what_ended_is_let_go_of(v: Variant) {
     for number in 0..4 {
         rig.mount.ok(&["branch", "drop", &format!("b{number}")]);
     }
-    wait_until("all is let go of", || same(descriptors(holder), before));
+    wait_until("everything is released", || {
+        same(descriptors(holder), before)
+    });
     // Requested while no worker served, and done by the next one.
     thread::sleep(Duration::from_millis(300));
     process::kill(rig.mount.pid());
@@ -364,7 +369,7 @@ fn a_branch_that_lost_its_connection_is_mounted_anew(v: Variant) {
     crate::common::mount::abort(&one);
     signal(rustix::process::Signal::CONT);
     rig.mount.adopt();
-    wait_until("it is mounted anew", || one.join("a/b/small").exists());
+    wait_until("it is mounted again", || one.join("a/b/small").exists());
     assert_eq!(fs::read(one.join("own")).unwrap(), b"1");
     assert_eq!(fs::read(one.join("a/b/small")).unwrap(), b"inherited");
     assert!(open.metadata().is_err(), "that was the old connection");
@@ -386,7 +391,7 @@ fn many_kills_in_a_row(v: Variant) {
         for _ in 0..kills {
             let before: Vec<u64> = rounds.iter().map(|at| at.load(Ordering::Relaxed)).collect();
             rig.mount.replace_worker();
-            wait_until("everybody goes on", || {
+            wait_until("all workers continue", || {
                 let all = rounds.iter().zip(&before);
                 workers.iter().any(thread::ScopedJoinHandle::is_finished)
                     || all

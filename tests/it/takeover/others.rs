@@ -59,7 +59,7 @@ fn watches_and_locks_stay(v: Variant) {
         .stderr(Stdio::null())
         .status()
         .unwrap();
-    assert!(!taken.success(), "the other lock is held too");
+    assert!(!taken.success(), "the other lock is also held");
     drop(held);
     // A program started by another test inherits the descriptor, and therefore the lock, until its
     // exec.
@@ -161,7 +161,10 @@ fn a_mount_without_a_worker_that_lives_is_given_up(v: Variant) {
         children(holder).into_iter().for_each(process::kill);
         thread::sleep(Duration::from_millis(1));
     }
-    assert!(waits.join().unwrap().is_err(), "who waited is told");
+    assert!(
+        waits.join().unwrap().is_err(),
+        "the waiting process gets an error"
+    );
     assert!(fs::write(&path, "lost").is_err());
     rig.mount.kill();
     rig.mount.remount();

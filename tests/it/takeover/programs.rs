@@ -66,7 +66,7 @@ fn make_and_remove_dirs(dir: &Path, stop: &AtomicBool, rounds: &AtomicU64) {
     assert_eq!(
         fs::read_dir(dir).expect("readdir").count(),
         0,
-        "all are gone"
+        "no entry is left"
     );
 }
 
@@ -111,7 +111,7 @@ fn write_and_read_files(dir: &Path, stop: &AtomicBool, rounds: &AtomicU64) {
         drop(file);
         assert!(
             fs::read(&path).expect("read") == content.as_bytes(),
-            "what was written is there"
+            "the written content is read"
         );
         if round % 7 == 6 {
             fs::remove_file(&path).expect("unlink");
@@ -325,11 +325,14 @@ fn kill_workers(rig: &mut Rig, root: &Path, rounds: &[AtomicU64], kills: u32) ->
             .iter()
             .map(|rounds| rounds.load(Ordering::Relaxed))
             .collect();
-        wait_until(&format!("every program goes on after kill {kill}"), || {
-            let mut both = rounds.iter().zip(&before);
-            let on = both.all(|(now, before)| now.load(Ordering::Relaxed) > *before);
-            seen(on, (&before, rounds))
-        });
+        wait_until(
+            &format!("every program continues after kill {kill}"),
+            || {
+                let mut both = rounds.iter().zip(&before);
+                let on = both.all(|(now, before)| now.load(Ordering::Relaxed) > *before);
+                seen(on, (&before, rounds))
+            },
+        );
         let id = crate::branch::support::inside(root, &["checkpoint"]);
         let view = root.join(".snapshots").join(id.trim_end());
         let list = sh(&view, LISTING);

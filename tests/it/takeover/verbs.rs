@@ -84,11 +84,11 @@ fn verbs_and_workers_that_die(v: Variant) {
                     command(&rig.mount, &["restore", &base.to_string(), "back"]).is_some();
                 let f2 = || fs::read_to_string(root.join("back/sub/f2"));
                 if restored {
-                    assert_eq!(f2().expect("the file that was removed is back"), "2");
+                    assert_eq!(f2().expect("the removed file is back"), "2");
                     continue;
                 }
                 finish_by_hand(&root);
-                wait_until("the file that was removed is back", || {
+                wait_until("the removed file is back", || {
                     f2().is_ok_and(|text| text == "2")
                 });
             }
@@ -97,7 +97,7 @@ fn verbs_and_workers_that_die(v: Variant) {
             assert_ne!(rig.mount.pid(), worker);
         }
         stop.store(true, Ordering::Relaxed);
-        mapped.join().expect("stores go on");
+        mapped.join().expect("stores continue");
     });
     assert_kept(&rig, acknowledged);
 }

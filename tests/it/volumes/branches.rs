@@ -28,7 +28,7 @@ fn a_branch_is_made_by_its_first_mount_and_dropped_by_its_removal() {
     let point = rig.mount("v@branch/try", "b");
     assert_eq!(fs::read(point.join("f")).unwrap(), b"volume");
     fs::write(point.join("f"), "branch").unwrap();
-    assert!(rig.is_mounted("v"), "what serves it is the volume's daemon");
+    assert!(rig.is_mounted("v"), "the daemon of the volume serves it");
     let told = rig.done("Get", &json!({"Name": "v@branch/try"}))["Volume"].clone();
     assert_eq!(
         (&told["Status"]["made"], told["Mountpoint"].as_str()),
@@ -65,11 +65,7 @@ fn a_branch_is_made_by_its_first_mount_and_dropped_by_its_removal() {
     rig.done("Remove", &json!({"Name": "v@branch/try"}));
     rig.done("Remove", &json!({"Name": "v@branch/try"}));
     assert!(!point.exists() && !rig.is_mounted("v"));
-    assert_eq!(
-        rig.status("v")["mounts"],
-        0,
-        "nobody is recorded as using it"
-    );
+    assert_eq!(rig.status("v")["mounts"], 0, "no use is recorded");
     // It is in the trash of the volume, and the removal is an operation there.
     rig.ok(&["--volume", "v", "branch", "restore", "try"]);
     let point = rig.mount("v@branch/try", "d");
@@ -107,7 +103,7 @@ fn what_cannot_be_branched_says_so_and_leaves_nothing() {
     rig.create("e", json!({"from": "v", "ephemeral": "true"}));
     let said = rig.error("Mount", &json!({"Name": "e@branch/try", "ID": "a"}));
     assert!(said.contains("fresh copy"), "{said}");
-    assert!(!rig.is_mounted("e"), "a mount that failed is no use");
+    assert!(!rig.is_mounted("e"), "a failed mount is not a use");
     // A sized volume is a separate filesystem, without room next to its tree.
     rig.create("s", json!({"size": "300M"}));
     rig.error("Mount", &json!({"Name": "s@branch/try", "ID": "a"}));

@@ -22,13 +22,13 @@ fn value(all: &[Value], name: &str, volume: Option<&str>) -> Option<f64> {
     let is_it = |one: &&Value| one[0] == name && one[2]["volume"].as_str() == volume;
     let mut found = all.iter().filter(is_it);
     let value = found.next()?[3].as_f64();
-    assert!(found.next().is_none(), "{name} {volume:?} is there twice");
+    assert!(found.next().is_none(), "{name} {volume:?} occurs twice");
     value
 }
 
 fn signal(pid: u32, signal: Signal) {
     let pid = Pid::from_raw(i32::try_from(pid).expect("a pid")).expect("a pid");
-    kill_process(pid, signal).expect("it is ours");
+    kill_process(pid, signal).expect("the daemon can be signalled");
 }
 
 #[test]
@@ -111,11 +111,11 @@ fn a_daemon_that_hangs_is_told_as_down_and_holds_up_no_other() {
     for told in seen.into_iter().flatten() {
         assert_eq!(told, (Some(0.0), Some(1.0), None, Some(0.0)));
     }
-    wait_until("nobody waits for it any more", || {
+    wait_until("no process waits for it", || {
         let now = threads();
         crate::common::seen(now < during, now)
     });
-    wait_until("it is up again", || {
+    wait_until("it serves again", || {
         get(&rig).is_none_or(|all| value(&all, "ckptfs_volume_up", Some("a")) == Some(1.0))
     });
 }

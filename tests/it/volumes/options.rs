@@ -33,7 +33,7 @@ fn an_option_that_is_not_known_is_refused_with_the_nearest() {
     assert_eq!(
         fs::read_dir(rig.root.join("volumes")).unwrap().count(),
         0,
-        "nothing is left of what was refused"
+        "a refused request leaves nothing"
     );
     // Docker calls only Get for an existing volume and reports nothing; a repeated Create returns
     // the error.
@@ -108,11 +108,12 @@ fn a_size_is_kept_to() {
         );
     };
     fill("a");
-    fs::write(rig.mount("other", "a").join("f"), vec![1; 1 << 20]).expect("the others have room");
-    fs::remove_file(rig.point("v").join("big")).expect("what was written can be removed");
+    fs::write(rig.mount("other", "a").join("f"), vec![1; 1 << 20])
+        .expect("the other volumes have space");
+    fs::remove_file(rig.point("v").join("big")).expect("a written file can be removed");
     // The kernel sends RELEASE asynchronously, and XFS frees the blocks of a removed file in the
     // background.
-    wait_until("there is room", || {
+    wait_until("there is space", || {
         fs::write(rig.point("v").join("small"), "x")
     });
     rig.unmount("v", "a");
@@ -157,7 +158,7 @@ fn a_directory_that_there_is_is_served_in_place_and_never_removed() {
     rig.done("Remove", &json!({"Name": "v"}));
     rig.ok(&["umount", source.to_str().unwrap()]);
     assert_eq!(fs::read(source.join("f")).unwrap(), b"changed");
-    assert!(source.join(".ckptfs").is_dir(), "its history stays too");
+    assert!(source.join(".ckptfs").is_dir(), "its history also remains");
 }
 
 #[test]
@@ -245,7 +246,7 @@ fn checkpoints_by_themselves_and_rules_for_keeping_them() {
     assert_eq!(
         notes,
         ["unmounted", "mounted"],
-        "newest first, and none where nothing was changed"
+        "newest first, and none without a change"
     );
     let rules = rig.ok(&["--volume", "v", "config", "show"]);
     for rule in [
@@ -260,7 +261,7 @@ fn checkpoints_by_themselves_and_rules_for_keeping_them() {
     assert_eq!(
         rig.status("v")["checkpoints_kept"],
         2,
-        "a verb is no use by a container"
+        "a verb is not a use by a container"
     );
 }
 
@@ -353,8 +354,8 @@ fn a_pool_image_is_made_mounted_and_found_again() {
     let image = image.to_str().unwrap();
     let socket = rig.socket.to_str().unwrap().to_owned();
     let none = rig.refused(&[
-        "volumes",
         "serve",
+        "volumes",
         "--socket",
         &socket,
         "--pool-image",
@@ -369,7 +370,7 @@ fn a_pool_image_is_made_mounted_and_found_again() {
     assert_eq!(
         rig.log().matches("cannot share data").count(),
         warned,
-        "on XFS there is nothing to warn of"
+        "there is no warning on XFS"
     );
     rig.create("v", json!({}));
     rig.kill();
@@ -394,7 +395,7 @@ fn what_the_history_takes_is_told_once_it_was_counted() {
     // The next driver scans at once, not after half a minute.
     rig.kill();
     rig.serve(&[]);
-    wait_until("it was counted", || {
+    wait_until("the use was counted", || {
         let bytes = rig.status("v")["history_bytes"].as_u64();
         seen(bytes >= Some(1 << 20), bytes)
     });

@@ -136,7 +136,7 @@ impl Rig {
         value["Err"]
             .as_str()
             .filter(|text| !text.is_empty())
-            .expect("it says why")
+            .expect("it has a message")
             .to_owned()
     }
 
@@ -334,7 +334,7 @@ impl Held {
                 .map(|found| (found.dev(), found.ino()))
                 .ok()
         };
-        wait_until("the process has a root of its own", || {
+        wait_until("the process has its own root", || {
             let theirs = root(&format!("/proc/{}/root/", self.process.id()));
             theirs.is_some() && theirs != root("/")
         });

@@ -16,7 +16,7 @@ use crate::common::{process, tool};
 use crate::volumes::support::{Container, Rig, SECONDS, unavailable};
 
 fn kill(pid: u32) {
-    let start = process::start_of(pid).expect("it lives");
+    let start = process::start_of(pid).expect("it is alive");
     process::kill(pid);
     assert!(process::wait_dead(pid, start, Duration::from_secs(SECONDS)));
 }
@@ -27,7 +27,7 @@ fn age_uses(rig: &Rig, name: &str) {
     for one in record["mounts"].as_array_mut().expect("a list") {
         one["since"] = json!(1_000_000);
     }
-    fs::write(rig.record_path(name), record.to_string()).expect("it is ours");
+    fs::write(rig.record_path(name), record.to_string()).expect("the driver can be signalled");
 }
 
 #[test]
@@ -47,7 +47,7 @@ fn a_killed_driver_is_followed_by_another_and_containers_go_on() {
     age_uses(&rig, "left");
     rig.serve(&[]);
     // A volume without users is unmounted; one in a container is not.
-    wait_until("the left use is dropped", || !rig.is_mounted("left"));
+    wait_until("the leftover use is dropped", || !rig.is_mounted("left"));
     assert_eq!(rig.record("left")["mounts"], json!([]));
     assert_eq!(
         rig.record("used")["mounts"].as_array().map(Vec::len),
@@ -78,7 +78,7 @@ fn a_use_that_is_young_is_not_taken_for_a_dead_one() {
     age_uses(&rig, "w");
     rig.serve(&[]);
     // The engine is about to start the container, so the mount that was reported must stay.
-    wait_until("the pool was put in order", || !rig.is_mounted("w"));
+    wait_until("the pool was cleaned up", || !rig.is_mounted("w"));
     assert!(rig.is_mounted("v"));
     Container::start(&point).end();
     rig.unmount("v", "a");
@@ -145,7 +145,7 @@ fn the_socket_is_put_in_place_whole_and_goes_with_the_driver() {
     rig.kill();
     assert!(
         UnixStream::connect(&rig.socket).is_err() && rig.socket.exists(),
-        "a dead driver has left its socket"
+        "a dead driver leaves its socket"
     );
     rig.serve(&[]);
     rig.create("v", json!({}));
@@ -153,7 +153,7 @@ fn the_socket_is_put_in_place_whole_and_goes_with_the_driver() {
     assert_eq!(rig.end(), 0);
     assert!(
         !rig.socket.exists(),
-        "a socket without a driver makes every call of an engine wait for 15 seconds"
+        "with a socket but no driver, every call of an engine waits for 15 seconds"
     );
     assert_eq!(
         fs::read_dir(rig.socket.parent().unwrap()).unwrap().count(),
@@ -249,7 +249,7 @@ fn what_was_cut_short_is_finished_or_taken_back() {
     wait_until("the removal is finished", || {
         !rig.record_path("v").exists() && !rig.root.join("gone/z").exists()
     });
-    wait_until("the rest too", || {
+    wait_until("the rest is removed also", || {
         !rig.root.join("staging/y").exists() && !rig.root.join("volumes/v").exists()
     });
     assert!(
@@ -299,7 +299,7 @@ fn a_mount_that_takes_long_is_answered_in_time_and_goes_on() {
     );
     assert!(!rig.is_mounted("v"));
     drop(lock);
-    wait_until("it is mounted in the end", || rig.is_mounted("v"));
+    wait_until("it is mounted at last", || rig.is_mounted("v"));
     rig.mount("v", "a");
     rig.unmount("v", "a");
     assert!(!rig.is_mounted("v"));
@@ -325,7 +325,7 @@ fn work_until_killed(rig: &Rig, round: usize) -> (Vec<String>, Option<String>) {
         let Some(point) = used else {
             return (there, unknown);
         };
-        fs::write(format!("{point}/f"), &name).expect("what was acknowledged is mounted");
+        fs::write(format!("{point}/f"), &name).expect("an acknowledged mount exists");
         there.push(name.clone());
         if done("Unmount", json!({"Name": name, "ID": "a"})).is_none() {
             return (there, None);
@@ -360,7 +360,7 @@ fn what_was_acknowledged_survives_kills_at_any_moment_and_nothing_is_left_over()
             let work = scope.spawn(move || work_until_killed(rig_now, round));
             std::thread::sleep(pause);
             rig_now.kill_under();
-            work.join().expect("it saw the end")
+            work.join().expect("it ended with the driver")
         });
         there.extend(more);
         unknown.extend(one);
@@ -421,7 +421,7 @@ fn half_requests_keep_no_client_away() {
         let mut half = rig.half_requests(begins);
         rig.done("List", &json!({}));
         ask(&mut kept);
-        wait_until("those that were silent longest are closed", || {
+        wait_until("the connections that were idle longest are closed", || {
             let open = half.open();
             seen(open < 256, open)
         });

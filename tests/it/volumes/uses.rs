@@ -96,7 +96,7 @@ fn a_past_state_is_mounted_read_only_beside_the_volume() {
             assert_eq!(
                 fs::write(view.join(path), "x").unwrap_err().raw_os_error(),
                 Some(30),
-                "EROFS, for :ro is never told to a plugin"
+                "EROFS, because :ro is not passed to a plugin"
             );
         }
     }
@@ -121,13 +121,13 @@ fn a_past_state_is_mounted_read_only_beside_the_volume() {
             && rig.record("v")["mounts"]
                 .as_array()
                 .is_some_and(Vec::is_empty),
-        "a mount that failed is no use"
+        "a failed mount is not a use"
     );
     rig.done("Remove", &json!({"Name": "v@1"}));
     assert_eq!(
         rig.status("v")["checkpoints_kept"],
         1,
-        "an engine forgets its name for a past state, and no checkpoint"
+        "an engine drops its name for a past state, but no checkpoint"
     );
 }
 
@@ -207,7 +207,7 @@ fn a_new_volume_is_empty_and_anybody_can_use_it() {
         !run_limited(root.arg(rig.root.join("volumes")), SECONDS)
             .status
             .success(),
-        "but nobody gets at it past the mount"
+        "but no other user can reach it outside the mount"
     );
     rig.unmount("v", "a");
 }
@@ -238,7 +238,7 @@ fn copies_of_the_host_s_mounts_are_no_use_and_keep_nothing() {
     rig.done("Remove", &json!({"Name": "v"}));
     assert!(
         copy.lives() && host.lives(),
-        "they have kept what there was of it the whole time"
+        "they have kept their copies of the mount the whole time"
     );
     // A container that has a directory served in place at the same path uses it.
     let source = rig.disk().join("source");
@@ -290,7 +290,7 @@ fn an_ephemeral_volume_is_fresh_after_its_engine_was_killed() {
             "{id}"
         );
         rig.unmount("trial", id);
-        assert!(!rig.is_mounted("trial"), "nobody else uses it");
+        assert!(!rig.is_mounted("trial"), "no other container uses it");
     }
 }
 
@@ -378,7 +378,7 @@ fn a_mount_that_only_says_it_is_of_a_volume_is_no_use_of_it() {
     rig.unmount("v", "a");
     assert!(
         !rig.is_mounted("v"),
-        "it was kept for a mount that only says that it is one of the volume"
+        "it was kept for a mount that only claims to be one of the volume"
     );
     rig.mount("v", "b");
     rig.done("Remove", &json!({"Name": "v"}));

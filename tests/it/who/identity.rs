@@ -46,7 +46,7 @@ fn a_number_that_is_used_again_is_another_process(v: Variant) {
         .and_then(|number| fs::write(last, number).ok())
         .is_none()
     {
-        return skip("the next process number cannot be chosen here");
+        return skip("the next PID cannot be chosen here");
     }
     let stage = Stage::start_alone(v, |dir| drop(sh(dir, "echo a > a; echo b > b")));
     stage.rig.mount.checkpoint();
@@ -61,7 +61,7 @@ fn a_number_that_is_used_again_is_another_process(v: Variant) {
         Some(stage.begins("second")).filter(|actor| actor.pid() == pid)
     });
     let Some(mut second) = second else {
-        return skip("others took the number each time");
+        return skip("other processes took the PID each time");
     };
     second.does("add('a', 2); add('b', 2)");
     let all = stage.rig.mount.json(&["status", "--by", "process"]);
@@ -87,7 +87,7 @@ fn a_number_that_is_used_again_is_another_process(v: Variant) {
         .expect("processes")
         .iter()
         .find(|one| one["name"] == "second")
-        .expect("it is there");
+        .expect("it exists");
     stage.take_back(&[&format!("{pid}@{}", one["start"])]);
     assert_eq!(
         (stage.get("a"), stage.get("b")),
@@ -113,11 +113,11 @@ fn unified() -> Option<&'static Path> {
 
 fn a_control_group_is_a_writer(v: Variant) {
     let Some(root) = unified() else {
-        return skip("there is no unified hierarchy of control groups");
+        return skip("no unified hierarchy of control groups is mounted");
     };
     let group = Group(root.join(format!("ckptfs-who-{}-{:?}", std::process::id(), v.io)));
     if fs::create_dir(&group.0).is_err() {
-        return skip("no control group can be made here");
+        return skip("a control group cannot be created here");
     }
     let stage = Stage::start(v, |dir| drop(sh(dir, "echo a > a; echo b > b; echo c > c")));
     stage.rig.mount.checkpoint();
@@ -144,7 +144,7 @@ fn a_control_group_is_a_writer(v: Variant) {
         .expect("processes")
         .iter()
         .find(|one| one["name"] == "inside")
-        .expect("it is there");
+        .expect("it exists");
     let path = inside["cgroup"].as_str().expect("a path").to_owned();
     assert!(
         path.ends_with(

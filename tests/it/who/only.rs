@@ -50,7 +50,7 @@ fn hard_links_and_files_that_changed_hands(v: Variant) {
     assert_eq!(
         sh(stage.rig.path(), "stat -c %i one two | uniq | wc -l").trim(),
         "1",
-        "hard links stay links"
+        "hard links are preserved"
     );
     assert_eq!(stage.get("target"), "A");
     let done = stage.take_back(&["carol", "1", "--also-shared"]);
@@ -123,7 +123,7 @@ fn what_was_taken_back_is_undone_and_done_again(v: Variant) {
 /// Kills the daemon at different system calls of the restore.
 fn one_that_is_cut_short_is_finished_with_the_same_paths(v: Variant) {
     if run_limited(&mut tool("strace", &["-V"]), 60).status.code() != Some(0) {
-        return skip("there is no strace");
+        return skip("strace is not installed");
     }
     let mut kills = 0;
     for nth in [2, 4, 6, 9, 12] {
@@ -228,7 +228,7 @@ fn one_writer_s_paths_come_back_and_the_others_stay(v: Variant) {
     assert_eq!(
         sh(stage.rig.path(), "stat -c %i a hard | uniq | wc -l").trim(),
         "1",
-        "hard links stay links"
+        "hard links are preserved"
     );
     // The guard has the previous state and restores it completely.
     let guard = done["guard"].as_u64().expect("a guard");

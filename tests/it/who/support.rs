@@ -216,7 +216,7 @@ impl Actor {
     /// Runs a script in the process.
     #[track_caller]
     pub fn does(&mut self, script: &str) {
-        let stdin = self.stdin.as_mut().expect("it goes on");
+        let stdin = self.stdin.as_mut().expect("stdin is open");
         writeln!(stdin, "{script}").expect("it listens");
         let mut said = String::new();
         self.stdout.read_line(&mut said).expect("it answers");

@@ -66,7 +66,7 @@ pub fn compared(found: &Path, view: &Path, how: &str) {
          rsync {how}nc --filter='-x user.ckptfs.*' --delete --itemize-changes --exclude=socket '{view}/' '{found}/'"
     );
     let said = sh(Path::new("/"), &script);
-    assert_eq!(said, "", "{found} is not {view}");
+    assert_eq!(said, "", "{found} differs from {view}");
 }
 
 /// The first image has one layer, and each later one adds one, whatever changed. skopeo and umoci

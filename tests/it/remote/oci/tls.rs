@@ -21,7 +21,7 @@ fn a_certificate_that_is_known_and_one_that_is_not(v: Variant) {
         .to_socket_addrs()
         .is_ok_and(|mut all| all.all(|address| address.ip() == Ipv4Addr::LOCALHOST));
     if name == "localhost" || !is_here {
-        return skip("the name of this machine is none of 127.0.0.1 alone");
+        return skip("the name of this machine does not stand for 127.0.0.1 alone");
     }
     if missing() {
         return;

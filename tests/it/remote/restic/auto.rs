@@ -20,10 +20,10 @@ fn each_is_pushed_until_the_end(v: Variant) {
         .stdout(Stdio::null())
         .spawn()
         .expect("runs");
-    wait_until("the first is there", || same(user.log(&rig), [1]));
+    wait_until("the first snapshot exists", || same(user.log(&rig), [1]));
     rig.mount.ok(&["checkpoint", "-m", "two"]);
     rig.mount.ok(&["checkpoint", "-m", "three"]);
-    wait_until("all are there", || same(user.log(&rig), [3, 2, 1]));
+    wait_until("all snapshots exist", || same(user.log(&rig), [3, 2, 1]));
     rig.mount.umount();
     let ended = wait_limited(&mut follows, WAIT);
     assert!(ended.is_some_and(|status| status.success()), "{ended:?}");

@@ -49,7 +49,7 @@ fn a_wrong_password(v: Variant) {
     let text = fs::read_to_string(config).expect("the remotes");
     assert!(
         !text.contains(super::PASSWORD),
-        "no password is kept: {text}"
+        "no password is stored: {text}"
     );
     // A password file that others may read is rejected; of a file or command, the first line is the
     // password.
@@ -117,7 +117,7 @@ fn a_push_that_is_killed(v: Variant) {
             break;
         }
     }
-    assert!(killed > 1, "it was killed before its end");
+    assert!(killed > 1, "it was killed while it ran");
     user.push(&rig, &[]);
     assert_eq!(user.log(&rig), [1]);
     if has("restic") {
@@ -202,7 +202,7 @@ fn a_push_that_is_killed_at_a_call(v: Variant) {
             user = User::new();
         }
     }
-    eprintln!("killed {killed} times, {whole} of them when the snapshot was there");
+    eprintln!("killed {killed} times, {whole} of them after the snapshot was written");
     assert!(killed > 3);
     if has("restic") {
         user.check();
@@ -269,7 +269,7 @@ fn a_daemon_that_is_killed(v: Variant) {
             user = User::new();
         }
     }
-    assert!(failed > 0, "no push was in the middle");
+    assert!(failed > 0, "no push was interrupted");
     user.push(&rig, &[]);
     assert_eq!(tree(rig.path()), expected);
 }
@@ -327,7 +327,7 @@ fn a_disk_that_is_full(v: Variant) {
     assert!(said.contains("No space left"), "{said}");
     assert!(
         user.log(&rig).is_empty(),
-        "there is no snapshot of what is not whole"
+        "there is no snapshot of an incomplete tree"
     );
     small.resize("100m");
     user.push(&rig, &[]);

@@ -93,11 +93,11 @@ fn harmful(away: &str) -> Vec<(&'static str, Value)> {
             json!([{"name": "a", "type": "sym\u{1b}[31m"}]),
         ),
         (
-            "a tree that is not there",
+            "a missing tree",
             json!([{"name": "a", "type": "dir", "subtree": "cd".repeat(32)}]),
         ),
         (
-            "a link and a file that are one",
+            "a link and a file with one inode",
             json!([
                 {"name": "a", "text": "", "inode": 5, "device_id": 1, "links": 2},
                 {"name": "b", "type": "symlink", "linktarget": "a", "inode": 5, "device_id": 1, "links": 2},

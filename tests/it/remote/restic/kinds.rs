@@ -74,7 +74,7 @@ impl Server {
         });
         if !program.exists() {
             skip(&format!(
-                "{} is not there: tests/tools.sh could not install it",
+                "{} is not installed: tests/tools.sh could not install it",
                 program.display()
             ));
             return None;

@@ -105,7 +105,7 @@ fn a_mount_goes_on_whatever_the_keys_are(v: Variant) {
         fs::set_permissions(&own, fs::Permissions::from_mode(0o600)).expect("ours");
         fs::write(&own, key_file(n, r, p)).expect("written");
         assert!(fs::read(path.join("away")).is_err());
-        assert_eq!(daemon(&lazy), pid, "the daemon has ended");
+        assert_eq!(daemon(&lazy), pid, "the daemon has exited");
     }
     assert!(lazy.warnings().contains("asks for"), "{}", lazy.warnings());
     assert!(peak(pid) < 700 << 10, "{} KiB", peak(pid));

@@ -67,7 +67,7 @@ fn program() -> Option<String> {
     let found = own.exists().then(|| own.display().to_string());
     let found = found.or_else(|| has("rustic").then(|| "rustic".to_owned()));
     if found.is_none() {
-        eprintln!("the program rustic is not installed: its library alone has read it");
+        eprintln!("the program rustic is not installed: only its library was used");
     }
     found
 }

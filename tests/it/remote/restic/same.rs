@@ -26,7 +26,7 @@ fn every_checkpoint_comes_back(v: Variant) {
     let first = user.push(&rig, &["1", "2", "3"]);
     let rest = user.push(&rig, &[]);
     assert_eq!((first.len(), rest.len()), (3, history.len() - 3));
-    assert!(user.push(&rig, &[]).is_empty(), "everything is there");
+    assert!(user.push(&rig, &[]).is_empty(), "everything exists");
     for sent in first.iter().skip(1).chain(&rest) {
         assert_eq!(
             sent["from"],
@@ -93,10 +93,10 @@ fn what_has_not_changed_is_not_opened(v: Variant) {
         (&CHANGED.into(), &(FILES - CHANGED).into())
     );
     let Some(strace) = strace else {
-        return skip("strace cannot watch the daemon here");
+        return skip("strace cannot trace the daemon");
     };
     drop(strace);
-    let text = fs::read_to_string(&log).expect("what was opened");
+    let text = fs::read_to_string(&log).expect("the output of strace");
     // Without the daemon's accesses to its own captures.
     let opened = text
         .lines()
@@ -141,7 +141,7 @@ fn what_the_format_cannot_hold_is_refused(v: Variant) {
     assert_eq!(
         user.log(&rig),
         [1],
-        "there is no snapshot of what is not whole"
+        "there is no snapshot of an incomplete tree"
     );
     sh(rig.path(), "setfattr -x \"$(printf 'user.\\377')\" a");
     rig.mount.checkpoint();

@@ -161,7 +161,7 @@ fn a_key_that_is_wrong(v: Variant) {
         }
         let mut nobody = user.command(rig.path(), &["remote", "log", "home"]);
         let said = fails(nobody.env_remove(key), 60);
-        eprintln!("{kind:?} nobody: {said}");
+        eprintln!("{kind:?} without credentials: {said}");
         if kind == Kind::S3 {
             assert!(said.contains("AWS_SECRET_ACCESS_KEY"), "{said}");
             let url = user.url.replace("bucket", "no-bucket");
@@ -339,7 +339,7 @@ fn a_connection_that_is_cut(v: Variant) {
     user.add(&bucket(proxy.port));
     user.push(&rig, &[]);
     let sent = proxy.passed().sent;
-    eprintln!("{came} bytes had come, {sent} were sent then");
+    eprintln!("{came} bytes had arrived, {sent} were sent after that");
     assert!(
         came > PACK && sent + came < SIZE * 105 / 100,
         "{came} {sent}"

@@ -143,7 +143,7 @@ fn a_slow_line(v: Variant) {
             took > Duration::from_secs(SIZE / BYTES_PER_SECOND),
             "{took:?}"
         );
-        assert!(sent < SIZE * 102 / 100, "{sent}: it is sent once");
+        assert!(sent < SIZE * 102 / 100, "{sent}: the data is sent once");
         assert_eq!(user.log(&rig), [1]);
     }
 }

@@ -39,11 +39,11 @@ fn by_rules(v: Variant) {
     assert_eq!(kept(), [6, 5, 4, 3].map(|id| json!(id)));
     user.push(&rig, &[]);
     user.json(rig.path(), &gc);
-    assert_eq!(kept(), [json!(6)], "the pin has followed");
+    assert_eq!(kept(), [json!(6)], "the pin has moved");
     assert_eq!(
         user.log(&rig),
         [6, 5, 4, 3, 2, 1],
-        "what is gone here is there"
+        "checkpoints that were deleted here still exist there"
     );
     let into = rig.path().parent().expect("the image").join("into");
     user.pull(&rig, "2", &into);

@@ -107,7 +107,7 @@ fn behind(v: Variant, server: &Server) -> (Rig, User, Between) {
 /// Returns the errno of a failed read, and its duration.
 fn fails_to_read(path: &Path) -> (i32, Duration) {
     let began = Instant::now();
-    let error = fs::read(path).expect_err("it is not to be had");
+    let error = fs::read(path).expect_err("it is not available");
     (error.raw_os_error().unwrap_or(0), began.elapsed())
 }
 
@@ -122,7 +122,7 @@ fn a_server_that_goes_and_comes_back(v: Variant) {
     let path = lazy.mount.path().to_owned();
     let before = between.requests();
     sh(&path, "find . -printf '%s' > /dev/null; ls -lR > /dev/null");
-    assert_eq!(between.requests(), before, "names ask nobody");
+    assert_eq!(between.requests(), before, "a listing sends no requests");
     let same = |name: &str| {
         assert_eq!(
             fs::read(path.join(name)).expect("read"),
@@ -150,14 +150,14 @@ fn a_server_that_goes_and_comes_back(v: Variant) {
     let copied = lazy
         .mount
         .run(&["export", "1", copy.to_str().expect("UTF-8")]);
-    assert!(!copied.status.success(), "a copy is whole, or has failed");
+    assert!(!copied.status.success(), "a copy is complete or fails");
     assert_eq!(sh(&path, "ls").lines().count(), 4);
     assert!(
         fs::remove_file(path.join("d/2")).is_err(),
-        "what cannot be kept is not removed"
+        "content that cannot be captured is not removed"
     );
     assert!(path.join("d/2").exists());
-    fs::write(path.join("new"), "written").expect("what is new needs nobody");
+    fs::write(path.join("new"), "written").expect("new files need no remote");
     lazy.mount.checkpoint();
     // A new worker and a new mount both use the fetched content.
     lazy.mount.replace_worker();
@@ -197,9 +197,9 @@ fn nothing_is_said(v: Variant) {
     thread::sleep(Duration::from_millis(500));
     // Other operations do not block.
     let began = Instant::now();
-    fs::read(path.join("a/1")).expect("what is here is read");
+    fs::read(path.join("a/1")).expect("local content can be read");
     fs::write(path.join("a/new"), "1").expect("written");
-    fs::remove_file(path.join("a/1")).expect("what is here is kept and removed");
+    fs::remove_file(path.join("a/1")).expect("local content is captured and removed");
     lazy.mount.checkpoint();
     sh(&path, "ls -lR > /dev/null");
     assert!(

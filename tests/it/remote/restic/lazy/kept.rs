@@ -161,7 +161,7 @@ fn what_has_no_room_keeps_nothing_else_from_coming(v: Variant) {
     let user = User::new();
     user.push(&rig, &[]);
     let lazy = Lazy::mount(v, &user, &rig, &["--cache", "100K"]);
-    crate::common::wait_until("what has room is here", || lazy.files_here() == 3);
+    crate::common::wait_until("the content that fits is local", || lazy.files_here() == 3);
 }
 
 for_each_variant! { xfs => another_repository_and_a_limit }

@@ -67,7 +67,7 @@ impl Lazy {
 
     /// Waits until every file is local.
     fn wait_all(&self) {
-        crate::common::wait_until("everything is here", || {
+        crate::common::wait_until("all content is local", || {
             let origin = self.origin();
             origin["files_here"] == origin["files"]
         });

@@ -50,7 +50,7 @@ fn the_end_of_its_reader_is_not_that_of_the_daemon(v: Variant) {
             [mount.path(), rig.path()].map(|path| fs::read(path.join(name)).expect("read"));
         assert!(here == there, "{name}");
     };
-    assert_eq!(readers(mount), [0; 0], "it is started when it is needed");
+    assert_eq!(readers(mount), [0; 0], "it is started on demand");
     is_same("1");
     let first = reader(mount);
     is_same("2");
@@ -79,7 +79,7 @@ fn a_reader_that_does_not_answer_is_followed_by_another(v: Variant) {
     let first = reader(mount);
     signal(first, Signal::STOP);
     until_stopped(first);
-    let error = fs::read(path.join("2")).expect_err("nothing comes");
+    let error = fs::read(path.join("2")).expect_err("no data arrives");
     assert_eq!(error.raw_os_error(), Some(libc::EIO));
     let said = lazy.warnings();
     assert!(said.contains("nothing has come for 2 s"), "{said}");
@@ -98,15 +98,15 @@ fn a_reader_ends_with_its_daemon(v: Variant) {
     read(&path, "1");
     let first = reader(&lazy.mount);
     lazy.mount.replace_worker();
-    wait_until("it ends with the worker", || start_of(first).is_none());
+    wait_until("it exits with the worker", || start_of(first).is_none());
     read(&path, "2");
     let second = reader(&lazy.mount);
     lazy.mount.umount();
-    assert_eq!(start_of(second), None, "it ends before the mount does");
+    assert_eq!(start_of(second), None, "it exits before the mount does");
     lazy.mount.remount();
     // The reader also exits when nothing is left to fetch.
     drop(lazy);
     let lazy = Lazy::mount(v, &user, &rig, &[]);
     lazy.wait_all();
-    wait_until("all is here", || readers(&lazy.mount).is_empty());
+    wait_until("all content is local", || readers(&lazy.mount).is_empty());
 }

@@ -28,7 +28,7 @@ fn what_was_pushed_is_seen_and_can_be_changed(v: Variant) {
     );
     assert_eq!(lazy.files_here(), 0);
     let verified = lazy.mount.json(&["verify", "--deep"]);
-    let elsewhere = verified["elsewhere"].as_str().expect("it is said");
+    let elsewhere = verified["elsewhere"].as_str().expect("it is reported");
     assert!(
         elsewhere.contains("files") && elsewhere.contains("the remote home"),
         "{elsewhere}"
