@@ -30,9 +30,8 @@
 //! `uint id`; 7 Replacing `uint slot, place, object`; 8 RestoreBegin `uint target, uint guard, list
 //! bytes`; 9 RestoreEnd; 10 Mounted `int at_ns, byte 1 and int stopped_ns, or byte 0`; 11 Unmounted
 //! `int at_ns`; 12 By `int at_ns, uint uid, uint gid, uint pid, text process`; 13 Hashes `uint
-//! epoch, list (uint slot, uint serial, u8 origin, uint size, 32 B hash), bool whole`; 14 Ahead
-//! `uint epoch, list undo, uint upto`; 15 Pinned `uint id, option text reason`; 16 Hidden `uint id,
-//! bool hidden`; 17 Operation `uint number, int at_ns, uint uid, uint gid, uint pid, text process,
+//! epoch, list (uint slot, uint serial, u8 origin, uint size, 32 B hash), bool whole`; 14 Pinned
+//! `uint id, option text reason`; 15 Hidden `uint id, bool hidden`; 16 Operation `uint number, int at_ns, uint uid, uint gid, uint pid, text process,
 //! option uint undoes, deed`, where
 //! ```text
 //! deed      u8 tag: 0 Made     uint id
@@ -44,7 +43,7 @@
 //!                   6 Restored uint target, uint guard, list bytes paths: nothing below them
 //!                   7 Branch   uint base, text name, text store, bool dropped
 //! ```
-//! 18, the processes that change the tree, is `u8 0, list (uint number, process), list touch`, or
+//! 17, the processes that change the tree, is `u8 0, list (uint number, process), list touch`, or
 //! `u8 1, uint checkpoint, list (bytes path, process), uint more`, where
 //! ```text
 //! process   uint pid, start, uid, parent, session, text name, text cgroup
@@ -52,10 +51,10 @@
 //!           u8 1 Data  uint by, slot          u8 2 Attr  uint by, slot         u8 3 Made  uint by, slot
 //!           u8 4 Gone  uint slot              u8 5 Left  uint by, slot
 //! ```
-//! 19 RestoreOnly `list bytes`; 20 Dropped `uint epoch, list text paths, list (uint slot, uint
-//! serial, u8 origin, uint size, uint first, uint last)`; 21 Comparing `u8 0`: ended, or `u8` epoch
+//! 18 RestoreOnly `list bytes`; 19 Dropped `uint epoch, list text paths, list (uint slot, uint
+//! serial, u8 origin, uint size, uint first, uint last)`; 20 Comparing `u8 0`: ended, or `u8` epoch
 //! of the differences (1: the open one; 2: a separate one, not yet begun; 3: a separate one), `uint
-//! segment, uint offset, int left_ns`; 22 Told `int from_ns, int to_ns`; 23 Replacing as 7, with a
+//! segment, uint offset, int left_ns`; 21 Told `int from_ns, int to_ns`; 22 Replacing as 7, with a
 //! whiteout left at the place.
 
 mod forms;
@@ -101,7 +100,7 @@ pub const PAYLOAD_MAX: usize = 4 << 20;
 const NSEC_PER_SEC: u32 = 1_000_000_000;
 
 /// The highest frame kind.
-pub(super) const KIND_MAX: u16 = 23;
+pub(super) const KIND_MAX: u16 = 22;
 
 type Coded<T> = Result<T, CodecError>;
 type Note = Text<NOTE_MAX>;
@@ -174,22 +173,22 @@ variants! {
         11 Unmounted { at_ns },
         12 By { at_ns, actor },
         13 Hashes { epoch, objects: List<OBJECTS_MAX>, whole },
-        15 Pinned { id, reason: Maybe<Note> },
-        16 Hidden { id, hidden },
-        17 Operation(operation: Own),
-        18 (0) Touched {
+        14 Pinned { id, reason: Maybe<Note> },
+        15 Hidden { id, hidden },
+        16 Operation(operation: Own),
+        17 (0) Touched {
             processes: List<PAYLOAD_MAX, (Own, Own)>, touches: List<PAYLOAD_MAX>
         },
-        18 (1) OpenAt {
+        17 (1) OpenAt {
             id, open: List<PAYLOAD_MAX, (Bytes<PATH_BYTES_MAX>, Own)>, more
         },
-        19 RestoreOnly { paths: Paths },
-        20 Dropped {
+        18 RestoreOnly { paths: Paths },
+        19 Dropped {
             epoch, paths: List<TIER_PATHS_MAX, Text<TIER_PATH_MAX>>, objects: List<OBJECTS_MAX>
         },
-        21 Comparing(comparing: OrZero),
-        22 Told { from_ns, to_ns },
-        23 Replacing { slot, place, object; whiteout = true },
+        20 Comparing(comparing: OrZero),
+        21 Told { from_ns, to_ns },
+        22 Replacing { slot, place, object; whiteout = true },
     }
 }
 

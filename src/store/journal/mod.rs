@@ -47,7 +47,7 @@
 //!
 //! segment   "ckptjrnl", u32 version = 1, u32 number, 16 B store id, 32 B hash of these 32 bytes; then frames to the end
 //! frame     u32 len       bytes of payload, up to 4 MiB
-//!           u16 kind      1 ... 23, see `codec`
+//!           u16 kind      1 ... 22, see `codec`
 //!           u16 flags     0
 //!           u64 seq
 //!           u64 durable   all frames up to this number were on disk when this one was written
