@@ -453,12 +453,12 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_a_record_or_an_error(kind in 0..20_u16, bytes in vec(any::<u8>(), 0..300)) {
+    fn any_bytes_are_a_record_or_an_error(kind in 0..=codec::KIND_MAX, bytes in vec(any::<u8>(), 0..300)) {
         decode(kind, &bytes);
     }
 
     #[test]
-    fn changed_records_are_records_or_errors(record in record(), changes in changes(), other in 0..20_u16) {
+    fn changed_records_are_records_or_errors(record in record(), changes in changes(), other in 0..=codec::KIND_MAX) {
         let (kind, bytes) = encoded(&record);
         let bytes = mutated(bytes, &changes);
         decode(kind, &bytes);
